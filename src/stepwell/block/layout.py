@@ -1,0 +1,61 @@
+"""How many tokens a block has, and how a slab is cut into slots: the arithmetic of sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALLEST_SHARD = 512 << 10
+"""Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
+
+PAGE = 4096
+MiB = 1 << 20
+GiB = 1 << 30
+
+
+def block_tokens_for(engine_page: int, page_shard_bytes: int) -> int:
+    """engine_page x 2^k with the smallest k whose shard has at least 512 KiB."""
+    pages = 1
+    while pages * page_shard_bytes < SMALLEST_SHARD:
+        pages *= 2
+    return engine_page * pages
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """Bytes of one slab of the arena.
+
+    0 ── generation words, 8 bytes a slot ── offset ── slot 0 ── offset + stride ── slot 1 ── ... ── nbytes
+    """
+
+    slot_bytes: int
+    slots: int
+
+    @property
+    def offset(self) -> int:
+        return _up(8 * self.slots, PAGE)
+
+    @property
+    def stride(self) -> int:
+        return _up(self.slot_bytes, PAGE)
+
+    @property
+    def nbytes(self) -> int:
+        return self.offset + self.slots * self.stride
+
+    @staticmethod
+    def within(host_bytes: int, slot_bytes: int) -> SlabLayout:
+        """A slab of host/16, at least 8 slots and 16 MiB, at most 1 GiB, and never more than host.
+
+        A slab with no slot at all means that host cannot hold even one.
+        """
+        stride = _up(slot_bytes, PAGE)
+        eight = SlabLayout(slot_bytes, 8).nbytes
+        target = min(max(host_bytes // 16, eight, 16 * MiB), max(GiB, eight), host_bytes)
+        slots = max(0, (target - PAGE) // stride)
+        while slots and SlabLayout(slot_bytes, slots).nbytes > target:
+            slots -= 1
+        return SlabLayout(slot_bytes, slots)

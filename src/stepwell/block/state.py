@@ -1,0 +1,45 @@
+"""Residency of a block in one tier: the only states and the only ways between them.
+
+Every change of state in the project goes through `after`. The table is replayed by the model tests.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    ABSENT = "absent"
+    FILLING = "filling"  # its session is writing it; nobody may read it
+    RESIDENT = "resident"  # complete, readable
+    DRAINING = "draining"  # unreachable; its bytes are still held by a copy under way
+
+
+class Event(Enum):
+    FILL = "fill"
+    LAND = "land"  # every rank has written its shard
+    FAIL = "fail"  # a rank dropped it, or its session ended
+    DRAIN = "drain"  # dropped while a copy still reads it
+    GONE = "gone"  # dropped, and no copy holds it
+
+
+LEGAL: dict[tuple[State, Event], State] = {
+    (State.ABSENT, Event.FILL): State.FILLING,
+    (State.FILLING, Event.LAND): State.RESIDENT,
+    (State.FILLING, Event.FAIL): State.ABSENT,
+    (State.RESIDENT, Event.DRAIN): State.DRAINING,
+    (State.RESIDENT, Event.GONE): State.ABSENT,
+    (State.DRAINING, Event.GONE): State.ABSENT,
+}
+
+
+class IllegalChange(RuntimeError):
+    """A bug in stepwell: this event cannot happen in this state."""
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows. Raises IllegalChange where the table has no such row."""
+    try:
+        return LEGAL[state, event]
+    except KeyError:
+        raise IllegalChange(f"{event.value} while {state.value}") from None

@@ -1,0 +1,142 @@
+"""What a person asks of a running well: is it there, what does it hold, end it. Blocking, one connection per call."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from stepwell.client.socket import as_error, connect, peer, send_hello
+from stepwell.client.start import lock, rendezvous
+from stepwell.errors import BackendDown, ProtocolError, StepwellError
+from stepwell.protocol import wire
+from stepwell.protocol.messages import (
+    PROTOCOL,
+    FromWell,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Stats,
+    StatsQuery,
+    Stop,
+    Stopping,
+    Welcome,
+)
+
+_POLL_SECONDS = 0.02
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+def ping(home: Path, seconds: float = 2.0) -> float:
+    """Seconds of one round trip to the well of `home`. Raises BackendDown SW-505 (none runs), SW-503 (no answer)."""
+    with _admin(home, seconds) as well:
+        before = time.perf_counter()
+        well.ask(Ping(1), Pong)
+        return time.perf_counter() - before
+
+
+def stats(home: Path, seconds: float = 2.0) -> dict[str, int | float | str]:
+    """The well's flat table of counts and sizes. Raises as `ping` does."""
+    with _admin(home, seconds) as well:
+        return well.ask(StatsQuery(), Stats).values
+
+
+def stop(home: Path, seconds: float = 10.0) -> None:
+    """Ends the well of `home`; returns when it is gone and another may start. Raises as `ping` does."""
+    with _admin(home, seconds) as well:
+        well.ask(Stop(), Stopping)
+        deadline, pid = time.monotonic() + seconds, well.pid
+    while True:
+        with lock(rendezvous(home).lock) as taken:
+            if taken is not None:
+                return
+        if time.monotonic() >= deadline:
+            raise _silent(pid, f"it has not ended {seconds:g} s after it was asked to")
+        time.sleep(_POLL_SECONDS)
+
+
+def pid(home: Path) -> int | None:
+    """The process of the well of `home`, 0 if it is not visible from here, None if none listens."""
+    try:
+        sock = connect(rendezvous(home).socket)
+    except BackendDown:
+        return None
+    with sock:
+        return peer(sock)[0]
+
+
+class _Admin:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
+        self.pid, _ = peer(sock)
+
+    def ask(self, message: Message, kind: type[Answer]) -> Answer:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its last words may wait to be read
+            self._sock.sendall(wire.frame(message))
+        return self.await_(kind)
+
+    def await_(self, kind: type[Answer]) -> Answer:
+        while data := self._receive():
+            for answer in list(self._reader.feed(data)):  # used up, as it asks for
+                if isinstance(answer, Refused):
+                    raise as_error(answer)
+                if isinstance(answer, kind):
+                    return answer
+                raise ProtocolError(
+                    "SW-804",
+                    what=f"the well answered with {type(answer).__name__}",
+                    why=f"{kind.__name__} was expected",
+                    fix="use the version of the running well",
+                )
+        raise _silent(self.pid, "it closed the connection")
+
+    def _receive(self) -> bytes:
+        try:
+            return self._sock.recv(1 << 16)
+        except TimeoutError:
+            raise _silent(self.pid, "it is stopped, or too busy") from None
+        except ConnectionResetError:
+            return b""
+
+
+@contextlib.contextmanager
+def _admin(home: Path, seconds: float) -> Iterator[_Admin]:
+    try:
+        sock = connect(rendezvous(home).socket, seconds)
+    except BackendDown as error:
+        if error.code == "SW-505":
+            raise _absent(home) from error
+        raise
+    with sock:
+        well = _Admin(sock)
+        try:
+            send_hello(sock, Hello(PROTOCOL, "admin"))
+            well.await_(Welcome)
+            yield well
+        except TimeoutError:
+            raise _silent(well.pid, "it is stopped, or too busy") from None
+
+
+def _absent(home: Path) -> StepwellError:
+    return BackendDown(
+        "SW-505",
+        what=f"no well is running for {home}",
+        why="nobody listens on its socket",
+        fix="start one with `stepwell serve`, or set STEPWELL_HOME to the home of the one you mean",
+    )
+
+
+def _silent(pid: int, why: str) -> StepwellError:
+    return BackendDown(
+        "SW-503",
+        what=f"the well, process {pid}, does not answer",
+        why=why,
+        fix=f"look into its log; `kill -9 {pid}` ends it, and engines go on without",
+    )

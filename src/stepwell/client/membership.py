@@ -1,0 +1,127 @@
+"""Keeps one member of a session connected to its well, in the background.
+
+A lost link is rejoined by a new session within seconds; until then the engine side answers misses. Errors are told
+once per cause, never raised: the engine goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from stepwell.errors import StepwellError
+from stepwell.protocol.link import Dial, Link, Receiver
+from stepwell.protocol.messages import FromWell, Hello, Message
+
+FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
+"""Seconds between attempts to join: doubled from the first to the longest."""
+
+Trouble = Callable[[StepwellError], None]
+
+
+class Membership:
+    """Joins, and joins again. `hello` returns None while there is nothing to say yet (asked again 20 times a second);
+    `find` returns how to reach the well and may start one. Both run on the membership's thread and may block.
+    """
+
+    def __init__(
+        self,
+        hello: Callable[[], Hello | None],
+        find: Callable[[], Dial],
+        receiver: Receiver,
+        trouble: Trouble,
+    ) -> None:
+        self._hello = hello
+        self._find = find
+        self._receiver = receiver
+        self._trouble = trouble
+        self._link: Link | None = None
+        self._told = ""
+        self._lost = threading.Event()
+        self._lost.set()
+        self._closed = threading.Event()
+
+    def begin(self, *, threaded: bool) -> None:
+        """Starts joining in the background; without a thread (in-process wells, tests) it tries once, and again
+        whenever someone calls `attempt`."""
+        if threaded:
+            threading.Thread(target=self._run, name="stepwell-join", daemon=True).start()
+        else:
+            self.attempt()
+
+    def post(self, message: Message) -> None:
+        """Never blocks; discarded while there is no link."""
+        link = self._link
+        if link is not None:
+            link.post(message)
+
+    @property
+    def linked(self) -> bool:
+        return self._link is not None
+
+    def attempt(self) -> bool:
+        """One try to join. True if a link is up (its answer may still be to come)."""
+        if self._link is not None or self._closed.is_set():
+            return self._link is not None
+        hello = self._hello()
+        if hello is None:
+            return False
+        self._lost.clear()
+        try:
+            self._link = self._find()(hello, _Relay(self))
+        except StepwellError as error:
+            self._lost.set()
+            self.trouble(error)
+            return False
+        if self._lost.is_set():  # refused while dialling
+            self._link = None
+        return self._link is not None
+
+    def trouble(self, error: StepwellError) -> None:
+        """Tells each cause once until another one, or success, comes between."""
+        if error.code != self._told:
+            self._told = error.code
+            self._trouble(error)
+
+    def settled(self) -> None:
+        """The well has taken us in: the next trouble is news again."""
+        self._told = ""
+
+    def _run(self) -> None:
+        wait = FIRST_WAIT
+        while not self._closed.is_set():
+            if self.attempt():
+                self._lost.wait()
+                wait = FIRST_WAIT
+            quick = self._link is None and self._hello() is None
+            self._closed.wait(0.05 if quick else wait)
+            wait = wait if quick else min(2 * wait, LONGEST_WAIT)
+
+    def received(self, message: FromWell, fds: Sequence[int]) -> None:
+        self._receiver.received(message, fds)
+
+    def lost(self) -> None:
+        self._link = None
+        self._receiver.lost()
+        self._lost.set()
+
+    def close(self) -> None:
+        """Leaves for good."""
+        self._closed.set()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._lost.set()
+
+
+class _Relay:
+    """What a link sees of its membership."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def received(self, message: FromWell, fds: Sequence[int]) -> None:
+        self._membership.received(message, fds)
+
+    def lost(self) -> None:
+        self._membership.lost()

@@ -1,0 +1,26 @@
+"""How long a request may wait for its recall: two limits, no deadline guessed in advance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STALL_S = 0.05
+"""No block has landed for this long (plus the tier's healthy p99 for one block, where there is a tier below)."""
+
+TOTAL_S = 2.0
+"""Altogether, until an estimate of the recompute time exists; then half of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock."""
+
+    stall_s: float = STALL_S
+    total_s: float = TOTAL_S
+
+    def over(self, first_ask: float, last_news: float, now: float) -> bool:
+        """True when waiting must end: what has landed is offered, the rest is recomputed."""
+        return now - max(first_ask, last_news) >= self.stall_s or now - first_ask >= self.total_s
+
+
+PATIENCE = Patience()

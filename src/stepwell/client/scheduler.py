@@ -1,0 +1,277 @@
+"""The scheduler's member: asks for prefixes, reserves slots, and keeps the answers where a hook can read them.
+
+Hooks of the engine call in from its scheduler thread and never wait for the well: they post, and read a local map that
+the link's thread fills. The only wait is in `settle`, at most a millisecond, so that an answer on its way saves
+a step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.client.membership import Membership, Trouble
+from stepwell.client.patience import PATIENCE, Patience
+from stepwell.errors import as_error
+from stepwell.protocol import messages as m
+from stepwell.protocol.link import Dial
+
+MOST_RESERVED = 256
+"""Blocks in one Reserve; the well refuses more."""
+
+SlotRefs = npt.NDArray[np.void]
+"""SLOT_REF rows of shape (blocks, world)."""
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One request's question and what is known of the answer so far. Written by the link's thread under the client's
+    lock; numbers only grow, so the scheduler may read without it."""
+
+    ticket: int
+    started: float
+    news: float
+    blocks: int = 0  # leading run that is resident and pinned
+    refs: list[SlotRefs] = field(default_factory=list)
+    final: bool = False
+    reason: str = ""
+    offered: bool = False
+    first_poll: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Spill:
+    """Blocks that are to be filled: `leases` (0 = refused) and `refs` (a row per lease) once `granted`."""
+
+    number: int
+    blocks: int
+    granted: bool = False
+    cancelled: bool = False
+    leases: list[int] = field(default_factory=list)
+    refs: SlotRefs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the scheduler says about its engine; digests are 32 bytes."""
+
+    engine: str
+    world: int
+    shard_bytes: int
+    block_tokens: int
+    layout: bytes
+    model: bytes
+    label: str
+
+
+class SchedulerClient:
+    """One per engine. `weights` returns None until the fingerprint is known: until then there is no session."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        weights: Callable[[], bytes | None],
+        find: Callable[[], Dial],
+        *,
+        wishes: dict[str, str | int | float] | None = None,
+        trouble: Trouble,
+        joined: Callable[[m.Welcome], None] = lambda welcome: None,
+        patience: Patience = PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+        threaded: bool = True,
+    ) -> None:
+        self._identity = identity
+        self._weights = weights
+        self._wishes = wishes or {}
+        self._joined = joined
+        self._patience = patience
+        self._clock = clock
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._asks: dict[int, Ask] = {}
+        self._spills: dict[int, Spill] = {}
+        self._counts: Counter[str] = Counter()
+        self._reported = 0.0
+        self.live = False
+        self.session = 0
+        self.membership = Membership(self._hello, find, self, trouble)
+        self.membership.begin(threaded=threaded)
+
+    def _hello(self) -> m.Hello | None:
+        weights = self._weights()
+        if weights is None:
+            return None
+        i = self._identity
+        return m.Hello(
+            m.PROTOCOL,
+            "scheduler",
+            i.engine,
+            0,
+            i.world,
+            i.shard_bytes,
+            i.layout,
+            weights,
+            i.model,
+            i.block_tokens,
+            i.label,
+            self._wishes,
+        )
+
+    # what the engine's hooks call -------------------------------------------------------------------------------------
+
+    def ask(self, digests: bytes, epoch: int, order: int) -> Ask | None:
+        """Posts the question; None while there is no session. The answer grows in the returned object."""
+        if not self.live or not digests:
+            return None
+        now = self._clock()
+        ask = Ask(next(self._numbers), now, now)
+        with self._lock:
+            self._asks[ask.ticket] = ask
+        self.membership.post(m.Ask(ask.ticket, epoch, order, digests))
+        return ask
+
+    def settle(self, ask: Ask, wait_s: float) -> bool:
+        """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call."""
+        now = self._clock()
+        if not ask.first_poll:
+            ask.first_poll = now
+            if not ask.final and wait_s > 0:
+                with self._news:
+                    self._news.wait_for(lambda: ask.final, wait_s)
+        return ask.final or self._patience.over(ask.first_poll, ask.news, now)
+
+    def offer(self, ask: Ask) -> int:
+        """Blocks that may be offered now. From here on the pins do not give way to other requests."""
+        with self._lock:
+            ask.offered = ask.blocks > 0
+            return ask.blocks
+
+    def recall(self, ask: Ask, first: int, blocks: int) -> tuple[int, SlotRefs]:
+        """Leases blocks of an offered run: the transfer's number and where the shards lie. Ends the ask."""
+        transfer = next(self._numbers)
+        refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
+        self.membership.post(m.Recall(ask.ticket, transfer, first, blocks))
+        with self._lock:
+            self._asks.pop(ask.ticket, None)
+        return transfer, refs
+
+    def release(self, ask: Ask) -> None:
+        """The request needs no recall (any more). Idempotent."""
+        with self._lock:
+            known = self._asks.pop(ask.ticket, None)
+        if known is not None:
+            self.membership.post(m.Release(ask.ticket))
+
+    def reserve(self, parent: bytes, digests: bytes, epoch: int) -> Spill | None:
+        """Asks for slots to fill; None while there is no session. At most MOST_RESERVED blocks."""
+        if not self.live:
+            return None
+        spill = Spill(next(self._numbers), len(digests) // 32)
+        with self._lock:
+            self._spills[spill.number] = spill
+        self.membership.post(m.Reserve(spill.number, epoch, parent, digests))
+        return spill
+
+    def abandon(self, spill: Spill, leases: Sequence[int]) -> None:
+        """These leases (all that are still to be granted, if none was) will not be given to a worker."""
+        with self._lock:
+            spill.cancelled = spill.cancelled or not spill.granted
+        if leases:
+            self.membership.post(m.Abandon(list(leases)))
+
+    def forget(self, digests: bytes, epoch: int) -> None:
+        """Blocks that failed their check."""
+        self.membership.post(m.Forget(epoch, digests))
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Counts what only the engine side sees; reported to the well once a second at most."""
+        self._counts[name] += n
+        now = self._clock()
+        if self.live and now - self._reported >= 1.0:
+            self._reported = now
+            counts, self._counts = dict(self._counts), Counter()
+            self.membership.post(m.Report(counts))
+
+    def close(self) -> None:
+        if self.live and self._counts:
+            self.membership.post(m.Report(dict(self._counts)))
+        self.membership.close()
+
+    # what the link's thread calls -------------------------------------------------------------------------------------
+
+    def received(self, message: m.FromWell, fds: Sequence[int]) -> None:
+        match message:
+            case m.Found():
+                self._found(message)
+            case m.Granted():
+                self._granted(message)
+            case m.GiveWay(ticket=number):
+                self._give_way(number)
+            case m.Ready(session=number):
+                self.session, self.live = number, True
+                self.membership.settled()
+            case m.Welcome():
+                self._joined(message)
+            case m.Refused(code=code, what=what, why=why, fix=fix):
+                self.membership.trouble(as_error(code, what, why, fix))
+            case _:
+                pass
+
+    def _found(self, found: m.Found) -> None:
+        rows = np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, self._identity.world)
+        with self._news:
+            ask = self._asks.get(found.ticket)
+            if ask is None:
+                return
+            if len(rows):
+                ask.refs.append(rows)
+                ask.blocks += len(rows)
+                ask.news = self._clock()
+            ask.reason = found.reason
+            ask.final = not found.more
+            self._news.notify_all()
+
+    def _granted(self, granted: m.Granted) -> None:
+        with self._lock:
+            spill = self._spills.pop(granted.spill, None)
+            if spill is None:
+                return
+            spill.leases = granted.leases
+            spill.refs = np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self._identity.world)
+            spill.granted = True
+            cancelled = spill.cancelled
+        if cancelled:
+            self.membership.post(m.Abandon([lease for lease in granted.leases if lease]))
+
+    def _give_way(self, ticket: int) -> None:
+        with self._lock:
+            ask = self._asks.get(ticket)
+            if ask is None or ask.offered:
+                return
+            del self._asks[ticket]
+            ask.blocks, ask.final, ask.reason = 0, True, "gave_way"
+            ask.refs.clear()
+        self.membership.post(m.Release(ticket))
+
+    def lost(self) -> None:
+        """The session is over: whoever still waits is answered with what is safe, nothing."""
+        with self._news:
+            self.live = False
+            for ask in self._asks.values():
+                ask.final, ask.reason = True, "well_lost"
+                if not ask.offered:  # what was offered may be loading: the worker finds its slabs gone and says so
+                    ask.blocks = 0
+                    ask.refs.clear()
+            self._asks.clear()
+            for spill in self._spills.values():
+                spill.granted, spill.leases = True, [0] * spill.blocks
+            self._spills.clear()
+            self._news.notify_all()

@@ -1,0 +1,195 @@
+"""Finding the well of a home, or starting one that outlives us.
+
+Whoever gets the lock starts the well; everybody else joins it. The lock is a flock that passes to the well with its
+descriptor, so that there is no moment at which two could hold it. The well must survive an engine that kills all its
+descendants when it stops, so it is started by a process that exits at once (`serve.detached`) and in a session of its
+own. Nothing of the well is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stepwell.client.socket import as_error, connect
+from stepwell.errors import AccessDenied, BackendDown, StepwellError
+from stepwell.io.paths import Rendezvous, runtime_dir
+from stepwell.protocol.messages import Refused
+
+START_SECONDS = 15.0
+_POLL_SECONDS = 0.02
+_MAX_REPORT = 64 << 10
+
+# What tunes an engine would give the well threads, preloads and devices that it has no use for.
+_ENGINE_ONLY = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_PRELOAD", "VLLM_", "CUDA_", "NCCL_", "TORCH")
+
+_held: set[int] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the well listens. `started`: by us, so we may start it again when it is lost."""
+
+    socket: Path
+    started: bool
+
+
+def rendezvous(home: Path) -> Rendezvous:
+    """Socket and lock of `home` in this environment. Raises AccessDenied SW-604 and ConfigError SW-109."""
+    return Rendezvous.of(home, runtime_dir(os.environ))
+
+
+def find(home: Path) -> Path:
+    """The socket of the live well of `home`. Raises BackendDown SW-505 if there is none; blocks for at most 1 s."""
+    path = rendezvous(home).socket
+    if not _listens(path):
+        raise BackendDown(
+            "SW-505",
+            what=f"no well is running for {home}",
+            why="nobody listens on its socket",
+            fix="start one with `stepwell serve`, or let an engine start it",
+        )
+    return path
+
+
+def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> Found:
+    """Joins the live well of `home`, or starts one with the settings `wishes`. Blocks for up to `seconds`.
+
+    Raises what kept the well from starting, as the well itself reports it (ConfigError, AccessDenied, ...), and
+    BackendDown SW-502 if it reports nothing in time.
+    """
+    place = rendezvous(home)
+    deadline = time.monotonic() + seconds
+    while not _listens(place.socket):
+        with lock(place.lock) as taken:
+            if taken is not None:
+                _start(home, wishes, taken, deadline)
+                return Found(place.socket, started=True)
+        if time.monotonic() >= deadline:
+            raise BackendDown(
+                "SW-502",
+                what="the well of this home did not begin to listen",
+                fix=_see_log(home),
+                why="another process holds its lock, starting or ending, and does not come to an end",
+            )
+        time.sleep(_POLL_SECONDS)
+    return Found(place.socket, started=False)
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[int | None]:
+    """The locked file's descriptor, or None if someone holds the lock; closed at the end. Does not wait.
+
+    Raises AccessDenied SW-604 if the file cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise AccessDenied(
+            "SW-604",
+            what=f"{path} cannot be opened",
+            why=error.strerror or str(error),
+            fix="remove it if it is yours, or set XDG_RUNTIME_DIR to a directory of your own",
+        ) from error
+    _held.add(fd)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield fd
+    finally:
+        # Closing, not unlocking: a well that got a copy keeps the lock.
+        _held.discard(fd)
+        os.close(fd)
+
+
+def _drop_locks() -> None:
+    """In a forked child, whose copies would hold the lock after the well's death."""
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
+def _listens(path: Path) -> bool:
+    try:
+        connect(path).close()
+    except BackendDown as error:
+        return error.code != "SW-505"  # one that does not accept is there; the hello will tell
+    return True
+
+
+def _start(home: Path, wishes: Mapping[str, str | int | float], locked: int, deadline: float) -> None:
+    report, write = os.pipe()
+    try:
+        try:
+            # The well reports on its stderr until it serves, so that a traceback arrives here too.
+            starter = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stepwell.serve.detached", str(home), str(locked)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=write, cwd="/", env=_environment(),
+                pass_fds=(locked,), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise _not_started(home, str(error)) from error
+        finally:
+            os.close(write)
+        assert starter.stdin is not None
+        with contextlib.suppress(BrokenPipeError), starter.stdin:
+            starter.stdin.write(json.dumps(dict(wishes)).encode())
+        trouble = _await(report, home, deadline)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            starter.wait(timeout=1.0)  # it has exited long ago, unless something holds it
+        if trouble is not None:
+            raise trouble
+    finally:
+        os.close(report)
+
+
+def _await(report: int, home: Path, deadline: float) -> StepwellError | None:
+    """What kept the well from starting; None when it serves."""
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    text = b""
+    while len(text) < _MAX_REPORT:
+        if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+            return _not_started(home, "it was not ready in time")
+        data = os.read(report, 4096)
+        if not data:
+            break
+        text += data
+        for line in text.split(b"\n")[:-1]:
+            if line == b'{"ready": true}':
+                return None
+            with contextlib.suppress(msgspec.MsgspecError):
+                fields = msgspec.json.decode(line, type=dict[str, str])
+                return as_error(Refused(fields["code"], fields["what"], fields["why"], fields["fix"]))
+    last = text.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return _not_started(home, f"it ended: {last[0][:300]}" if last else "it ended without a word")
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENGINE_ONLY)}
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def _not_started(home: Path, why: str) -> BackendDown:
+    return BackendDown("SW-502", what="the well did not start", why=why, fix=_see_log(home))
+
+
+def _see_log(home: Path) -> str:
+    return f"look into {home}/stepwell.log, or run `stepwell serve` to see it start"

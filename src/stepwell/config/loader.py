@@ -1,0 +1,137 @@
+"""Settings from one YAML file, the environment and explicit overrides, in this order; the last one wins.
+
+Whatever is not understood is an error that names its place: a misspelt key must not silently mean its default. Each
+value remembers where it came from. Called by the well at start and by the command line; never by the engine side.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from stepwell.config import document
+from stepwell.config.document import Entry
+from stepwell.config.settings import Settings
+from stepwell.errors import ConfigError
+
+FILE_NAME = "stepwell.yaml"
+DEFAULT = "default"
+_PREFIX = "STEPWELL_"
+_NOT_SETTINGS = frozenset({"STEPWELL_HOME", "STEPWELL_CONFIG"})  # they say where to look, before any file is read
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[M]):
+    """Settings with the origin of each by dotted name: `default`, `<file>:<line>`, `env <NAME>` or `override`."""
+
+    settings: M
+    origins: Mapping[str, str]
+
+
+def load(
+    home: Path, env: Mapping[str, str], *, path: Path | None = None, overrides: Mapping[str, object] | None = None
+) -> Loaded[Settings]:
+    """The settings of the well of `home`.
+
+    The file is `path`, else $STEPWELL_CONFIG, else `home/stepwell.yaml` if there is one. Then STEPWELL_<KEY> variables
+    of `env` (a dot in a key is written as two underscores), then `overrides` by dotted key, where None means not given.
+    Raises ConfigError: SW-101 (unknown key), SW-102 (bad value), SW-103 (file unreadable), SW-104 (unknown variable),
+    SW-105 (not a file of settings).
+    """
+    named = path or (Path(env["STEPWELL_CONFIG"]) if env.get("STEPWELL_CONFIG") else None)
+    entries = document.read(named) if named else document.read(home / FILE_NAME, missing_ok=True)
+    return merge(Settings, [*entries, *from_env(env), *from_overrides(overrides or {})])
+
+
+def from_env(env: Mapping[str, str]) -> Iterator[Entry]:
+    """An entry for each variable that must be a setting."""
+    for name in sorted(env):
+        if name.startswith(_PREFIX) and name not in _NOT_SETTINGS:
+            yield Entry(tuple(name.removeprefix(_PREFIX).lower().split("__")), env[name], f"env {name}")
+
+
+def from_overrides(overrides: Mapping[str, object]) -> Iterator[Entry]:
+    """An entry for each override that is given."""
+    for key, value in overrides.items():
+        if value is not None:
+            yield Entry(tuple(key.split(".")), value, "override")
+
+
+def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
+    """A validated `model` of the entries, later ones replacing earlier ones. Raises ConfigError as `load` does."""
+    names = list(_leaves(model))
+    chosen: dict[str, Entry] = {}
+    for entry in entries:
+        dotted = ".".join(entry.path)
+        if dotted in names:
+            chosen[dotted] = entry
+        elif entry.value is not None or not _is_group(dotted, names):  # an empty group in a file sets nothing
+            raise _unknown(entry, names)
+    tree: dict[str, Any] = {}
+    for dotted, entry in chosen.items():
+        *groups, key = dotted.split(".")
+        level = tree
+        for group in groups:
+            level = level.setdefault(group, {})
+        level[key] = entry.value
+    try:
+        settings = model.model_validate(tree)
+    except ValidationError as error:
+        raise _bad_value(error, chosen) from error
+    origins = {name: chosen[name].origin if name in chosen else DEFAULT for name in names}
+    return Loaded(settings, MappingProxyType(origins))
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _leaves(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _is_group(dotted: str, names: list[str]) -> bool:
+    return any(name.startswith(f"{dotted}.") for name in names)
+
+
+def _unknown(entry: Entry, names: list[str]) -> ConfigError:
+    dotted = ".".join(entry.path)
+    if _is_group(dotted, names):
+        members = [name for name in names if name.startswith(f"{dotted}.")]
+        return ConfigError(
+            "SW-102",
+            what=f"{entry.origin}: {dotted} is a group of settings",
+            why="it has no value of its own",
+            fix=f"set one of {', '.join(members)}",
+        )
+    code, place, shown, known = "SW-101", f"{entry.origin}: ", dotted, names
+    if entry.origin.startswith("env "):
+        known = [_PREFIX + name.replace(".", "__").upper() for name in names]
+        code, place, shown = "SW-104", "", entry.origin.removeprefix("env ")
+    close = difflib.get_close_matches(shown, known, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return ConfigError(
+        code,
+        what=f"{place}{shown} is not a setting{guess}",
+        why="an unknown name would silently leave a default in force",
+        fix=f"correct or remove it; the settings are {', '.join(known)}",
+    )
+
+
+def _bad_value(error: ValidationError, chosen: Mapping[str, Entry]) -> ConfigError:
+    first = error.errors()[0]
+    dotted = ".".join(str(step) for step in first["loc"])
+    origins = (entry.origin for name, entry in chosen.items() if f"{dotted}.".startswith(f"{name}."))
+    cause = first.get("ctx", {}).get("error")
+    why, fix = first["msg"], "correct the value, or remove it to use the default"
+    if isinstance(cause, ConfigError):
+        why, fix = cause.what, cause.fix
+    return ConfigError("SW-102", what=f"{next(origins, DEFAULT)}: {dotted} cannot be used", why=why, fix=fix)

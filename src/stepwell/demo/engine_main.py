@@ -1,0 +1,195 @@
+"""The engine process of the demo, tests and benchmarks: a real vLLM that obeys JSON lines (`wire`).
+
+Run by `engine.Engine` as `python -m stepwell.demo.engine_main ENGINE_ARGUMENTS_AS_JSON`. Commands come on standard
+input and answers go to what was standard output; descriptor 1 then points at standard error, so that vLLM's own
+prints, and those of its processes, cannot spoil the lines. Ends when its input ends, so it never outlives its driver.
+
+vLLM runs as its offline API runs it: this process as frontend, an engine core and a worker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+
+from stepwell.demo.wire import (
+    Answer,
+    Answers,
+    Ask,
+    Command,
+    Done,
+    Failed,
+    GetMetrics,
+    Metrics,
+    Question,
+    Ready,
+    Reply,
+    ResetPrefixCache,
+    Shutdown,
+)
+
+
+class PrefillCounts:
+    """A vLLM stat logger that keeps where the cached prompt tokens of the last step came from."""
+
+    def __init__(self) -> None:
+        self.local = self.external = 0
+
+    def logger_class(self) -> type:
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        counts = self
+
+        class Logger(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                """Nothing to keep: the counts belong to the session."""
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+                if iteration_stats is not None:
+                    counts.local = iteration_stats.prompt_token_stats.local_cache_hit
+                    counts.external = iteration_stats.prompt_token_stats.external_kv_transfer
+
+            def log_engine_initialized(self) -> None:
+                """Nothing to say."""
+
+        return Logger
+
+
+@dataclass(slots=True)
+class Live:
+    """A request in flight; times are of the monotonic clock."""
+
+    began: float
+    ttft_s: float | None = None
+    local: int | None = None
+    external: int | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """The engine and the requests that one command at a time puts through it."""
+
+    engine: Any
+    counts: PrefillCounts
+    asked: int = 0
+    live: dict[str, Live] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, arguments: dict[str, Any]) -> Session:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        counts = PrefillCounts()
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments), stat_loggers=[counts.logger_class()])
+        return cls(engine, counts)
+
+    def ask(self, questions: list[Question]) -> list[Answer]:
+        try:
+            names = [self._submit(question) for question in questions]
+            done: dict[str, Answer] = {}
+            while len(done) < len(names):
+                outputs = self.engine.step()
+                now = time.perf_counter()
+                first = [self.live[out.request_id] for out in outputs if self.live[out.request_id].ttft_s is None]
+                for live in first:
+                    live.ttft_s = now - live.began
+                if len(first) == 1:  # vLLM counts sources per step: with two requests they could not be told apart
+                    first[0].local, first[0].external = self.counts.local, self.counts.external
+                for out in outputs:
+                    if out.finished:
+                        done[out.request_id] = _answer(out, self.live[out.request_id], now)
+            return [done[name] for name in names]
+        finally:
+            self.live.clear()
+
+    def _submit(self, question: Question) -> str:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.asked += 1
+        name = str(self.asked)
+        prompt = {"prompt" if isinstance(question.prompt, str) else "prompt_token_ids": question.prompt}
+        if question.salt is not None:
+            prompt["cache_salt"] = question.salt
+        chosen = {"temperature": 0.0, "ignore_eos": True, "max_tokens": question.max_tokens} | question.sampling
+        params = SamplingParams(output_kind=RequestOutputKind.CUMULATIVE, **chosen)
+        self.live[name] = Live(time.perf_counter())
+        self.engine.add_request(name, prompt, params)
+        return name
+
+    def metrics(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for metric in self.engine.get_metrics():
+            value = getattr(metric, "value", None)  # histograms and vectors have none
+            if isinstance(value, (int, float)):
+                values[metric.name] = values.get(metric.name, 0.0) + value
+        return values
+
+    def obey(self, command: Command) -> Reply:
+        match command:
+            case Ask(questions):
+                return Answers(self.ask(questions))
+            case ResetPrefixCache(connector):
+                return Done(bool(self.engine.reset_prefix_cache(reset_connector=connector)))
+            case GetMetrics():
+                return Metrics(self.metrics())
+            case Shutdown():
+                self.engine.engine_core.shutdown()
+                return Done()
+
+
+def _answer(out: Any, live: Live, now: float) -> Answer:
+    completion = out.outputs[0]
+    logprobs = None
+    if completion.logprobs is not None:
+        logprobs = [at[token].logprob for at, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+    return Answer(
+        ttft_s=live.ttft_s if live.ttft_s is not None else now - live.began,
+        total_s=now - live.began,
+        prompt_tokens=len(out.prompt_token_ids),
+        token_ids=list(completion.token_ids),
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        cached_tokens=out.num_cached_tokens or 0,
+        local_tokens=live.local,
+        external_tokens=live.external,
+        kv_transfer_params=out.kv_transfer_params,
+        logprobs=logprobs,
+    )
+
+
+def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> None:
+    """Start the engine and obey until `Shutdown` or the end of `commands`."""
+    import vllm
+
+    def say(reply: Reply) -> None:
+        replies.write(msgspec.json.encode(reply, enc_hook=repr) + b"\n")
+        replies.flush()
+
+    session = Session.start(arguments)
+    say(Ready(vllm.__version__))
+    decoder = msgspec.json.Decoder(Command)
+    for line in commands:
+        command = decoder.decode(line)
+        try:
+            say(session.obey(command))
+        except Exception as error:  # noqa: BLE001 - the driver decides what a failed command means
+            say(Failed(f"{type(error).__name__}: {error}"))
+        if isinstance(command, Shutdown):
+            return
+    session.engine.engine_core.shutdown()
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "wb")  # not inheritable: the engine's processes must not hold it open
+    os.dup2(2, 1)
+    serve(msgspec.json.decode(sys.argv[1]), sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":  # vLLM's processes import this module again
+    main()

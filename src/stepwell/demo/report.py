@@ -1,0 +1,90 @@
+"""Prints the demo's result: a table for a person, or one line of JSON for a program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+
+from stepwell.demo.model import cache_folder
+from stepwell.demo.result import DemoResult
+from stepwell.units import format_size
+
+
+def show(result: DemoResult, *, as_json: bool = False) -> None:
+    print(json_line(result) if as_json else text(result))
+
+
+def json_line(result: DemoResult) -> str:
+    """One flat object; intervals are [low, high], what could not be measured is null."""
+    return msgspec.json.encode(asdict(result)).decode()
+
+
+def text(result: DemoResult) -> str:
+    """80 columns, no colour."""
+    rows = [
+        ("cold: everything computed", result.cold_ttft_s, 1.0 if result.cold_ttft_s else None, None, None),
+        ("engine hit: asked again at once", result.engine_hit_ttft_s, result.engine_hit_speedup, None, None),
+        (
+            "recalled from the host tier",
+            result.host_recall_ttft_s,
+            result.host_speedup,
+            result.host_ratio,
+            result.host_ratio_ci,
+        ),
+        (
+            "recalled by a new engine",
+            result.restart_recall_ttft_s,
+            result.restart_speedup,
+            result.restart_ratio,
+            result.restart_ratio_ci,
+        ),
+    ]
+    table = [f"{'':32} {'TTFT p50':>9} {'speed-up':>9}   over an engine hit (95 %)"]
+    table += [_row(*row) for row in rows]
+    return "\n".join((_head(result), "", *table, "", *_findings(result), "", *_further(result)))
+
+
+def _head(result: DemoResult) -> str:
+    return (
+        f"{result.model} in {result.engine}: {result.documents} documents, {result.document_tokens} tokens;\n"
+        f"engine pool {result.pool_pages} pages of {result.page} tokens; {result.seconds:.0f} s"
+    )
+
+
+def _row(
+    name: str, ttft_s: float | None, speedup: float | None, ratio: float | None, ci: tuple[float, float] | None
+) -> str:
+    time = f"{ttft_s * 1e3:.0f} ms" if ttft_s is not None else "-"
+    times = f"{speedup:.1f} x" if speedup is not None else "-"
+    over = f"   {ratio:.3f} ({ci[0]:.3f} to {ci[1]:.3f})" if ratio is not None and ci is not None else ""
+    return f"{name:32} {time:>9} {times:>9}{over}"
+
+
+def _findings(result: DemoResult) -> list[str]:
+    same = {True: "yes, all", False: "NO", None: "not measured: nothing was recalled"}[result.identical]
+    lines = [
+        f"answers identical to an engine hit's: {same} ({result.pairs} pairs)",
+        f"recalled: {result.recalled_tokens} tokens, counted by vLLM",
+    ]
+    if result.host_bytes is not None:
+        lines.append(f"held in host memory at the end: {format_size(result.host_bytes)}")
+    if result.dropped_pairs:
+        reasons = (
+            ("nothing recalled", result.dropped_not_recalled),
+            ("partly in the engine", result.dropped_partly_local),
+            ("second one no engine hit", result.dropped_hit_not_local),
+            ("unequal cached tokens", result.dropped_unequal),
+        )
+        shown = ", ".join(f"{count} {reason}" for reason, count in reasons if count)
+        lines.append(f"pairs not counted: {result.dropped_pairs} ({shown})")
+    return lines
+
+
+def _further(result: DemoResult) -> list[str]:
+    return [
+        "The engine and this demo's well are stopped, their memory is given back.",
+        "With your own engine: `stepwell vllm-args` prints the flags, `stepwell stats`",
+        "shows a well while it serves, `stepwell stop` ends it and deletes its blocks.",
+        f"The converted model stays for the next time; delete it with\n  rm -r {cache_folder() / 'models'}",
+    ]

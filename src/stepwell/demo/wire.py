@@ -1,0 +1,94 @@
+"""What a driver and its engine process say to each other: one JSON object a line, in each direction.
+
+The driver (`engine.Engine`) sends a command and waits for its one answer; the process (`engine_main`) says `Ready`
+once, unasked. Times are seconds on the engine process's monotonic clock, counts are tokens. Not a public protocol:
+both ends are of the same version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else."""
+
+    prompt: list[int] | str
+    max_tokens: int = 32
+    salt: str | None = None
+    sampling: dict[str, Any] = {}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One finished request, in vLLM's own words.
+
+    `cached_tokens` is what vLLM reports for the request; `local_tokens` of them came from the engine's own prefix
+    cache and `external_tokens` from the connector (both None if another request ended its prefill in the same step,
+    as vLLM counts these two per step). `logprobs` are those of the answer's tokens, if `sampling` asked for them.
+    """
+
+    ttft_s: float
+    total_s: float
+    prompt_tokens: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    cached_tokens: int
+    local_tokens: int | None
+    external_tokens: int | None
+    kv_transfer_params: dict[str, Any] | None = None
+    logprobs: list[float] | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Run these at the same time; answered by `Answers` in the same order."""
+
+    questions: list[Question]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget the engine's own prefix cache, and with `connector` tell the connector to; answered by `Done`."""
+
+    connector: bool = False
+
+
+class GetMetrics(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Metrics`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Shut the engine down in good order; answered by `Done`, then the process ends."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is up."""
+
+    version: str
+
+
+class Answers(msgspec.Struct, frozen=True, tag=True):
+    answers: list[Answer]
+
+
+class Metrics(msgspec.Struct, frozen=True, tag=True):
+    """Counters and gauges of vLLM by name, summed over their labels."""
+
+    values: dict[str, float]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """`ok` False: the engine declined, for example a reset while requests run."""
+
+    ok: bool = True
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The command raised in the engine process, which goes on."""
+
+    message: str
+
+
+Command = Ask | ResetPrefixCache | GetMetrics | Shutdown
+Reply = Ready | Answers | Metrics | Done | Failed

@@ -1,0 +1,340 @@
+"""StepwellConnector: vLLM's KVConnectorBase_V1 in front of the two halves.
+
+Every hook fails open: an exception here would end the engine, so it is caught, counted and answered as a miss. What
+stepwell cannot serve correctly leaves the connector inert: the engine runs as if it were not there, with one error
+line (`strict` refuses to start instead). Only this module and its siblings know vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+
+from stepwell.block.facts import digest_of
+from stepwell.block.layout import block_tokens_for
+from stepwell.client import scheduler as scheduler_client
+from stepwell.client import worker as worker_client
+from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.engines.vllm import identity, settings, voice
+from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.plan import StepPlan, StepReport
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+from stepwell.engines.vllm.weights import Files, weight_files
+from stepwell.engines.vllm.worker_half import WorkerHalf
+from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
+from stepwell.log import RateLimited
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    HOST: Any = CacheHitSource.HOST
+except ImportError:  # before vLLM 0.30
+    HOST = None
+
+log = logging.getLogger("stepwell")
+T = TypeVar("T")
+
+
+def guarded(answer: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Makes a hook fail open: an exception is logged (rate-limited), counted, and answered with `answer`."""
+
+    def wrap(hook: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(hook)
+        def open_hook(self: StepwellConnector, *args: Any, **kwargs: Any) -> T:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the boundary to the engine: a hook that raises ends it
+                self._caught(hook.__name__, error, args)
+                return answer  # type: ignore[no-any-return]
+
+        return open_hook
+
+    return wrap
+
+
+class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
+    """One instance per process, one half in each. `dialler` is replaced by tests that bring their own well."""
+
+    dialler: Callable[[settings.ConnectorSettings], Callable[[], Any]] = staticmethod(settings.finder)
+    threaded = True
+
+    if HOST is not None:
+        _cache_hit_source = HOST
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        voice.adopt_engine_log()
+        self._limited = RateLimited(log)
+        self._errors = 0
+        self._sched: SchedulerHalf | None = None
+        self._work: WorkerHalf | None = None
+        self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._is_scheduler = role is KVConnectorRole.SCHEDULER
+        transfer = vllm_config.kv_transfer_config
+        self._strict = transfer.kv_connector_extra_config.get("strict") is True
+        try:
+            reason = identity.unsupported(vllm_config, kv_cache_config)
+            if reason is not None:
+                raise reason
+            self._settings = settings.parse(transfer.kv_connector_extra_config, self._page)
+            if self._is_scheduler:
+                self._open_scheduler()
+        except StepwellError as error:
+            self._inert(error)
+        except (ImportError, AttributeError) as error:
+            self._inert(
+                Unsupported(
+                    "SW-710",
+                    what="this vLLM lacks something that stepwell needs",
+                    why=str(error),
+                    fix="use a vLLM that the README lists as tested",
+                )
+            )
+
+    # start ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _spec(self) -> Any:
+        return self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
+
+    @property
+    def _page(self) -> int:
+        return int(self._spec.block_size)
+
+    def _shape(self, page_bytes: int) -> Shape:
+        """`page_bytes`: of one rank, over all layers."""
+        tokens = self._settings.block_tokens or block_tokens_for(self._page, page_bytes)
+        return Shape(self._page, tokens, page_bytes * tokens // self._page, self._config.parallel_config.world_size)
+
+    def _open_scheduler(self) -> None:
+        transfer = self._config.kv_transfer_config
+        page_bytes = sum(t.size for t in self._kv_cache_config.kv_cache_tensors) // self._kv_cache_config.num_blocks
+        shape = self._shape(page_bytes)
+        who = scheduler_client.Identity(
+            engine=str(transfer.engine_id),
+            world=shape.world,
+            shard_bytes=shape.shard_bytes,
+            block_tokens=shape.block_tokens,
+            layout=digest_of(identity.layout_facts(self._config, self._kv_cache_config)),
+            model=digest_of(identity.model_facts(self._config)),
+            label=Path(str(self._config.model_config.model)).name,
+        )
+        if transfer.kv_load_failure_policy != "recompute":
+            # Read by the scheduler after this constructor: a failed load must never fail a request.
+            transfer.kv_load_failure_policy = "recompute"
+            log.info('kv_load_failure_policy is set to "recompute": a failed recall is computed, never an error')
+        if self._strict:
+            self.dialler(self._settings)()  # raises what keeps the well from serving
+        weights = self._weights()
+        self._client = client = scheduler_client.SchedulerClient(
+            who,
+            weights,
+            self.dialler(self._settings),
+            wishes=self._settings.wishes,
+            trouble=voice.tell,
+            joined=lambda welcome: voice.welcome(welcome, who),
+            threaded=self.threaded,
+        )
+        self._sched = SchedulerHalf(shape, client)
+
+    def _weights(self) -> Callable[[], bytes | None]:
+        """The fingerprint of the weights as far as it is known; without files one that no other start has."""
+        if self._settings.weights_id is not None:
+            named = digest_of({"weights_id": self._settings.weights_id})
+            return lambda: named
+        files = weight_files(self._config)
+        if not isinstance(files, Files):
+            unique = secrets.token_bytes(32)
+            voice.tell(
+                IdentityMismatch(
+                    "SW-402",
+                    what="the weights of this engine cannot be identified",
+                    why=f"no weight files: {files.reason}",
+                    fix="set weights_id in kv_connector_extra_config to share blocks across starts",
+                )
+            )
+            return lambda: unique
+        self._fingerprint = fingerprint = Fingerprint.start(files.paths, self._settings.home / CACHE_NAME)
+        told = False
+
+        def known() -> bytes | None:
+            nonlocal told
+            match fingerprint.result():
+                case Known(digest):
+                    return digest
+                case Failed(reason) if not told:
+                    told = True
+                    voice.tell(
+                        IdentityMismatch(
+                            "SW-403",
+                            what="the weights could not be read",
+                            why=reason,
+                            fix="make the weight files readable; until then nothing is recalled",
+                        )
+                    )
+            return None
+
+        return known
+
+    @guarded(None)
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        if self._is_scheduler or self._client is not None or not hasattr(self, "_settings"):
+            return
+        try:
+            copies = CpuCopies(kv_caches, self._kv_cache_config.num_blocks)
+            shape = self._shape(copies.page_bytes)
+        except StepwellError as error:
+            self._inert(error)
+            return
+        parallel = self._config.parallel_config
+        facts = {"page_bytes": str(copies.page_bytes), "layers": ",".join(kv_caches)}
+        who = worker_client.Identity(
+            engine=str(self._config.kv_transfer_config.engine_id),
+            rank=parallel.rank,
+            world=shape.world,
+            shard_bytes=shape.shard_bytes,
+            layout=digest_of(facts),
+        )
+        self._client = client = worker_client.WorkerClient(
+            who, self.dialler(self._settings), trouble=voice.tell, wishes=self._settings.wishes, threaded=self.threaded
+        )
+        self._work = WorkerHalf(who.rank, shape.shard_bytes, copies, client)
+
+    def _caught(self, hook: str, error: Exception, args: tuple[Any, ...]) -> None:
+        """An exception in a hook. The request that it was about, if any, goes on without stepwell."""
+        self._limited.log(
+            logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
+        )
+        self._errors += 1
+        if self._sched is not None and isinstance(self._client, scheduler_client.SchedulerClient):
+            self._client.count("hook_errors")
+            request_id = getattr(args[0], "request_id", None) if args else None
+            if request_id is not None:
+                self._sched.drop(request_id)
+
+    def _inert(self, error: StepwellError) -> None:
+        """Serves nothing from here on. Raises where the user asked for that."""
+        if self._strict:
+            raise error
+        log.error("stepwell is inert, the engine goes on without it: %s", error)
+
+    # engine core, in the order of a step ------------------------------------------------------------------------------
+
+    @guarded(None)
+    def on_new_request(self, request: Request) -> None:
+        if self._sched is not None:
+            self._sched.on_new_request(request)
+
+    @guarded((0, False))
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._sched.matched(request, num_computed_tokens) if self._sched is not None else (0, False)
+
+    @guarded(None)
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        if self._sched is not None:
+            self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepPlan:
+        return self._plan(scheduler_output) or StepPlan()
+
+    @guarded(None)
+    def _plan(self, scheduler_output: SchedulerOutput) -> StepPlan | None:
+        return self._sched.plan(scheduler_output) if self._sched is not None else None
+
+    @guarded(None)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if self._sched is not None and isinstance(report, StepReport):
+            self._sched.stepped(report)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._finished(request)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._finished(request)
+
+    @guarded((False, None))
+    def _finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        return self._sched.finished(request) if self._sched is not None else (False, None)
+
+    @guarded(False)
+    def has_pending_push_work(self) -> bool:
+        return self._sched is not None and self._sched.busy
+
+    @guarded(True)
+    def reset_cache(self) -> bool:
+        """A new weights epoch: nothing of before is found again. Always True, or the engine's pause would raise."""
+        if self._sched is not None:
+            self._sched.reset()
+        return True
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a cache, not a prefill node: preempted requests keep their output
+
+    # worker, in the order of a step -----------------------------------------------------------------------------------
+
+    @guarded(None)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        if self._work is not None and isinstance(kv_connector_metadata, StepPlan):
+            self._work.before_forward(kv_connector_metadata)
+
+    @guarded(None)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._work is not None and isinstance(self._connector_metadata, StepPlan):
+            self._work.start_loads(self._connector_metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    @guarded(None)
+    def wait_for_save(self) -> None:
+        if self._work is not None and isinstance(self._connector_metadata, StepPlan):
+            self._work.end_of_step(self._connector_metadata)
+
+    @guarded((None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return self._work.take_finished() if self._work is not None else (None, None)
+
+    @guarded(set())
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._work.take_bad_pages() if self._work is not None else set()
+
+    @guarded(None)
+    def build_connector_worker_meta(self) -> StepReport | None:
+        return self._work.take_report() if self._work is not None else None
+
+    # both -------------------------------------------------------------------------------------------------------------
+
+    @guarded(None)
+    def shutdown(self) -> None:
+        """Tidy where it is called; nothing relies on it."""
+        if self._fingerprint is not None:
+            self._fingerprint.close()
+        if self._client is not None:
+            self._client.close()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        return None

@@ -1,0 +1,303 @@
+"""What makes KV of this vLLM engine interchangeable with another's: facts about model and layout, as text.
+
+Everything is a fact unless listed here as volatile: a field that a new vLLM adds separates namespaces (a miss) rather
+than being overlooked (wrong KV). Weights are fingerprinted elsewhere; tenant, epoch, block_tokens and the recipe's
+version are added by the caller. Called once per engine, by the connector's scheduler half: the worker halves see other
+KV group objects, and their digests would differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import StepwellError, Unsupported
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Where a config came from and who wrote it, at any depth of the model's config.
+_VOLATILE_CONFIG = frozenset(
+    {"_name_or_path", "transformers_version", "_commit_hash", "_attn_implementation", "_attn_implementation_internal"}
+)
+# ModelConfig fields that do not change the KV of given token ids: names, places, the tokenizer (we see ids), sampling,
+# logging, memory, speed; hf_*, which model.config covers; multimodal_config and max_model_len have their own rules.
+_VOLATILE_MODEL = _words(
+    """
+    model model_weights served_model_name tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init
+    hf_config hf_text_config hf_config_path hf_overrides hf_token config_format revision trust_remote_code
+    seed max_model_len spec_target_max_model_len original_max_model_len
+    allowed_local_media_path allowed_media_domains generation_config override_generation_config
+    max_logprobs logprobs_mode return_sampling_mask use_fp64_gumbel enable_trace_replay logits_processors
+    io_processor_plugin renderer_num_workers pooler_config multimodal_config runner convert is_submodel_config
+    allow_deprecated_quantization enforce_eager disable_cascade_attn enable_prompt_embeds
+    enable_sleep_mode sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names
+    enable_nccl_comm_suspend enable_cumem_allocator word_embeddings_untied_by_checkpoint
+    """
+)
+# The rest of MultiModalConfig decides what a picture turns into, or under which identifier.
+_VOLATILE_MULTIMODAL = _words(
+    """
+    limit_per_prompt enable_mm_embeds mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb
+    mm_encoder_tp_mode skip_mm_profiling mm_tensor_ipc mm_ipc_gpu_memory_gb interleave_mm_strings
+    """
+)
+# RoPE tables that are the same whatever the engine's max_model_len; others (longrope) choose factors by it.
+_LENGTH_FREE_ROPE = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
+_CPU_FLAGS = re.compile(r"avx\w*|amx\w*|neon|asimd\w*|sve\w*|bf16|i8mm|zvl\d+b|vxe\w*|altivec|vsx", re.ASCII)
+
+
+def model_facts(vllm_config: VllmConfig) -> dict[str, str]:
+    """The model as the engine runs it, overrides applied; equal in two engines only if KV of equal tokens is equal.
+
+    Weights excepted. Independent of paths, names, seeds and memory settings. Raises Unsupported (SW-712) if a setting
+    has a value that cannot be written down so that another process would write the same.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    config = _without(model.hf_config.to_dict(), _VOLATILE_CONFIG)
+    facts = {
+        "model.config": canonical(config),
+        "kv.dtype": canonical(cache.cache_dtype),
+        "kv.dtype_skip_layers": canonical(getattr(cache, "kv_cache_dtype_skip_layers", [])),
+        "kv.calculate_scales": canonical(getattr(cache, "calculate_kv_scales", False)),
+        "kv.sharing_fast_prefill": canonical(cache.kv_sharing_fast_prefill),
+    }
+    facts |= _fields("model", model, _VOLATILE_MODEL)
+    if model.multimodal_config is not None:
+        facts |= _fields("multimodal", model.multimodal_config, _VOLATILE_MULTIMODAL)
+    if _length_matters(config):
+        facts["model.max_model_len"] = canonical(model.max_model_len)
+    return facts
+
+
+def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, str]:
+    """How the bytes of a page lie and who holds which part: engine, device, instruction set, specs, ranks.
+
+    Says nothing of how many pages there are. `kv_cache_config` is the scheduler's. Raises Unsupported (SW-712) as
+    `model_facts` does.
+    """
+    parallel = vllm_config.parallel_config
+    facts = {
+        "engine": engine(),
+        "device": vllm_config.device_config.device_type,
+        "machine": platform.machine(),
+        "attention": canonical(vllm_config.attention_config),
+        "layout": canonical(kv_cache_config.kv_cache_layout),
+        "ranks.tensor": canonical(parallel.tensor_parallel_size),
+        "ranks.pipeline": canonical(parallel.pipeline_parallel_size),
+        "ranks.pipeline_partition": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
+        "ranks.data": canonical(parallel.data_parallel_size),
+        "ranks.decode_context": canonical(parallel.decode_context_parallel_size),
+        "ranks.prefill_context": canonical(parallel.prefill_context_parallel_size),
+        "ranks.kv_replicas": canonical(getattr(kv_cache_config, "kv_tp_replicas", 1)),
+    }
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        facts[f"group.{number}.page_tokens"] = canonical(spec.block_size)
+        facts[f"group.{number}.page_bytes"] = canonical(spec.page_size_bytes)
+        for layer, (name, layer_spec) in enumerate(_per_layer(group)):
+            facts[f"group.{number}.layer.{layer}"] = canonical(
+                {"name": name, "page_bytes": layer_spec.page_size_bytes, "spec": layer_spec}
+            )
+        facts[f"group.{number}.isa"] = _isa(vllm_config, {id(s): s for _, s in _per_layer(group)}.values())
+    return facts
+
+
+def engine() -> str:
+    """Name and minor version, "vllm 0.32"; a development build, whose bytes may change any day, in full."""
+    import vllm
+
+    release = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)*((\.post|\+)\w[\w.]*)?", vllm.__version__)
+    return f"vllm {release[1]}.{release[2]}" if release else f"vllm {vllm.__version__}"
+
+
+def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+    """The first thing about this engine that stepwell cannot serve correctly yet, or None.
+
+    Returns the error rather than raising it: the caller decides between an inert connector and refusing to start.
+    A vLLM without these interfaces raises ImportError or AttributeError.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+    model, parallel, transfer = vllm_config.model_config, vllm_config.parallel_config, vllm_config.kv_transfer_config
+    device = vllm_config.device_config.device_type
+    if device != "cpu":
+        return _no("SW-703", f"device {device!r}", "pages of this device are not copied yet", "run vLLM on CPU")
+    if transfer is None or transfer.kv_role != "kv_both":
+        role = None if transfer is None else transfer.kv_role
+        return _no("SW-706", f"kv_role {role!r}", "stepwell both spills and recalls", 'set "kv_role": "kv_both"')
+    if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
+        where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
+        return _no("SW-705", where, "all ranks of an engine share one host's memory", "run the engine on one host")
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        why = "every rank schedules by itself and a recall would make them disagree"
+        return _option("executor 'external_launcher'", why, "use the mp executor")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) > 1:
+            return _option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
+    if vllm_config.speculative_config is not None:
+        return _no("SW-708", "speculative decoding", "drafted tokens share pages with kept ones", "switch it off")
+    if model.is_encoder_decoder:
+        why = "its KV depends on more than the tokens before"
+        return _option("an encoder-decoder model", why, "use a decoder-only model")
+    if getattr(vllm_config, "diffusion_config", None) is not None or getattr(model, "is_diffusion", False):
+        return _option("a diffusion model", "its KV depends on tokens that come later", "use an autoregressive model")
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        why = "scales found at run time differ from start to start"
+        return _option("calculate_kv_scales", why, "use scales from the checkpoint")
+
+    groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        return _option("a model without KV groups", "there is no KV to keep", "remove the connector")
+    if len(groups) > 1:
+        why = "a block holds the tokens of one group only"
+        return _no("SW-704", f"a model with {len(groups)} KV groups", why, "use a model with full attention only")
+    for name, spec in _per_layer(groups[0]):
+        # By exact type: a subclass exists because something about its pages is different.
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+            why = "only full attention keeps every token's KV in its page"
+            return _option(f"{type(spec).__name__} of layer {name}", why, "use a model with full attention")
+        if getattr(spec, "non_causal", False):
+            why = "its KV depends on tokens that come later"
+            return _option(f"non-causal attention of layer {name}", why, "use a causal model")
+    layout = kv_cache_config.kv_cache_layout
+    if layout != "LBHNC":
+        return _no("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
+    return None
+
+
+# --- values as text --------------------------------------------------------------------------
+
+
+def canonical(value: Any) -> str:
+    """`value` as JSON with sorted keys, the same in every process; Unsupported (SW-712) where that cannot be done."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > 32:
+        raise _option("a setting", "it is nested more than 32 deep or contains itself", "simplify the model's config")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    deeper = functools.partial(_plain, depth=depth + 1)
+    match value:
+        case enum.Enum():
+            return f"<{type(value).__qualname__}.{value.name}>"
+        case Mapping():
+            return {key if type(key) is str else f"<{key!r}>": deeper(item) for key, item in value.items()}
+        case list() | tuple():
+            return [deeper(item) for item in value]
+        case set() | frozenset():
+            return sorted((deeper(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+        case str() | int() | float() | os.PathLike():
+            return f"<{_name(type(value))}>{value!s}"
+        case bytes():
+            return f"<bytes>{value.hex()}"
+        case type():
+            return f"<{_name(value)}>"
+    if _name(type(value)) in ("torch.dtype", "torch.device", "fractions.Fraction"):
+        return f"<{value}>"
+    if dataclasses.is_dataclass(value):
+        members = {field.name: deeper(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"<class>": _name(type(value)), **members}
+    if callable(getattr(value, "to_dict", None)):
+        return {"<class>": _name(type(value)), **deeper(value.to_dict())}
+    if callable(getattr(value, "tolist", None)) and hasattr(value, "dtype"):
+        return {"<class>": _name(type(value)), "dtype": str(value.dtype), "items": deeper(value.tolist())}
+    # A repr may hold an address, and attributes may not be all that there is: better no namespace than a shared one.
+    why = "its value has no text form that another process would repeat"
+    raise _option(f"a setting of type {_name(type(value))}", why, "set it by plain values")
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _fields(prefix: str, config: Any, volatile: frozenset[str]) -> dict[str, str]:
+    names = (field.name for field in dataclasses.fields(config))
+    return {
+        f"{prefix}.{name}": canonical(getattr(config, name))
+        for name in names
+        if name not in volatile and hasattr(config, name)
+    }
+
+
+def _without(value: Any, keys: frozenset[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without(item, keys) for key, item in value.items() if key not in keys}
+    if isinstance(value, list):
+        return [_without(item, keys) for item in value]
+    return value
+
+
+# --- details ---------------------------------------------------------------------------------
+
+
+def _length_matters(config: Any) -> bool:
+    """Whether KV may depend on max_model_len: through RoPE's factors, or through Llama 4's attention temperature."""
+    if isinstance(config, list):
+        return any(_length_matters(item) for item in config)
+    if not isinstance(config, Mapping):
+        return False
+    if str(config.get("model_type", "")).startswith("llama4"):
+        return True
+    return any(_odd_rope(item) if "rope" in str(key) else _length_matters(item) for key, item in config.items())
+
+
+def _odd_rope(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    kind = value.get("rope_type", value.get("type", "default"))
+    return kind not in _LENGTH_FREE_ROPE or any(_odd_rope(item) for item in value.values())
+
+
+def _per_layer(group: Any) -> list[tuple[str, Any]]:
+    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)  # UniformTypeKVCacheSpecs: a spec per layer
+    return [(name, own[name] if own else group.kv_cache_spec) for name in group.layer_names]
+
+
+def _isa(vllm_config: VllmConfig, specs: Any) -> str:
+    """The instruction sets by which the CPU backend packs K; pages of one cannot be read by another."""
+    if vllm_config.device_config.device_type != "cpu":
+        return ""
+    try:
+        import torch
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+        names = {_get_attn_isa(dtype, spec.block_size, spec.head_size, cache_dtype) for spec in specs}
+        # vLLM ships a kernel library for each of these and loads one.
+        library = [torch.cpu._is_avx512_supported(), torch.cpu._is_avx512_bf16_supported()]
+    except (ImportError, AttributeError, TypeError, NotImplementedError):
+        return f"unknown: {_cpu_flags()}"
+    return canonical({"isa": names, "avx512": library[0], "avx512_bf16": library[1]})
+
+
+def _cpu_flags() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            text = file.read(1 << 16)
+    except OSError:
+        return platform.processor()
+    return " ".join(sorted(set(filter(_CPU_FLAGS.fullmatch, text.split()))))
+
+
+def _no(code: str, what: str, why: str, fix: str) -> Unsupported:
+    return Unsupported(code, what=f"{what} is not supported", why=why, fix=fix)
+
+
+def _option(what: str, why: str, fix: str) -> Unsupported:
+    return _no("SW-712", what, why, fix)

@@ -1,0 +1,66 @@
+"""What the two halves tell each other, pickled by vLLM: a plan per step to the workers, a report per step back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+Ref = tuple[int, int, int]
+"""(slab, slot, generation) of one shard."""
+
+
+@dataclass(slots=True)
+class Load:
+    """Recall into a request's pages. `blocks` holds, per block, its refs by rank and the pages to fill.
+
+    A recall may start inside a block: `skip` pages of the first block are the engine's own.
+    """
+
+    request: str
+    transfer: int
+    skip: int
+    blocks: list[tuple[list[Ref], list[int]]]
+
+
+@dataclass(slots=True)
+class Save:
+    """Spill one block: its lease, its refs by rank, the pages to read."""
+
+    lease: int
+    refs: list[Ref]
+    pages: list[int]
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):
+    """Scheduler to workers, once per step.
+
+    urgent: saves from pages that the engine has taken back; only before this step's forward.
+    saves: from pages that stay as they are during this step.
+    release: requests whose pages were held for their saves and are free after them.
+    """
+
+    step: int = 0
+    loads: list[Load] = field(default_factory=list)
+    urgent: list[Save] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    release: list[str] = field(default_factory=list)
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """Workers to scheduler, once per step; aggregated over ranks.
+
+    done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
+    loaded: (request, transfer).
+    """
+
+    done: dict[int, int] = field(default_factory=dict)
+    failed: list[tuple[str, int, int]] = field(default_factory=list)
+    loaded: list[tuple[str, int]] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        assert isinstance(other, StepReport)
+        done = {step: self.done.get(step, 0) + other.done.get(step, 0) for step in {*self.done, *other.done}}
+        return StepReport(done, self.failed + other.failed, self.loaded + other.loaded)

@@ -1,0 +1,77 @@
+"""What the scheduler half remembers of each live request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwell.block.digest import Chain
+from stepwell.client.scheduler import Ask, Spill
+from stepwell.engines.vllm.plan import Load, Save
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A reserved stretch of a request's blocks that is yet to be copied: blocks [first, first + spill.blocks)."""
+
+    first: int
+    spill: Spill
+    next: int = 0  # blocks of it that are dealt with
+
+    @property
+    def settled(self) -> bool:
+        return self.next == self.spill.blocks
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One request. Tokens of its sequence, half-open ranges:
+
+    0 ---- KV in `pages`, step confirmed ---- confirmed ---- in a step under way ---- planned
+    0 ---- block is in the well or was offered to it ---- known x block_tokens
+
+    `chain` is None for requests that bypass stepwell.
+    """
+
+    request: Any
+    order: int
+    chain: Chain | None
+    epoch: int
+    ask: Ask | None = None
+    asked: bool = False  # the scheduler has asked since the last (re)start of the request
+    offered_from: int = 0
+    load: Load | None = None
+    load_first: int = 0  # its first block
+    pages: list[int] = field(default_factory=list)
+    known: int = 0
+    confirmed: int = 0
+    admitted: bool = False  # scheduled since its last (re)start
+    life: int = 0  # counts preemptions: a step planned in an earlier life confirms nothing
+    pending: list[Pending] = field(default_factory=list)
+    mute: bool = False  # no spills any more: the weights changed while it ran
+    held_since: float = 0.0  # its pages are held for its last saves
+    asked_at: float = 0.0
+    recalled_tokens: int = 0
+    recall_s: float = 0.0
+
+    def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
+        """Saves whose slots are leased and whose step is confirmed; each is yielded once."""
+        for pending in self.pending:
+            spill = pending.spill
+            if not spill.granted or (spill.refs is None and any(spill.leases)):
+                continue
+            row = sum(1 for lease in spill.leases[: pending.next] if lease)
+            while not pending.settled:
+                block = pending.first + pending.next
+                if (block + 1) * block_tokens > self.confirmed:
+                    break
+                lease = spill.leases[pending.next]
+                pending.next += 1
+                if lease:
+                    assert spill.refs is not None
+                    refs = [(int(r["slab"]), int(r["slot"]), int(r["generation"])) for r in spill.refs[row]]
+                    row += 1
+                    at = block * pages_per_block
+                    yield Save(lease, refs, self.pages[at : at + pages_per_block])
+        self.pending = [p for p in self.pending if not p.settled]

@@ -1,0 +1,77 @@
+"""The connector's extra config, and how the halves find their well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepwell.client.socket import dial
+from stepwell.client.start import find, find_or_start
+from stepwell.errors import ConfigError
+from stepwell.io.paths import home_dir
+from stepwell.protocol.link import Dial
+
+Wishes = dict[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """home: the well's home directory. strict: refuse to start the engine where stepwell cannot serve it.
+    block_tokens: tokens a block, a multiple of the engine's page (None: decided by size). weights_id: names the weights
+    instead of their fingerprint. wishes: settings for a well that may have to be started; checked by the well."""
+
+    home: Path
+    strict: bool = False
+    block_tokens: int | None = None
+    weights_id: str | None = None
+    wishes: Wishes = field(default_factory=dict)
+
+
+def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
+    """Raises ConfigError. Keys that are not the connector's own are the well's, which knows them."""
+    rest = dict(extra)
+    home = rest.pop("home", None)
+    strict = rest.pop("strict", False)
+    block_tokens = rest.pop("block_tokens", None)
+    weights_id = rest.pop("weights_id", None)
+    if home is not None and not isinstance(home, str):
+        raise _bad("home", home, "a path")
+    if weights_id is not None and not (isinstance(weights_id, str) and weights_id):
+        raise _bad("weights_id", weights_id, "a text that names exactly these weights")
+    if not isinstance(strict, bool):
+        raise _bad("strict", strict, "true or false")
+    whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
+    if block_tokens is not None and not (whole and block_tokens > 0 and block_tokens % page == 0):
+        raise _bad("block_tokens", block_tokens, f"a multiple of the engine's page of {page} tokens")
+    for key, value in rest.items():
+        if not isinstance(value, str | int | float):
+            raise _bad(key, value, "a plain value")
+    return ConnectorSettings(Path(home) if home else home_dir(os.environ), strict, block_tokens, weights_id, rest)
+
+
+def _bad(key: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(
+        "SW-102",
+        what=f"kv_connector_extra_config: {key} = {value!r}",
+        why=f"it must be {expected}",
+        fix=f"correct or remove {key}",
+    )
+
+
+def finder(settings: ConnectorSettings) -> Callable[[], Dial]:
+    """How a half reaches the well: joins it, or starts it. One that we only joined is not started again by us: its
+    operator does that, and until then there is nothing to join."""
+    joined_only = False
+
+    def reach() -> Dial:
+        nonlocal joined_only
+        if joined_only:
+            return dial(find(settings.home))
+        found = find_or_start(settings.home, settings.wishes)
+        joined_only = not found.started
+        return dial(found.socket)
+
+    return reach

@@ -1,0 +1,45 @@
+"""What people see of stepwell in the engine's log: at most three lines at start, one line per trouble."""
+
+from __future__ import annotations
+
+import logging
+
+from stepwell.client.scheduler import Identity
+from stepwell.errors import StepwellError
+from stepwell.protocol.messages import Welcome
+from stepwell.units import format_size
+
+log = logging.getLogger("stepwell")
+
+
+def adopt_engine_log() -> None:
+    """vLLM configures only its own logger; ours speaks through the same handlers. An application that configured the
+    "stepwell" logger, or the root, keeps its own."""
+    configured = any(not isinstance(h, logging.NullHandler) for h in (*log.handlers, *logging.getLogger().handlers))
+    engine = logging.getLogger("vllm").handlers
+    if configured or not engine:
+        return
+    for handler in engine:
+        log.addHandler(handler)
+    log.propagate = False
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+def welcome(welcome: Welcome, who: Identity) -> None:
+    log.info(
+        "stepwell: joined well %s, host %s, model %s in blocks of %d tokens (%s a rank)",
+        welcome.well,
+        format_size(welcome.host_bytes),
+        who.label,
+        who.block_tokens,
+        format_size(who.shard_bytes),
+    )
+    for warning in welcome.warnings:
+        log.warning("stepwell: %s", warning)
+
+
+def tell(error: StepwellError) -> None:
+    """Trouble that leaves the engine without recalls for now."""
+    level = logging.WARNING if error.code in ("SW-402", "SW-504") else logging.ERROR
+    log.log(level, "stepwell: no recalls for now: %s", error)

@@ -1,0 +1,138 @@
+"""Which files hold the weights that this vLLM runs, as input to the fingerprint.
+
+Errs towards more files: one too many costs reading time and perhaps a needless miss, one too few could let two models
+share KV. Does not read the files (client/fingerprint.py does). Called once by the connector's scheduler half, when the
+workers have loaded the model, so that files fetched from a hub are there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Loaders that read files lying in the model's folder. All others (dummy, streamed, mapped from a daemon, npcache with
+# its converted copy, plugins) get their weights where we cannot look.
+_FILE_LOADERS = frozenset(
+    {
+        "auto",
+        "bitsandbytes",
+        "fastsafetensors",
+        "gguf",
+        "hf",
+        "instanttensor",
+        "mistral",
+        "pt",
+        "safetensors",
+        "sharded_state",
+    }
+)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+# Small files that decide how weights or pictures are read: shard indexes, quantisation recipes, image processing.
+_BESIDE = ("*.index.json", "*quant*config*.json", "*processor_config.json", "params.json")
+_NOT_WEIGHTS = ("adapter_model.*", "optimizer.*", "scheduler.*", "training_args.*", "rng_state*", "scaler.*")
+_NOT_LOOKED_INTO = ("checkpoint-*", "runs", "global_step*")
+_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files to fingerprint, sorted, at least one of them with weights."""
+
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoFiles:
+    """The weights cannot be identified by files; `reason` completes "no weight files: ..."."""
+
+    reason: str
+
+
+def weight_files(vllm_config: VllmConfig) -> Files | NoFiles:
+    """The local files that the configured loader takes the weights from, or why there are none to look at.
+
+    A hub id is looked up in the local hub cache only, never on the network. Raises nothing on purpose; a folder that
+    cannot be listed counts as empty.
+    """
+    model, load = vllm_config.model_config, vllm_config.load_config
+    load_format = str(load.load_format)
+    if load_format not in _FILE_LOADERS:
+        return NoFiles(f"load format {load_format!r} does not read them from the model's folder")
+    pattern = _extra(load).get("pattern")
+    if isinstance(pattern, str) and not pattern.endswith(_WEIGHTS):
+        return NoFiles(f"the loader's file name pattern {pattern!r} has no known ending")
+    source = getattr(model, "model_weights", "") or model.model
+    if "://" in source:
+        return NoFiles("they are remote")
+    if other := _second_source(model.hf_config):
+        return NoFiles(f"the model takes a part of them from another model ({other})")
+    path = Path(source)
+    if path.is_file():
+        # Beside a single file nothing else is loaded.
+        return Files((path.absolute(),))
+    folder = path if path.is_dir() else _snapshot(source, model.revision, load.download_dir)
+    if folder is None:
+        return NoFiles(f"{source!r} is neither a local path nor in the local hub cache")
+    return _in_folder(folder, code=bool(model.trust_remote_code))
+
+
+def _in_folder(folder: Path, *, code: bool) -> Files | NoFiles:
+    weights: list[Path] = []
+    beside: list[Path] = []
+    folder = folder.absolute()
+    for parent, folders, names in os.walk(folder, followlinks=True):  # links may form a loop: hence a depth
+        deep = len(Path(parent).relative_to(folder).parts) >= _DEPTH
+        folders[:] = [] if deep else [name for name in folders if not _ignored_folder(name)]
+        for name in names:
+            if _matches(name, _NOT_WEIGHTS):
+                continue
+            if name.endswith(_WEIGHTS):
+                weights.append(Path(parent, name))
+            elif _matches(name, _BESIDE) or (code and name.endswith(".py")):
+                beside.append(Path(parent, name))
+    # Loaders do not look into a repository's original/ unless it is all there is; it often doubles the reading.
+    top = [path for path in weights if path.relative_to(folder).parts[0] != "original"]
+    if not weights:
+        return NoFiles(f"{folder.name} holds none of {', '.join(_WEIGHTS)}")
+    return Files(tuple(sorted([*(top or weights), *beside])))
+
+
+def _ignored_folder(name: str) -> bool:
+    return name.startswith(".") or _matches(name, _NOT_LOOKED_INTO)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _extra(load: Any) -> dict[str, Any]:
+    extra = load.model_loader_extra_config
+    return extra if isinstance(extra, dict) else {}
+
+
+def _second_source(hf_config: Any) -> str | None:
+    """A model named inside the model's config (as Ultravox names its language model), whose files lie elsewhere."""
+    for key in ("text_model_id", "audio_model_id"):
+        if isinstance(other := getattr(hf_config, key, None), str):
+            return other
+    return None
+
+
+def _snapshot(repo: str, revision: str | None, cache_dir: str | None) -> Path | None:
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        return None  # another hub, with a cache of its own
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        return None
+    try:
+        return Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+        return None

@@ -1,0 +1,125 @@
+"""The half of the connector that lives in each worker: executes the scheduler's plans and reports.
+
+Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. Up to a
+bound, loads are copied inline and reported in the same step; larger ones go to a thread beside the next forward.
+Every load is reported as received exactly once, whatever happened to it; every lease is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from stepwell.client.worker import WorkerClient
+from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
+
+log = logging.getLogger("stepwell")
+
+INLINE_BYTES = 128 << 20
+"""Bytes of loads a step copies itself: some 10 to 25 ms. On two cores a thread costs more than it hides."""
+
+
+class WorkerHalf:
+    def __init__(self, rank: int, shard_bytes: int, copies: CpuCopies, client: WorkerClient) -> None:
+        self._rank = rank
+        self._shard_bytes = shard_bytes
+        self._copies = copies
+        self._client = client
+        self._lock = threading.Lock()  # guards what the copying thread reports into
+        self._report = StepReport()
+        self._received: set[str] = set()
+        self._bad_pages: set[int] = set()
+        self._sent: set[str] = set()
+        self._large: SimpleQueue[Load] = SimpleQueue()
+        threading.Thread(target=self._copy_large, name="stepwell-copy", daemon=True).start()
+
+    # hooks, in the order of a step ------------------------------------------------------------------------------------
+
+    def before_forward(self, plan: StepPlan) -> None:
+        """Last moment of pages that were taken back from a request."""
+        self._save(plan.urgent)
+        plan.urgent = []
+
+    def start_loads(self, plan: StepPlan) -> None:
+        room = INLINE_BYTES
+        for load in plan.loads:
+            room -= len(load.blocks) * self._shard_bytes
+            if room >= 0:
+                self._load(load)
+            else:
+                self._large.put(load)
+
+    def end_of_step(self, plan: StepPlan) -> None:
+        """Called from a `finally` too: a forward that raised has left half-written pages."""
+        raised = sys.exc_info()[0] is not None
+        if raised:
+            self._client.filled([], [save.lease for save in plan.saves])
+        else:
+            self._save(plan.saves)
+        with self._lock:
+            if not raised:
+                self._report.done[plan.step] = 1
+            self._sent.update(plan.release)
+
+    def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
+        with self._lock:
+            sent, self._sent = self._sent, set()
+            received, self._received = self._received, set()
+        return sent or None, received or None
+
+    def take_bad_pages(self) -> set[int]:
+        with self._lock:
+            bad, self._bad_pages = self._bad_pages, set()
+        return bad
+
+    def take_report(self) -> StepReport:
+        with self._lock:
+            report, self._report = self._report, StepReport()
+        return report
+
+    # copying ----------------------------------------------------------------------------------------------------------
+
+    def _save(self, saves: Sequence[Save]) -> None:
+        filled: list[int] = []
+        dropped: list[int] = []
+        with self._client.copying():
+            for save in saves:
+                try:
+                    self._copies.gather(save.pages, self._client.slot(*save.refs[self._rank]))
+                    filled.append(save.lease)
+                except Exception as error:  # noqa: BLE001 - a failed spill is a block less, never an engine less
+                    log.debug("a block was not spilled: %s", error)
+                    dropped.append(save.lease)
+        self._client.filled(filled, dropped)
+
+    def _load(self, load: Load) -> None:
+        bad = len(load.blocks)
+        with self._client.copying():
+            skip = load.skip
+            for number, (refs, pages) in enumerate(load.blocks):
+                ref = refs[self._rank]
+                try:
+                    self._copies.scatter(self._client.slot(*ref), skip, pages)
+                    self._client.verify(*ref)
+                except Exception as error:  # noqa: BLE001 - a failed load is recomputed
+                    log.debug("a block was not recalled: %s", error)
+                    bad = number
+                    break
+                skip = 0
+        self._client.recalled([load.transfer])
+        with self._lock:
+            if bad < len(load.blocks):
+                self._report.failed.append((load.request, load.transfer, bad))
+                for _, pages in load.blocks[bad:]:
+                    self._bad_pages.update(pages)
+            else:
+                self._report.loaded.append((load.request, load.transfer))
+            self._received.add(load.request)
+
+    def _copy_large(self) -> None:
+        while True:
+            self._load(self._large.get())

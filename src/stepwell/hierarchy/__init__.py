@@ -1,0 +1,1 @@
+"""The well without its process: index, residency, arena, sessions, as one single-threaded state machine."""

@@ -1,0 +1,420 @@
+"""The `host` tier: slabs of shared memory, their slots, and which block lies in which.
+
+Plain data structure, single-threaded, no I/O but the making of memory: populating and punching are returned to the
+caller as jobs. Who may ask for what is the hierarchy's business. `check` proves the books.
+
+A slot's life:   free -> reserve -> (entry FILLING) -> commit -> (RESIDENT) -> evict -> free
+                                       '-> fail -> free, or quarantined while a zombie may still write it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepwell.block.layout import SlabLayout
+from stepwell.block.namespace import BlockId
+from stepwell.block.state import Event, State
+from stepwell.errors import IntegrityError, StepwellError
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.recency import Recency
+from stepwell.hierarchy.slab import Owner, Phase, Slab
+from stepwell.io.memory import Memory
+from stepwell.protocol.messages import SLOT_REF
+
+Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one owner has. `roomy` are its serving slabs with free slots, by number."""
+
+    slabs: list[Slab] = field(default_factory=list)
+    roomy: dict[int, Slab] = field(default_factory=dict)
+    recency: Recency = field(default_factory=Recency)
+    entries: int = 0
+    free: int = 0
+    making: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What the arena tells its owner about."""
+
+    serving: Callable[[Slab], None]  # populated: may be shared with members
+    retired: Callable[[Slab], None]  # to be unmapped by members
+    dropped: Callable[[Entry, str], None]  # a resident block is gone, and why
+
+
+class Arena:
+    """Invariants: bytes of all slabs <= host_bytes; a slot is free, held by one entry, or quarantined; an entry that is
+    leased, pinned or FILLING keeps its slots; a retired slab holds nothing."""
+
+    def __init__(self, host_bytes: int, memory: Memory, submit: Submit, events: Events) -> None:
+        self.host_bytes = host_bytes
+        self._memory = memory
+        self._submit = submit
+        self._events = events
+        self._holdings: dict[Owner, _Holding] = {}
+        self._slabs: dict[int, Slab] = {}
+        self._numbers = 0
+        self._tick = 0
+        self.bytes = 0
+        self._leaving = 0  # bytes of retired slabs that the system does not have back yet
+        self.pins = 0
+        self.pinned_bytes = 0
+        self.trouble: StepwellError | None = None
+
+    # slabs ------------------------------------------------------------------------------------------------------------
+
+    def populate(self, owner: Owner) -> None:
+        """Sees to it that the owner has or gets a slab's worth of free slots, if `host` allows it."""
+        holding = self._holdings.setdefault(owner, _Holding())
+        layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
+        if holding.making or holding.free > layout.slots // 2 or not layout.slots:
+            return
+        if self.bytes + layout.nbytes > self.host_bytes and not self._retire_for(owner, layout.nbytes):
+            return
+        try:
+            memory = self._memory.make(layout.nbytes)
+        except StepwellError as error:
+            self.trouble = error
+            return
+        self._numbers += 1
+        slab = Slab(self._numbers, owner, layout, memory)
+        self._slabs[slab.number] = slab
+        self.bytes += layout.nbytes
+        holding.making = True
+        self._populate_piece(slab)
+
+    def _populate_piece(self, slab: Slab) -> None:
+        start, length = slab.next_piece()
+
+        def done(error: BaseException | None) -> None:
+            if slab.number not in self._slabs:
+                return  # closed meanwhile
+            if error is not None:
+                self.trouble = error if isinstance(error, StepwellError) else None
+                self._holdings[slab.owner].making = False
+                self._give_back(slab)
+                return
+            slab.populated += length
+            if slab.populated < slab.layout.nbytes:
+                self._populate_piece(slab)
+                return
+            self.trouble = None
+            slab.phase = Phase.SERVING
+            holding = self._holdings[slab.owner]
+            holding.making = False
+            holding.slabs.append(slab)
+            holding.roomy[slab.number] = slab
+            holding.free += len(slab.free)
+            self._events.serving(slab)
+
+        self._submit(lambda: slab.memory.populate(start, length), done)
+
+    def serving(self, owner: Owner) -> Sequence[Slab]:
+        """The owner's slabs that members may map."""
+        holding = self._holdings.get(owner)
+        return tuple(holding.slabs) if holding else ()
+
+    def slab(self, number: int) -> Slab | None:
+        return self._slabs.get(number)
+
+    def _retire_for(self, owner: Owner, nbytes: int) -> bool:
+        """Makes room by retiring the least valuable idle slabs of other owners; True if `nbytes` fit now. If not, the
+        owner gets its slab when the system has the pages of the retired ones back.
+
+        A slab is worth the mean last use of its blocks. It goes if that is older than the oldest block the owner could
+        evict itself; an owner that has nothing to evict always finds room. Candidates are the slabs of each other
+        owner's oldest blocks, which bounds the search by owners x slots of a slab.
+        """
+        mine = self._holdings[owner].recency.oldest()
+        candidates: dict[int, Slab] = {}
+        for other, holding in self._holdings.items():
+            if other == owner:
+                continue
+            for slab in holding.slabs:
+                if not slab.held and not slab.quarantined:
+                    candidates[slab.number] = slab
+                    break
+            for entry in holding.recency.few(8):
+                candidates.update((s.number, s) for s, _ in entry.slots)
+        idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
+        idle.sort(key=self._worth)
+        for slab in idle:
+            if self.bytes - self._leaving + nbytes <= self.host_bytes:
+                break
+            if mine is None or self._worth(slab) < mine.used:
+                self._retire(slab, heir=owner)
+        return self.bytes + nbytes <= self.host_bytes
+
+    @staticmethod
+    def _idle(slab: Slab) -> bool:
+        return not slab.quarantined and all(
+            e.state is State.RESIDENT and not (e.pins or e.leases) for e in slab.held.values()
+        )
+
+    @staticmethod
+    def _worth(slab: Slab) -> float:
+        return sum(e.used for e in slab.held.values()) / len(slab.held) if slab.held else -1.0
+
+    def _retire(self, slab: Slab, heir: Owner) -> None:
+        for entry in list(slab.held.values()):
+            self.drop(entry, "retired")
+        holding = self._holdings[slab.owner]
+        holding.slabs.remove(slab)
+        holding.roomy.pop(slab.number, None)
+        holding.free -= len(slab.free)
+        slab.forget_generations()
+        self._events.retired(slab)
+        self._give_back(slab, heir)
+
+    def _give_back(self, slab: Slab, heir: Owner | None = None) -> None:
+        """The bytes count until the system has them again; then the heir may get a slab of its own."""
+        slab.phase = Phase.RETIRED
+        self._leaving += slab.layout.nbytes
+
+        def gone(error: BaseException | None) -> None:
+            if self._slabs.pop(slab.number, None) is None:
+                return  # closed meanwhile
+            slab.memory.close()
+            self.bytes -= slab.layout.nbytes
+            self._leaving -= slab.layout.nbytes
+            if heir is not None:
+                self.populate(heir)
+
+        self._submit(slab.memory.punch, gone)
+
+    # slots ------------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, owner: Owner, id: BlockId, parent: Entry | None, shards: int, members: frozenset[int]
+    ) -> Entry | None:
+        """A FILLING entry with `shards` populated slots in slabs that all `members` have mapped; None if there is no
+        room. Evicts the owner's least recently used blocks where needed."""
+        holding = self._holdings.get(owner)
+        if holding is None:
+            return None
+        if parent is not None:
+            parent.children += 1  # first of all, so that room is not made by evicting it
+        slots: list[tuple[Slab, int]] = []
+        while len(slots) < shards:
+            slab = next((s for s in holding.roomy.values() if members <= s.mapped), None)
+            if slab is not None:
+                slots.append((slab, self._take(holding, slab)))
+            elif not self._evict(holding, members):
+                for taken, slot in slots:
+                    self._put(taken, slot)
+                if parent is not None:
+                    parent.children -= 1
+                    self._offer(parent)
+                return None
+        self._tick += 1
+        entry = Entry(id, tuple(slots), parent, self._tick)
+        for slab, slot in slots:
+            slab.held[slot] = entry
+            slab.renew(slot)
+        holding.entries += 1
+        return entry
+
+    @staticmethod
+    def _take(holding: _Holding, slab: Slab) -> int:
+        holding.free -= 1
+        slot = slab.free.pop()
+        if not slab.free:
+            del holding.roomy[slab.number]
+        return slot
+
+    def _put(self, slab: Slab, slot: int) -> None:
+        slab.free.append(slot)
+        holding = self._holdings[slab.owner]
+        holding.free += 1
+        holding.roomy[slab.number] = slab
+
+    def _evict(self, holding: _Holding, members: frozenset[int]) -> bool:
+        """Drops one block. False when none can go (or none would free a slot that these members can use)."""
+        victim = holding.recency.oldest()
+        if victim is None or not all(members <= s.mapped for s, _ in victim.slots):
+            return False
+        self.drop(victim, "evicted")
+        return True
+
+    def commit(self, entry: Entry) -> None:
+        """All ranks have written it: RESIDENT from now on."""
+        entry.change(Event.LAND)
+        self._offer(entry)
+
+    def fail(self, entry: Entry, *, quarantine: bool) -> None:
+        """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`."""
+        entry.change(Event.FAIL)
+        self._unlink(entry)
+        for slab, slot in entry.slots:
+            del slab.held[slot]
+            if quarantine:
+                slab.quarantined.add(slot)
+            else:
+                self._put(slab, slot)
+
+    def cleanse(self, slots: Iterable[tuple[Slab, int]]) -> None:
+        """Nobody can write these quarantined slots any more."""
+        for slab, slot in slots:
+            slab.quarantined.remove(slot)
+            self._put(slab, slot)
+
+    def drop(self, entry: Entry, reason: str) -> None:
+        """Forgets a RESIDENT block at once; while copies still read it, its slots stay with it (DRAINING)."""
+        self._events.dropped(entry, reason)
+        entry.change(Event.DRAIN if entry.leases or entry.pins else Event.GONE)
+        self._unlink(entry)
+        if entry.state is State.ABSENT:
+            self._free(entry)
+
+    def _free(self, entry: Entry) -> None:
+        for slab, slot in entry.slots:
+            del slab.held[slot]
+            self._put(slab, slot)
+
+    def _unlink(self, entry: Entry) -> None:
+        holding = self._holdings[entry.slots[0][0].owner]
+        holding.entries -= 1
+        if entry.parent is not None:
+            entry.parent.children -= 1
+            self._offer(entry.parent)
+            entry.parent = None
+
+    # use --------------------------------------------------------------------------------------------------------------
+
+    def touch(self, run: Sequence[Entry]) -> None:
+        """The blocks of one prefix were used now."""
+        self._tick += 1
+        for entry in run:
+            entry.used = self._tick
+        for entry in run:
+            self._offer(entry)
+
+    def pin(self, entry: Entry) -> None:
+        if not entry.pins:
+            self.pinned_bytes += self.bytes_of(entry)
+        entry.pins += 1
+        self.pins += 1
+
+    def unpin(self, entry: Entry) -> None:
+        entry.pins -= 1
+        self.pins -= 1
+        if not entry.pins:
+            self.pinned_bytes -= self.bytes_of(entry)
+            self._settle(entry)
+
+    def lease(self, entry: Entry) -> None:
+        entry.leases += 1
+
+    def release(self, entry: Entry) -> None:
+        entry.leases -= 1
+        self._settle(entry)
+
+    def _settle(self, entry: Entry) -> None:
+        """After a hold has ended."""
+        if entry.pins or entry.leases:
+            return
+        if entry.state is State.DRAINING:
+            entry.change(Event.GONE)
+            self._free(entry)
+        else:
+            self._offer(entry)
+
+    def _offer(self, entry: Entry) -> None:
+        holding = self._holdings[entry.slots[0][0].owner]
+        holding.recency.offer(entry)
+        holding.recency.trim(holding.entries)
+
+    @staticmethod
+    def bytes_of(entry: Entry) -> int:
+        return sum(slab.owner.slot_bytes for slab, _ in entry.slots)
+
+    @staticmethod
+    def refs(entries: Sequence[Entry]) -> bytes:
+        """SLOT_REF rows of these entries, as messages carry them."""
+        rows = [(slab.number, slot, slab.generation(slot)) for e in entries for slab, slot in e.slots]
+        return np.array(rows, SLOT_REF).tobytes()
+
+    # books ------------------------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """Everything that holds slots."""
+        return list({id(e): e for s in self._slabs.values() for e in s.held.values()}.values())
+
+    def count(self) -> dict[str, int]:
+        """What the arena holds, for `stats`: walks everything."""
+        slabs = [s for s in self._slabs.values() if s.phase is not Phase.RETIRED]
+        entries = self.entries()
+        return {
+            "slabs": len(slabs),
+            "slab_bytes": self.bytes,
+            "blocks": sum(e.state is State.RESIDENT for e in entries),
+            "filling": sum(e.state is State.FILLING for e in entries),
+            "block_bytes": sum(self.bytes_of(e) for e in entries if e.state is State.RESIDENT),
+            "pinned_bytes": self.pinned_bytes,
+            "leased_blocks": sum(e.leases > 0 for e in entries),
+            "quarantined_slots": sum(len(s.quarantined) for s in slabs),
+            "free_slots": sum(len(s.free) for s in slabs),
+        }
+
+    def check(self) -> None:
+        """Raises IntegrityError unless the books balance. For tests and idle moments: walks everything."""
+        wrong: list[str] = []
+        if self.bytes != sum(s.layout.nbytes for s in self._slabs.values()) or self.bytes > self.host_bytes:
+            wrong.append(f"{self.bytes} bytes of slabs")
+        entries: dict[int, Entry] = {}
+        for slab in self._slabs.values():
+            if slab.phase is Phase.RETIRED:
+                continue
+            slots = [*slab.free, *slab.held, *slab.quarantined]
+            if sorted(slots) != list(range(slab.layout.slots)):
+                wrong.append(f"slab {slab.number}: slots {sorted(slots)}")
+            for slot, entry in slab.held.items():
+                entries[id(entry)] = entry
+                if (slab, slot) not in entry.slots or entry.state is State.ABSENT:
+                    wrong.append(f"slab {slab.number} slot {slot}: entry lies elsewhere or is {entry.state}")
+                if entry.state is State.DRAINING and not (entry.pins or entry.leases):
+                    wrong.append("a draining block that nobody holds")
+        children: dict[int, int] = {}
+        for entry in entries.values():
+            if entry.parent is not None:
+                children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
+        for entry in entries.values():
+            if entry.state is not State.DRAINING and entry.children != children.get(id(entry), 0):
+                wrong.append(f"block counts {entry.children} children, has {children.get(id(entry), 0)}")
+        pinned = sum(self.bytes_of(e) for e in entries.values() if e.pins)
+        pins = sum(e.pins for e in entries.values())
+        if (pinned, pins) != (self.pinned_bytes, self.pins):
+            wrong.append(f"{self.pins} pins on {self.pinned_bytes} bytes counted, {pins} on {pinned} found")
+        leaving = sum(s.layout.nbytes for s in self._slabs.values() if s.phase is Phase.RETIRED)
+        if leaving != self._leaving:
+            wrong.append(f"{self._leaving} bytes being given back, {leaving} found")
+        for owner, holding in self._holdings.items():
+            held = {id(e) for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING}
+            free = sum(len(s.free) for s in holding.slabs)
+            if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
+                wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")
+            if holding.entries != len(held):
+                wrong.append(
+                    f"owner of {owner.slot_bytes}-byte slots counts {holding.entries} entries, has {len(held)}"
+                )
+        if wrong:
+            raise IntegrityError(
+                "SW-304",
+                what="the arena's books do not balance",
+                why="; ".join(wrong),
+                fix="report this: it is a bug in stepwell",
+            )
+
+    def close(self) -> None:
+        """Unmaps and closes everything. No job may be running any more."""
+        for slab in self._slabs.values():
+            slab.memory.close()
+        self._slabs.clear()
+        self._holdings.clear()
+        self.bytes = self._leaving = 0

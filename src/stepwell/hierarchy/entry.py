@@ -1,0 +1,34 @@
+"""What the arena keeps for one block: where its shards lie, who uses it, and when it was last used."""
+
+from __future__ import annotations
+
+from stepwell.block.namespace import BlockId
+from stepwell.block.state import Event, State, after
+from stepwell.hierarchy.slab import Slab
+
+
+class Entry:
+    """A block with slots. Only the arena changes it.
+
+    pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
+    arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads.
+    """
+
+    __slots__ = ("children", "id", "leases", "parent", "pins", "slots", "state", "used")
+
+    def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None, used: int) -> None:
+        self.id = id
+        self.slots = slots
+        self.state = after(State.ABSENT, Event.FILL)
+        self.parent = parent
+        self.children = 0
+        self.pins = 0
+        self.leases = 0
+        self.used = used
+
+    def change(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    @property
+    def evictable(self) -> bool:
+        return self.state is State.RESIDENT and not (self.pins or self.leases or self.children)

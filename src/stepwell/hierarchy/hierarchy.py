@@ -1,0 +1,377 @@
+"""The well as one single-threaded state machine: messages and completions in, messages and jobs out.
+
+No locks, no threads, no sleeping. Everything that blocks is a job of the injected executor; everything long is cut into
+slices that `turn` runs. The same class runs in the well's process, in-process for libraries and tests, and under an
+executor that reorders, delays and fails completions.
+
+    join / handle / left / exited  ──►  roster · recalls · spills  ──►  arena ──jobs──► executor
+                                             │
+                                             └──► member.send
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.state import State
+from stepwell.errors import IntegrityError, ProtocolError, StepwellError
+from stepwell.hierarchy.arena import Arena, Events
+from stepwell.hierarchy.counters import Counters, Ghosts
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.recalls import Recalls
+from stepwell.hierarchy.roster import Roster
+from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.slab import Slab
+from stepwell.hierarchy.spills import Spills
+from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
+from stepwell.io.memory import Memory
+from stepwell.protocol import messages as m
+from stepwell.vault.keyring import Keyring
+
+TURN_BLOCKS = 128
+"""Blocks looked up or reserved in one turn (4 us each): keeps a turn under a millisecond."""
+
+MAX_RESERVE = 256
+"""Blocks in one Reserve."""
+
+MAX_TICKETS = 4096
+"""Requests of one session that may be waiting."""
+
+_EPOCHS_KEPT = 4
+
+
+class Hierarchy:
+    """`judge` checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        keyring: Keyring,
+        clock: Clock,
+        executor: Executor,
+        memory: Memory,
+        well: str,
+        judge: Callable[[Mapping[str, str | int | float]], list[str]] = lambda wishes: [],
+    ) -> None:
+        self._keyring = keyring
+        self._clock = clock
+        self._judge = judge
+        self._started = clock.now()
+        self.well = well
+        self.limits = limits
+        self.counters = Counters()
+        self.index: dict[BlockId, Entry] = {}
+        self._ghosts = Ghosts()
+        events = Events(serving=self._share, retired=self._unshare, dropped=self._dropped)
+        self.arena = Arena(limits.host_bytes, memory, executor.submit, events)
+        self.roster = Roster()
+        self._recalls = Recalls(self.arena, self.index, limits, self.counters, self._ghosts, self._namers)
+        self._spills = Spills(self.arena, self.index, self.counters, self._namers)
+        self._work: deque[Iterator[None]] = deque()
+
+    # members ----------------------------------------------------------------------------------------------------------
+
+    def join(self, peer: Peer, hello: m.Hello, send: Send, close: Callable[[], None]) -> Member | None:
+        """Takes a connection in and answers it. None: it was refused and is to be closed."""
+        member: Member | None = None
+        try:
+            warnings = self._judge(hello.wishes) if hello.wishes else []
+            member = self.roster.enter(peer, hello, send, close)
+            session = member.session
+            if session.complete:
+                self.roster.open(session)
+        except StepwellError as error:
+            send(m.Refused(error.code, error.what, error.why, error.fix), ())
+            if member is not None:
+                self._end(member.session, without=member)
+            return None
+        for old in self.roster.disowned(member):
+            self._end(old)
+        for quarantine in self.roster.acknowledged(member):
+            self._cleanse(quarantine)
+        send(m.Welcome(session.number, m.PROTOCOL, self.well, self.limits.host_bytes, warnings), ())
+        if session.phase is Phase.LIVE:
+            self._open(session)
+        return member
+
+    def _open(self, session: Session) -> None:
+        assert session.owner is not None
+        for slab in self.arena.serving(session.owner):
+            self._share_with(session, slab)
+        self.arena.populate(session.owner)
+        for member in session.members:
+            member.send(m.Ready(session.number), ())
+
+    def left(self, member: Member) -> None:
+        """The member's connection has ended: so has its session, for all its members."""
+        self._end(member.session, without=member)
+
+    def exited(self, member: Member) -> None:
+        """The member's process has exited: it copies no more."""
+        freed = self.roster.exited(member)
+        self._end(member.session, without=member)
+        for quarantine in freed:
+            self._cleanse(quarantine)
+
+    def _end(self, session: Session, without: Member | None = None) -> None:
+        """`without`: the member whose connection has ended or is ended by the caller."""
+        if session.phase is Phase.ENDED:
+            return
+        quarantine = self.roster.leave(session)
+        for number in list(session.tickets):
+            self._recalls.release(session, number)
+        for number, fill in list(session.fills.items()):
+            still_written = quarantine is not None and bool(fill.missing)
+            self._spills.abandon(session, number, quarantine=still_written)
+            if quarantine is not None and still_written:
+                quarantine.slots.extend(fill.entry.slots)
+        for transfer in session.transfers.values():
+            if quarantine is not None:
+                quarantine.entries.extend(transfer.entries)
+            else:
+                for entry in transfer.entries:
+                    self.arena.release(entry)
+        session.transfers.clear()
+        if quarantine is not None and not (quarantine.slots or quarantine.entries):
+            self.roster.quarantines.remove(quarantine)
+        self.counters.total["sessions_ended"] += 1
+        for member in session.members:
+            for slab in self.arena.serving(session.owner) if session.owner else ():
+                slab.mapped.discard(member.number)
+            if member is not without:
+                member.close()
+
+    def _cleanse(self, quarantine: Quarantine) -> None:
+        self.arena.cleanse(quarantine.slots)
+        for entry in quarantine.entries:
+            self.arena.release(entry)
+        self._recalls.changed = True
+
+    # slabs ------------------------------------------------------------------------------------------------------------
+
+    def _share(self, slab: Slab) -> None:
+        for session in self.roster.sessions.values():
+            if session.phase is Phase.LIVE and session.owner == slab.owner:
+                self._share_with(session, slab)
+
+    @staticmethod
+    def _share_with(session: Session, slab: Slab) -> None:
+        layout = slab.layout
+        message = m.SlabShared(slab.number, layout.nbytes, layout.offset, layout.stride, layout.slots)
+        for member in session.workers.values():
+            member.send(message, (slab.memory.fd,))
+
+    def _unshare(self, slab: Slab) -> None:
+        self._recalls.changed = True  # nobody needs to wait until it is mapped
+        for session in self.roster.sessions.values():
+            if session.owner == slab.owner:
+                for member in session.workers.values():
+                    member.send(m.SlabRetired(slab.number), ())
+
+    def _dropped(self, entry: Entry, reason: str) -> None:
+        if self.index.get(entry.id) is entry:
+            del self.index[entry.id]
+        self.counters.drops[reason] += 1
+        if reason in ("evicted", "retired"):
+            self._ghosts.add(entry.id)
+
+    # messages ---------------------------------------------------------------------------------------------------------
+
+    def handle(self, member: Member, message: m.FromEngine) -> None:
+        """One message of a member. A message that its role or state does not allow ends the session."""
+        session = member.session
+        if session.phase is Phase.ENDED:
+            return
+        try:
+            if member.is_scheduler:
+                self._from_scheduler(session, message)
+            else:
+                self._from_worker(session, member, message)
+        except ProtocolError as error:
+            member.send(m.Refused(error.code, error.what, error.why, error.fix), ())
+            self._end(session, without=member)
+            member.close()
+
+    def _from_scheduler(self, session: Session, message: m.FromEngine) -> None:
+        if session.phase is not Phase.LIVE and not isinstance(message, m.Report):
+            raise _not_now(message)
+        match message:
+            case m.Ask(ticket=number, digests=digests):
+                if len(digests) % 32 or len(digests) > 32 * m.MAX_DIGESTS or number in session.tickets:
+                    raise _not_now(message)
+                if len(session.tickets) >= MAX_TICKETS:
+                    raise _not_now(message)
+                self._work.append(self._recalls.ask(session, message))
+            case m.Recall(transfer=number, first=first, count=blocks):
+                if number in session.transfers or first < 0 or blocks < 0:
+                    raise _not_now(message)
+                self._recalls.recall(session, message)
+            case m.Release(ticket=number):
+                self._recalls.release(session, number)
+            case m.Reserve(digests=digests):
+                if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
+                    raise _not_now(message)
+                self._work.append(self._spills.reserve(session, message))
+            case m.Abandon(leases=leases):
+                for lease in leases:
+                    self._spills.abandon(session, lease, quarantine=False)
+                self._recalls.changed = True
+            case m.Forget():
+                self._work.append(self._forget(session, message))
+            case m.Report(counts=counts):
+                self._report(counts)
+            case _:
+                raise _not_now(message)
+
+    def _from_worker(self, session: Session, member: Member, message: m.FromEngine) -> None:
+        match message:
+            case m.Mapped(slab=number):
+                slab = self.arena.slab(number)
+                if slab is not None and slab.owner == session.owner:
+                    slab.mapped.add(member.number)
+                    self._recalls.changed = True
+            case m.Filled(leases=leases, dropped=dropped):
+                if self._spills.filled(session, member.hello.rank, leases, dropped):
+                    self._recalls.changed = True
+            case m.Recalled(transfers=transfers):
+                self._recalls.recalled(session, member.hello.rank, transfers)
+            case _:
+                raise _not_now(message)
+
+    def _forget(self, session: Session, message: m.Forget) -> Iterator[None]:
+        for at in range(0, len(message.digests) - 31, 32):
+            if session.phase is not Phase.LIVE:
+                return
+            for namer in self._namers(session, message.epoch):
+                entry = self.index.get(namer.name(message.digests[at : at + 32]))
+                if entry is not None and entry.state is State.RESIDENT:
+                    self.arena.drop(entry, "failed_check")
+            yield
+
+    def _report(self, counts: dict[str, int]) -> None:
+        room = 64 - len(self.counters.engine)
+        for name, n in counts.items():
+            name = name[:48]
+            if name in self.counters.engine or room > 0:
+                room -= name not in self.counters.engine
+                self.counters.engine[name] += max(n, 0)
+
+    def _namers(self, session: Session, epoch: int) -> tuple[Namer, ...]:
+        namers = session.namers.get(epoch)
+        if namers is None:
+            assert session.namespace is not None
+            namespace = session.namespace.at_epoch(epoch % (1 << 64))
+            keys = self._keyring.tenant(session.tenant).id_keys
+            namers = session.namers[epoch] = tuple(Namer(key, namespace) for key in keys)
+            while len(session.namers) > _EPOCHS_KEPT:
+                del session.namers[next(iter(session.namers))]
+        return namers
+
+    # work -------------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """One slice of pending work; True if more is waiting."""
+        if self._recalls.changed:
+            self._work.extend(self._recalls.retry())
+        budget = TURN_BLOCKS
+        while budget > 0 and self._work:
+            work = self._work.popleft()
+            for _ in work:
+                budget -= 1
+                if budget <= 0:
+                    self._work.appendleft(work)
+                    break
+            else:
+                budget -= 1
+        return bool(self._work) or self._recalls.changed
+
+    # looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def holds_blocks(self) -> bool:
+        return any(e.state is State.RESIDENT for e in self.index.values())
+
+    @property
+    def sessions(self) -> int:
+        return len(self.roster.sessions)
+
+    def stats(self) -> dict[str, int | float | str]:
+        """A flat table of what is held and what was counted since the start."""
+        return {
+            "well": self.well,
+            "uptime_s": round(self._clock.now() - self._started, 3),
+            "sessions": self.sessions,
+            "quarantined_sessions": len(self.roster.quarantines),
+            "host_bytes": self.limits.host_bytes,
+            **self.arena.count(),
+            "hits": 0,
+            "recalled_blocks": 0,
+            "recalled_bytes": 0,
+            "spilled_blocks": 0,
+            "spilled_bytes": 0,
+            **self.counters.values(),
+            "trouble": str(self.arena.trouble or ""),
+        }
+
+    def check(self) -> None:
+        """Raises IntegrityError unless all books balance. Walks everything: for tests and idle moments."""
+        self.arena.check()
+        wrong: list[str] = []
+        for key, entry in self.index.items():
+            if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
+                wrong.append(f"index holds a block that is {entry.state.value}")
+        pins: dict[int, int] = {}
+        leases: dict[int, int] = {}
+        filling: set[int] = set()
+        for session in self.roster.sessions.values():
+            for ticket in session.tickets.values():
+                for entry in ticket.pinned:
+                    pins[id(entry)] = pins.get(id(entry), 0) + 1
+            for transfer in session.transfers.values():
+                for entry in transfer.entries:
+                    leases[id(entry)] = leases.get(id(entry), 0) + 1
+            filling |= {id(f.entry) for f in session.fills.values()}
+        quarantined = 0
+        for quarantine in self.roster.quarantines:
+            quarantined += len(quarantine.slots)
+            for entry in quarantine.entries:
+                leases[id(entry)] = leases.get(id(entry), 0) + 1
+        counted = self.arena.count()
+        if quarantined != counted["quarantined_slots"]:
+            wrong.append(f"{counted['quarantined_slots']} slots quarantined, {quarantined} accounted for")
+        for entry in self.arena.entries():
+            expected = (pins.get(id(entry), 0), leases.get(id(entry), 0))
+            if (entry.pins, entry.leases) != expected:
+                wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
+            if (entry.state is State.FILLING) != (id(entry) in filling):
+                wrong.append("a block is being filled by nobody")
+            if entry.state is not State.DRAINING and self.index.get(entry.id) is not entry:
+                wrong.append("a block of the arena is not in the index")
+        if wrong:
+            raise IntegrityError(
+                "SW-304",
+                what="the hierarchy's books do not balance",
+                why="; ".join(wrong),
+                fix="report this: it is a bug in stepwell",
+            )
+
+    def close(self) -> None:
+        """Ends all sessions and frees all shared memory. No job may be running any more."""
+        for session in list(self.roster.sessions.values()):
+            self._end(session, without=session.members[0])
+            session.members[0].close()
+        self.arena.close()
+
+
+def _not_now(message: m.FromEngine) -> ProtocolError:
+    return ProtocolError(
+        "SW-804",
+        what=f"a {type(message).__name__} that is not allowed here or now",
+        why="its sender's role or the session's state does not have it",
+        fix="use the same stepwell version for engine and well",
+    )

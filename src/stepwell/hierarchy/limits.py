@@ -1,0 +1,15 @@
+"""The bounds a hierarchy is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """host_bytes: the arena's size. pin_waiting: share of it that waiting requests may pin together; pin_request: share
+    that one request may pin when no other holds pins."""
+
+    host_bytes: int
+    pin_waiting: float = 0.25
+    pin_request: float = 0.5

@@ -1,0 +1,172 @@
+"""Answering requests: follow a prefix through the index, pin what is resident, lease what is recalled.
+
+A ticket's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
+Where a run cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
+pins) the ticket waits and is followed again when something changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.state import State
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.counters import Counters, Ghosts
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
+from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
+
+SLICE = 128
+"""Blocks told in one Found: bounds how long building it takes."""
+
+
+class Recalls:
+    def __init__(
+        self,
+        arena: Arena,
+        index: dict[BlockId, Entry],
+        limits: Limits,
+        counters: Counters,
+        ghosts: Ghosts,
+        namers: Callable[[Session, int], tuple[Namer, ...]],
+    ) -> None:
+        self._arena = arena
+        self._index = index
+        self._limits = limits
+        self._counters = counters
+        self._ghosts = ghosts
+        self._namers = namers
+        self._waiting: dict[Ticket, Session] = {}
+        self.changed = False  # something happened that a waiting ticket may have waited for
+
+    def ask(self, session: Session, message: Ask) -> Iterator[None]:
+        ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
+        session.tickets[ticket.number] = ticket
+        self._counters.total["requests"] += 1
+        return self._follow(session, ticket)
+
+    def retry(self) -> list[Iterator[None]]:
+        """Work for the tickets that waited, earliest request first."""
+        self.changed = False
+        again = sorted(self._waiting.items(), key=lambda pair: pair[0].order)
+        self._waiting.clear()
+        for ticket, _ in again:
+            ticket.queued = True
+        return [self._follow(session, ticket) for ticket, session in again]
+
+    def _follow(self, session: Session, ticket: Ticket) -> Iterator[None]:
+        namers = self._namers(session, ticket.epoch)
+        reason, waits = "end", False
+        while True:
+            if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
+                return
+            at = len(ticket.pinned)
+            if at == ticket.blocks:
+                break
+            entry, id = self._find(namers, ticket.digests[32 * at : 32 * at + 32])
+            reason, waits = self._obstacle(session, ticket, entry, id)
+            if entry is None or reason:
+                break
+            self._arena.pin(entry)
+            ticket.pinned.append(entry)
+            if len(ticket.pinned) - ticket.told >= SLICE:
+                self._tell(session, ticket, more=True)
+            yield
+        ticket.queued = False
+        new_wait = reason if waits else ""
+        if waits:
+            self._waiting[ticket] = session
+        if len(ticket.pinned) > ticket.told or not waits or new_wait != ticket.waiting:
+            ticket.waiting = new_wait
+            self._tell(session, ticket, more=waits, reason=reason)
+        if not waits:
+            self._counters.total["hits"] += len(ticket.pinned)
+            missed = ticket.blocks - len(ticket.pinned)
+            if missed:
+                self._counters.misses[reason] += missed
+
+    def _find(self, namers: tuple[Namer, ...], digest: bytes) -> tuple[Entry | None, BlockId]:
+        """The block under the tenant's newest key epoch, else under an older one; what it is called now if it is not
+        here."""
+        ids = [namer.name(digest) for namer in namers]
+        for id in ids:
+            entry = self._index.get(id)
+            if entry is not None:
+                return entry, id
+        return None, next((id for id in ids if id in self._ghosts), ids[0])
+
+    def _obstacle(self, session: Session, ticket: Ticket, entry: Entry | None, id: BlockId) -> tuple[str, bool]:
+        """Why this block cannot be added to the run ("" if it can), and whether waiting may help."""
+        if entry is None:
+            return ("evicted" if id in self._ghosts else "never_seen"), False
+        if entry.state is State.FILLING:
+            return "filling", id in session.filling
+        if any(not session.copiers <= slab.mapped for slab, _ in entry.slots):
+            return "mapping", True
+        if not self._room(ticket, entry):
+            self._ask_way(session, ticket)
+            return "pins", True
+        return "", False
+
+    def _room(self, ticket: Ticket, entry: Entry) -> bool:
+        if entry.pins:
+            return True
+        would = self._arena.pinned_bytes + self._arena.bytes_of(entry)
+        if would <= self._limits.pin_waiting * self._limits.host_bytes:
+            return True
+        alone = self._arena.pins == len(ticket.pinned)
+        return alone and would <= self._limits.pin_request * self._limits.host_bytes
+
+    @staticmethod
+    def _ask_way(session: Session, ticket: Ticket) -> None:
+        """Asks the session's last request in line that holds pins to give way to this earlier one."""
+        later = [t for t in session.tickets.values() if t.order > ticket.order and t.pinned and not t.asked_way]
+        if later and session.scheduler is not None:
+            last = max(later, key=lambda t: t.order)
+            last.asked_way = True
+            session.scheduler.send(GiveWay(last.number), ())
+
+    def _tell(self, session: Session, ticket: Ticket, *, more: bool, reason: str = "") -> None:
+        news = ticket.pinned[ticket.told :]
+        self._arena.touch(news)
+        if session.scheduler is not None:
+            found = Found(ticket.number, ticket.told, self._arena.refs(news), more, reason)
+            session.scheduler.send(found, ())
+        ticket.told = len(ticket.pinned)
+
+    def recall(self, session: Session, message: Recall) -> None:
+        """Pins become leases. A ticket that is gone means a copy that will fail its generation check, or not: the
+        bytes are then still those it was told of."""
+        ticket = session.tickets.get(message.ticket)
+        if ticket is None:
+            return
+        entries = ticket.pinned[message.first : message.first + message.count]
+        for entry in entries:
+            self._arena.lease(entry)
+        self.release(session, message.ticket)
+        ranks = {m.hello.rank for m in session.workers.values()}
+        session.transfers[message.transfer] = Transfer(entries, ranks)
+        self._counters.total["recalled_blocks"] += len(entries)
+        self._counters.total["recalled_bytes"] += sum(map(self._arena.bytes_of, entries))
+
+    def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
+        for number in transfers:
+            transfer = session.transfers.get(number)
+            if transfer is None:
+                continue
+            transfer.missing.discard(rank)
+            if not transfer.missing:
+                del session.transfers[number]
+                for entry in transfer.entries:
+                    self._arena.release(entry)
+
+    def release(self, session: Session, number: int) -> None:
+        ticket = session.tickets.pop(number, None)
+        if ticket is None:
+            return
+        self._waiting.pop(ticket, None)
+        for entry in ticket.pinned:
+            self._arena.unpin(entry)
+        self.changed = True

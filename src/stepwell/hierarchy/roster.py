@@ -1,0 +1,159 @@
+"""Who is connected: members become sessions, sessions end, and what they left is kept apart until it is safe.
+
+Nothing here touches blocks: the hierarchy is told what to open and what to clear up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from stepwell.block.namespace import Namespace, layout_of_session
+from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
+from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.slab import Owner
+from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
+
+MAX_SESSIONS = 256
+DEFAULT_TENANT = "default"
+
+
+class Roster:
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self.sessions: dict[int, Session] = {}
+        self.quarantines: list[Quarantine] = []
+
+    def enter(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member:
+        """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
+        _examine(peer, hello)
+        session = next(
+            (s for s in self.sessions.values() if s.engine == hello.engine and s.phase is Phase.ASSEMBLING), None
+        )
+        if session is None:
+            if len(self.sessions) >= MAX_SESSIONS:
+                raise CapacityError(
+                    "SW-204",
+                    what="no more sessions",
+                    why=f"{MAX_SESSIONS} engines are connected",
+                    fix="give some engines a well of their own with STEPWELL_HOME",
+                )
+            session = Session(next(self._numbers), hello.engine, DEFAULT_TENANT)
+            self.sessions[session.number] = session
+        member = Member(next(self._numbers), peer, hello, send, close, session)
+        if member.is_scheduler:
+            if session.scheduler is not None:
+                raise _stranger(hello)
+            session.scheduler = member
+        else:
+            if hello.rank in session.workers:
+                raise _stranger(hello)
+            session.workers[hello.rank] = member
+        return member
+
+    @staticmethod
+    def open(session: Session) -> None:
+        """Makes a complete session live. Raises IdentityMismatch when its members describe different things."""
+        scheduler = session.scheduler
+        assert scheduler is not None
+        workers = [session.workers[r].hello for r in sorted(session.workers)]
+        first = scheduler.hello
+        shapes = {(w.world, w.shard_bytes) for w in workers} | {(first.world, first.shard_bytes)}
+        if len(shapes) != 1 or [w.rank for w in workers] != list(range(first.world)):
+            raise IdentityMismatch(
+                "SW-401",
+                what="the engine's processes do not describe one shape",
+                why=f"(ranks, shard bytes) are {sorted(shapes)}",
+                fix="ranks with shards of different sizes are not supported; run without stepwell",
+            )
+        layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes)
+        session.namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
+        session.owner = Owner(session.tenant, session.namespace.encode(), first.shard_bytes)
+        session.phase = Phase.LIVE
+
+    def leave(self, session: Session) -> Quarantine | None:
+        """Ends the session; a quarantine for what its copying processes may still touch, if any of them lives."""
+        session.phase = Phase.ENDED
+        del self.sessions[session.number]
+        alive = {rank: m.number for rank, m in session.workers.items() if not m.exited}
+        if not alive:
+            return None
+        quarantine = Quarantine(session.number, session.engine, alive)
+        self.quarantines.append(quarantine)
+        return quarantine
+
+    def exited(self, member: Member) -> list[Quarantine]:
+        """The member's process is no more; quarantines that nobody can touch any longer."""
+        member.exited = True
+        return self._spare(member.number)
+
+    def disowned(self, member: Member) -> list[Session]:
+        """Sessions that the member says have ended, before we saw the end of their connections."""
+        if member.is_scheduler:
+            return []
+        olds = (self.sessions.get(number) for number in member.hello.acknowledges)
+        return [s for s in olds if s is not None and s.engine == member.hello.engine and s is not member.session]
+
+    def acknowledged(self, member: Member) -> list[Quarantine]:
+        """The member says that its copies in these earlier sessions have ended."""
+        if member.is_scheduler:
+            return []
+        olds = [
+            q.alive[member.hello.rank]
+            for q in self.quarantines
+            if q.session in member.hello.acknowledges
+            and q.engine == member.hello.engine
+            and member.hello.rank in q.alive
+        ]
+        return [q for old in olds for q in self._spare(old)]
+
+    def _spare(self, number: int) -> list[Quarantine]:
+        for quarantine in self.quarantines:
+            quarantine.alive = {rank: n for rank, n in quarantine.alive.items() if n != number}
+        freed = [q for q in self.quarantines if not q.alive]
+        self.quarantines = [q for q in self.quarantines if q.alive]
+        return freed
+
+
+def _examine(peer: Peer, hello: Hello) -> None:
+    """Raises ProtocolError or IdentityMismatch for a hello that cannot be served."""
+    if not OLDEST_PROTOCOL <= hello.protocol <= PROTOCOL:
+        raise ProtocolError(
+            "SW-801",
+            what=f"the engine side speaks protocol {hello.protocol}",
+            why=f"this well speaks {OLDEST_PROTOCOL} to {PROTOCOL}",
+            fix="install the same stepwell version for both, then `stepwell stop`",
+        )
+    digests = (hello.layout, hello.weights, hello.model) if hello.role == "scheduler" else (hello.layout,)
+    sane = (
+        hello.role in ("scheduler", "worker")
+        and 0 < hello.world <= 4096
+        and 0 <= hello.rank < hello.world
+        and 0 < hello.shard_bytes <= 1 << 30
+        and 0 < len(hello.engine) <= 128
+        and all(len(d) == 32 for d in digests)
+        and (hello.role == "worker" or 0 < hello.block_tokens <= 1 << 20)
+    )
+    if not sane:
+        raise ProtocolError(
+            "SW-804",
+            what="a hello that makes no sense",
+            why=f"role {hello.role[:16]!r}",
+            fix="use the same stepwell version for engine and well",
+        )
+    if hello.role == "worker" and not peer.watched:
+        raise ProtocolError(
+            "SW-805",
+            what="a worker without a pidfd",
+            why="the well could not tell when its copies end",
+            fix="use Linux 5.3 or newer and allow pidfd_open in the seccomp profile",
+        )
+
+
+def _stranger(hello: Hello) -> StepwellError:
+    return IdentityMismatch(
+        "SW-404",
+        what=f"{hello.role} {hello.rank} of this engine is connected already",
+        why="an engine has one scheduler and one worker per rank",
+        fix="nothing, if it is joining again; else give each engine its own engine_id",
+    )

@@ -1,0 +1,130 @@
+"""Sessions: one engine, its members, and what they hold.
+
+A session lives while all its members do. When one is lost it ends as a whole: what it was filling is quarantined and
+what it was copying stays leased until every process that might still be copying has exited or has acknowledged. Time
+alone never frees a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stepwell.block.namespace import BlockId, Namer, Namespace
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.protocol.messages import Hello, Message
+
+Send = Callable[[Message, tuple[int, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What the operating system says about the other end. `watched`: its exit will be reported by a pidfd."""
+
+    uid: int
+    pid: int
+    watched: bool
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One connection of a session. `send` never blocks; `close` ends the connection."""
+
+    number: int
+    peer: Peer
+    hello: Hello
+    send: Send
+    close: Callable[[], None]
+    session: Session
+    exited: bool = False
+
+    @property
+    def is_scheduler(self) -> bool:
+        return self.hello.role == "scheduler"
+
+
+class Phase(Enum):
+    ASSEMBLING = "assembling"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """A block that a session is filling: complete when no rank is missing."""
+
+    entry: Entry
+    missing: set[int]
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A recall under way: its blocks are leased until no rank is missing."""
+
+    entries: list[Entry]
+    missing: set[int]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that asked. `pinned` is its run so far; `ids` are named as far as it has been followed."""
+
+    number: int
+    order: int
+    epoch: int
+    digests: bytes
+    pinned: list[Entry] = field(default_factory=list)
+    told: int = 0  # blocks of the run that the client knows of
+    queued: bool = True  # a slice of work for it is in the queue
+    waiting: str = ""  # why the run does not grow at the moment; "" while it does or when it is final
+    asked_way: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return len(self.digests) // 32
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    number: int
+    engine: str
+    tenant: str
+    phase: Phase = Phase.ASSEMBLING
+    scheduler: Member | None = None
+    workers: dict[int, Member] = field(default_factory=dict)
+    namespace: Namespace | None = None
+    owner: Owner | None = None
+    namers: dict[int, tuple[Namer, ...]] = field(default_factory=dict)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    fills: dict[int, Fill] = field(default_factory=dict)
+    filling: dict[BlockId, int] = field(default_factory=dict)
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[Member]:
+        return [m for m in (self.scheduler, *self.workers.values()) if m is not None]
+
+    @property
+    def copiers(self) -> frozenset[int]:
+        """Numbers of the members that copy: a slab is usable when all of them have mapped it."""
+        return frozenset(m.number for m in self.workers.values())
+
+    @property
+    def complete(self) -> bool:
+        """All that the scheduler announced are here (or more: `open` refuses those)."""
+        return self.scheduler is not None and len(self.workers) >= self.scheduler.hello.world
+
+
+@dataclass(slots=True, eq=False)
+class Quarantine:
+    """What an ended session left: `slots` that were being written and `entries` that were being read. Freed when
+    `alive` (member number by rank, of the processes that may still copy) is empty."""
+
+    session: int
+    engine: str
+    alive: dict[int, int]
+    slots: list[tuple[Slab, int]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)

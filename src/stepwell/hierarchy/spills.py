@@ -1,0 +1,109 @@
+"""Taking blocks in: slots are leased to a session for filling, and a block is published when every rank has written
+its shard. Until then nobody can read it; if any rank drops it, nobody ever will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.state import State
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.counters import Counters
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.session import Fill, Phase, Session
+from stepwell.protocol.messages import Granted, Reserve
+
+
+class Spills:
+    def __init__(
+        self,
+        arena: Arena,
+        index: dict[BlockId, Entry],
+        counters: Counters,
+        namers: Callable[[Session, int], tuple[Namer, ...]],
+    ) -> None:
+        self._arena = arena
+        self._index = index
+        self._counters = counters
+        self._namers = namers
+        self._leases = 0
+
+    def reserve(self, session: Session, message: Reserve) -> Iterator[None]:
+        """Leases a slot set per block, in order; stops at the first that finds no room (a tail without its head is
+        useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
+        assert session.owner is not None
+        namer = self._namers(session, message.epoch)[0]
+        parent = self._index.get(namer.name(message.parent)) if message.parent else None
+        leases: list[int] = []
+        granted: list[Entry] = []
+        full = False
+        for at in range(0, len(message.digests), 32):
+            if session.phase is not Phase.LIVE:
+                return
+            leases.append(0)
+            if full:
+                self._counters.refused_spills["no_room"] += 1
+                continue
+            id = namer.name(message.digests[at : at + 32])
+            entry = self._index.get(id)
+            if entry is not None:
+                self._counters.refused_spills["filling" if entry.state is State.FILLING else "resident"] += 1
+            else:
+                if parent is not None and self._index.get(parent.id) is not parent:
+                    parent = None  # dropped since the last slice
+                entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
+                if entry is None:
+                    full = True
+                    self._counters.refused_spills["no_room"] += 1
+                    continue
+                leases[-1] = self._lease(session, entry)
+                granted.append(entry)
+            parent = entry
+            yield
+        if session.scheduler is not None:
+            session.scheduler.send(Granted(message.spill, leases, self._arena.refs(granted)), ())
+        self._arena.populate(session.owner)
+
+    def _lease(self, session: Session, entry: Entry) -> int:
+        self._leases += 1
+        self._index[entry.id] = entry
+        session.fills[self._leases] = Fill(entry, {m.hello.rank for m in session.workers.values()})
+        session.filling[entry.id] = self._leases
+        return self._leases
+
+    def filled(self, session: Session, rank: int, leases: list[int], dropped: list[int]) -> bool:
+        """One rank's acknowledgements; True if a block was published or given up."""
+        ended = False
+        for number in (*leases, *dropped):
+            fill = session.fills.get(number)
+            if fill is None or rank not in fill.missing:
+                continue
+            fill.missing.remove(rank)
+            fill.dropped |= number in dropped
+            if fill.missing:
+                continue
+            ended = True
+            if fill.dropped:
+                self.abandon(session, number, quarantine=False)
+                continue
+            self._settle(session, number)
+            self._arena.commit(fill.entry)
+            self._counters.total["spilled_blocks"] += 1
+            self._counters.total["spilled_bytes"] += self._arena.bytes_of(fill.entry)
+        return ended
+
+    def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:
+        """A lease ends unfilled. With `quarantine` its slots stay unusable until they are cleansed."""
+        fill = self._settle(session, number)
+        if fill is not None:
+            if self._index.get(fill.entry.id) is fill.entry:
+                del self._index[fill.entry.id]
+            self._arena.fail(fill.entry, quarantine=quarantine)
+            self._counters.refused_spills["abandoned"] += 1
+
+    @staticmethod
+    def _settle(session: Session, number: int) -> Fill | None:
+        fill = session.fills.pop(number, None)
+        if fill is not None:
+            del session.filling[fill.entry.id]
+        return fill

@@ -1,0 +1,257 @@
+"""Every message that crosses the socket, as msgspec structs (arrays on the wire, tagged by class name).
+
+An engine is one *session*: a scheduler member and one worker member per rank. The scheduler asks, reserves and gives
+back; workers copy and acknowledge. Blocks travel as digests (never stored, never logged) and come back as slot
+references. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+PROTOCOL = 1
+"""Version spoken here. A well accepts this one and the one before it."""
+
+OLDEST_PROTOCOL = 1
+DIGEST_BYTES = 32
+MAX_MESSAGE = 16 << 20
+"""Largest message in bytes; a longer one ends the connection."""
+
+MAX_DIGESTS = 1 << 18
+"""Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+
+SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
+"""Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, world)."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
+
+
+# engine -> well, first message of every connection ------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Who connects. A member passes a pidfd of itself as the message's only descriptor.
+
+    `engine` is the same random name in all processes of one engine; `layout` is a 32-byte digest of how this member
+    sees the KV layout; the scheduler adds `weights` and `model` (32-byte digests), `block_tokens` and, for people, a
+    `label`. `wishes` are well settings that the engine's user asked for: a well that was started with others keeps its
+    own and says so in `Welcome.warnings`. `acknowledges` are sessions of this process whose copies have all ended.
+    """
+
+    protocol: int
+    role: str  # "scheduler" | "worker" | "admin"
+    engine: str = ""
+    rank: int = 0
+    world: int = 1
+    shard_bytes: int = 0
+    layout: bytes = b""
+    weights: bytes = b""
+    model: bytes = b""
+    block_tokens: int = 0
+    label: str = ""
+    wishes: dict[str, str | int | float] = {}
+    acknowledges: list[int] = []
+
+
+# engine -> well, scheduler member -----------------------------------------------------------------------------------
+
+
+class Ask(Message, frozen=True):
+    """Which leading run of these consecutive blocks can be recalled? Hits are pinned until Recall or Release.
+
+    `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
+    smaller goes first when pins are short. Answered by one or more `Found`.
+    """
+
+    ticket: int
+    epoch: int
+    order: int
+    digests: bytes
+
+
+class Recall(Message, frozen=True):
+    """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`."""
+
+    ticket: int
+    transfer: int
+    first: int
+    count: int
+
+
+class Release(Message, frozen=True):
+    """The request needs this ticket no more: pins end. Leases of a transfer under way do not."""
+
+    ticket: int
+
+
+class Reserve(Message, frozen=True):
+    """Lease slots to fill these consecutive blocks (the first one's parent is `parent`, empty at the chain's start)."""
+
+    spill: int
+    epoch: int
+    parent: bytes
+    digests: bytes
+
+
+class Abandon(Message, frozen=True):
+    """Reserved blocks that no worker was told to fill: their slots are free at once."""
+
+    leases: list[int]
+
+
+class Forget(Message, frozen=True):
+    """These blocks failed their check while being recalled: drop them."""
+
+    epoch: int
+    digests: bytes
+
+
+class Report(Message, frozen=True):
+    """Counts since the last report of what only the engine side sees (bypasses, late answers, ...)."""
+
+    counts: dict[str, int]
+
+
+# engine -> well, worker member --------------------------------------------------------------------------------------
+
+
+class Mapped(Message, frozen=True):
+    """The slab is mapped and prefaulted here: its slots may be leased to this session."""
+
+    slab: int
+
+
+class Filled(Message, frozen=True):
+    """This rank's shards: `leases` are written, `dropped` will never be written by this rank."""
+
+    leases: list[int]
+    dropped: list[int]
+
+
+class Recalled(Message, frozen=True):
+    """This rank's copies of these transfers have ended, well or badly."""
+
+    transfers: list[int]
+
+
+# admin --------------------------------------------------------------------------------------------------------------
+
+
+class Ping(Message, frozen=True):
+    number: int
+
+
+class StatsQuery(Message, frozen=True):
+    pass
+
+
+class Stop(Message, frozen=True):
+    """End the well. Answered by `Stopping` before the socket closes."""
+
+
+# well -> engine -----------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The member belongs to `session`; warnings are for the engine's log."""
+
+    session: int
+    protocol: int
+    well: str
+    host_bytes: int
+    warnings: list[str] = []
+
+
+class Refused(Message, frozen=True):
+    """No service for this member; the engine goes on without. The texts are those of a StepwellError."""
+
+    code: str
+    what: str
+    why: str
+    fix: str
+
+
+class Ready(Message, frozen=True):
+    """All members of the session are here; the scheduler may ask."""
+
+    session: int
+
+
+class Found(Message, frozen=True):
+    """Blocks [start, start + len) of a ticket are resident, verified and pinned at `slots` (SLOT_REF bytes).
+
+    With `more` the run may still grow (blocks being filled by this session, slabs being mapped, pins waiting for
+    room); without it the answer is final and `reason` says why the run ends there.
+    """
+
+    ticket: int
+    start: int
+    slots: bytes
+    more: bool
+    reason: str = ""
+
+
+class GiveWay(Message, frozen=True):
+    """An earlier request needs room for pins: release this ticket unless it was offered to the engine already."""
+
+    ticket: int
+
+
+class Granted(Message, frozen=True):
+    """Answer to Reserve: a lease number per digest, 0 where refused; `slots` has one row per lease that is not 0."""
+
+    spill: int
+    leases: list[int]
+    slots: bytes
+
+
+class SlabShared(Message, frozen=True):
+    """A slab to map (its descriptor comes along): generation words first, slots from `offset` on, `stride` apart."""
+
+    slab: int
+    nbytes: int
+    offset: int
+    stride: int
+    slots: int
+
+
+class SlabRetired(Message, frozen=True):
+    """Unmap this slab."""
+
+    slab: int
+
+
+class Pong(Message, frozen=True):
+    number: int
+
+
+class Stats(Message, frozen=True):
+    """`values` is the flat table that `stepwell stats` prints."""
+
+    values: dict[str, int | float | str]
+
+
+class Stopping(Message, frozen=True):
+    pass
+
+
+FromEngine = (
+    Hello
+    | Ask
+    | Recall
+    | Release
+    | Reserve
+    | Abandon
+    | Forget
+    | Report
+    | Mapped
+    | Filled
+    | Recalled
+    | Ping
+    | StatsQuery
+    | Stop
+)
+FromWell = Welcome | Refused | Ready | Found | GiveWay | Granted | SlabShared | SlabRetired | Pong | Stats | Stopping

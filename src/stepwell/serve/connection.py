@@ -1,0 +1,152 @@
+"""One connection of the well: bytes in become messages, messages out become bytes, both within bounds.
+
+No policy: what a message means is decided by `serve.loop`, the only caller. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+
+from stepwell.hierarchy.session import Member
+from stepwell.io import descriptors
+from stepwell.protocol import wire
+from stepwell.protocol.messages import FromEngine, Message
+
+MAX_OUTPUT = 64 << 20
+"""Bytes that may wait for a peer that does not read; one more ends the connection."""
+
+MAX_HELLO = 64 << 10
+"""Bytes a peer may send without a complete hello among them."""
+
+_RECEIVE = 64 << 10
+_GATHER = 64  # buffers handed to one sendmsg; the system allows 1024
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Connection:
+    """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited.
+
+    `ending`: closed as soon as the output is sent, and read no more. `pidfd` belongs to the loop after the hello.
+    """
+
+    __slots__ = (
+        "_out", "_pieces", "_reader", "_silent", "admin", "closed", "ending", "member", "pid", "pidfd", "sock", "uid",
+        "unread", "wants_write",
+    )  # fmt: skip
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.pid, self.uid, _ = peer(sock)
+        self.member: Member | None = None
+        self.admin = False
+        self.ending = False
+        self.closed = False
+        self.pidfd = -1
+        self.wants_write = False
+        self.unread: Iterator[FromEngine] | None = None  # messages received and not yet handled
+        self._reader = wire.Reader(wire.from_engine)
+        self._silent = 0  # bytes received before the hello
+        self._pieces: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._out = 0
+
+    @property
+    def greeted(self) -> bool:
+        return self.admin or self.member is not None
+
+    def receive(self) -> Iterator[FromEngine] | None:
+        """The messages that the next bytes complete; None at the end of the stream.
+
+        The iterator must be used up before the next call; it raises ProtocolError. Raises OSError (BlockingIOError
+        when there is nothing to read).
+        """
+        if self.greeted:
+            data = self.sock.recv(_RECEIVE)  # the kernel closes descriptors that nobody receives
+        else:
+            data, fds, _ = descriptors.receive(self.sock, MAX_HELLO, 1)
+            for fd in fds:
+                if self.pidfd < 0:
+                    self.pidfd = fd
+                else:
+                    os.close(fd)
+            self._silent += len(data)
+        return self._reader.feed(data) if data else None
+
+    @property
+    def overlong_hello(self) -> bool:
+        return not self.greeted and self._silent >= MAX_HELLO
+
+    def queue(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        """Keeps the message for `flush`, with duplicates of `fds`. False: over the bound, nothing was kept."""
+        data = wire.frame(message)
+        if self._out + len(data) > MAX_OUTPUT:
+            return False
+        self._out += len(data)
+        self._pieces.append((memoryview(data), tuple(os.dup(fd) for fd in fds)))
+        return True
+
+    def flush(self) -> bool:
+        """Sends what the peer takes without waiting. True: all is sent. Raises OSError when the peer is gone."""
+        while self._pieces:
+            view, fds = self._pieces[0]
+            try:
+                # Descriptors ride with the first byte of their own message, so such a message starts a call of its own.
+                sent = socket.send_fds(self.sock, [view], fds) if fds else self.sock.sendmsg(self._gather())
+            except BlockingIOError:
+                return False
+            _close(fds)
+            if fds:
+                self._pieces[0] = (view, ())
+            self._sent(sent)
+        return True
+
+    def _gather(self) -> list[memoryview]:
+        views: list[memoryview] = []
+        for view, fds in self._pieces:
+            if fds or len(views) == _GATHER:
+                break
+            views.append(view)
+        return views
+
+    def _sent(self, count: int) -> None:
+        self._out -= count
+        while count:
+            view, _ = self._pieces[0]
+            if count < len(view):
+                self._pieces[0] = (view[count:], ())
+                return
+            count -= len(view)
+            self._pieces.popleft()
+
+    def close(self) -> None:
+        """Closes everything but `pidfd`."""
+        self.closed = True
+        self.unread = None
+        self.sock.close()
+        for _, fds in self._pieces:
+            _close(fds)
+        self._pieces.clear()
+
+
+def peer(sock: socket.socket) -> tuple[int, int, int]:
+    """Process (0 if it is not visible from here), user and group at the other end, as the kernel knows them."""
+    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
+
+
+def is_pidfd(fd: int) -> bool:
+    """Other descriptors could become readable for reasons of their own, which would look like an exit."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            return any(line.startswith("Pid:") for line in file)
+    except OSError:
+        return False
+
+
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

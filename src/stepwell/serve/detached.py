@@ -1,0 +1,56 @@
+"""A well that belongs to nobody: `python -m stepwell.serve.detached HOME LOCK`, run by `client.start`.
+
+The process forks and exits at once, so that its child is an orphan that no engine counts among its descendants. LOCK is
+the number of the inherited descriptor that holds the home's lock; standard input carries the engine's wishes as JSON.
+Until the well serves, standard error is the starter's pipe: one JSON line says that it does, or why it cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from stepwell.errors import StepwellError
+
+
+def main() -> None:
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(OSError):  # the engine's binding to some processors is not ours
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    home, locked = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        _serve(home, json.load(sys.stdin), locked)
+    except StepwellError as error:
+        _report({"code": error.code, "what": error.what, "why": error.why, "fix": error.fix})
+        sys.exit(1)
+
+
+def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> None:
+    from stepwell.config import load
+    from stepwell.io.paths import prepare_home
+    from stepwell.serve.process import run
+
+    os.set_inheritable(locked, False)
+    prepare_home(home)
+    settings = load(home, os.environ, overrides=wishes).settings
+    run(home, settings, locked=locked, linger=True, ready=_ready)
+
+
+def _ready(_: Path) -> None:
+    _report({"ready": True})
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 2):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def _report(fields: dict[str, object]) -> None:
+    os.write(2, json.dumps(fields).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

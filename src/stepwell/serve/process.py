@@ -1,0 +1,171 @@
+"""The well as a process: what it takes from the system before it serves, and what it gives back.
+
+Everything the well holds is memory: however it ends, only keyring, lock and log stay (after SIGKILL also a socket that
+nobody listens on, which the next well replaces). Called by `stepwell serve` in the foreground and by `serve.detached`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stepwell import __version__
+from stepwell.client.control import pid as pid_of_well
+from stepwell.client.start import lock, rendezvous
+from stepwell.config import Settings, check_sizes
+from stepwell.errors import AccessDenied, BackendDown
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.limits import Limits
+from stepwell.io.clock import MonotonicClock
+from stepwell.io.host import default_host_bytes, memory_allowed
+from stepwell.io.memory import SystemMemory
+from stepwell.io.paths import prepare_home
+from stepwell.log import well_log
+from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.wishes import judge
+from stepwell.units import format_size
+from stepwell.vault.keyring import Keyring
+
+KEYRING_NAME = "keyring"
+_BACKLOG = 128
+_OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
+_JOB_SECONDS = 2.0
+_PR_SET_DUMPABLE = 4
+
+log = logging.getLogger("stepwell.serve")
+
+
+def run(
+    home: Path,
+    settings: Settings,
+    *,
+    locked: int | None = None,
+    linger: bool = False,
+    ready: Callable[[Path], None] = lambda socket_path: None,
+) -> str:
+    """Serves `home` until SIGTERM, SIGINT, `stepwell stop` or, with `linger`, until nobody has used it for long enough.
+
+    For the main thread of a process of its own. `locked` is the descriptor of the home's lock if the caller holds it.
+    `ready` is called when connections are accepted. Returns why it ended. Raises StepwellError if it cannot start:
+    BackendDown SW-501 (another one runs), and whatever home, keyring, settings and memory have to say.
+    """
+    prepare_home(home)
+    place = rendezvous(home)
+    with _locked(home, place.lock, locked):
+        settings = _sized(settings)
+        keyring = Keyring.open(home / KEYRING_NAME)
+        _harden()
+        with well_log(home, settings.log_level), _listening(place.socket) as listener:
+            try:
+                return _serve(settings, keyring, listener, linger, lambda: ready(place.socket))
+            except Exception:
+                log.exception("the well ends because of an error in itself")
+                raise
+
+
+def _serve(
+    settings: Settings, keyring: Keyring, listener: socket.socket, linger: bool, ready: Callable[[], None]
+) -> str:
+    assert settings.host is not None
+    clock = MonotonicClock()
+    wakeup = Wakeup()
+    executor = ThreadExecutor(wakeup)
+    hierarchy = Hierarchy(
+        limits=Limits(settings.host, settings.pin_waiting, settings.pin_request), keyring=keyring, clock=clock,
+        executor=executor, memory=SystemMemory(), well=__version__, judge=judge(settings),
+    )  # fmt: skip
+    lingers = Linger(settings.linger, settings.linger_empty) if linger else None
+    loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers)
+    with _signals(loop, wakeup):
+        log.info("stepwell %s serves, host %s, process %d", __version__, format_size(settings.host), os.getpid())
+        ready()
+        gc.collect()
+        gc.freeze()
+        why = loop.run()
+        log.info("the well ends: %s", why)
+    if executor.close(_JOB_SECONDS):
+        hierarchy.close()
+    else:
+        log.warning("a job is stuck in the system and is left behind")
+    wakeup.close()
+    return why
+
+
+def _sized(settings: Settings) -> Settings:
+    """With the arena's size filled in and checked."""
+    if settings.host is None:
+        settings = settings.model_copy(update={"host": default_host_bytes()})
+    check_sizes(settings, memory_allowed())
+    return settings
+
+
+@contextlib.contextmanager
+def _locked(home: Path, path: Path, inherited: int | None) -> Iterator[None]:
+    if inherited is not None:
+        try:
+            yield
+        finally:
+            os.close(inherited)
+        return
+    with lock(path) as taken:
+        # The socket is asked as well: whoever cleans up temporary folders may have removed the lock's file.
+        if (pid := pid_of_well(home)) is not None or taken is None:
+            who = f"process {pid} serves it" if pid else "another process holds its lock"
+            raise BackendDown("SW-501", what=f"a well is already running for {home}", why=who,
+                              fix="use it, end it with `stepwell stop`, or set STEPWELL_HOME to another directory")
+        yield
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """The listening socket; what lies at `path` is nobody's, because we hold the lock."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise AccessDenied("SW-604", what=f"the socket {path} cannot be made", why=error.strerror or str(error),
+                           fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
+                           ) from error  # fmt: skip
+    finally:
+        os.umask(before)
+    try:
+        listener.listen(_BACKLOG)
+        yield listener
+    finally:
+        path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
+        listener.close()
+
+
+@contextlib.contextmanager
+def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
+    before = {s: signal.signal(s, lambda number, _: loop.stop(signal.Signals(number).name)) for s in
+              (signal.SIGTERM, signal.SIGINT)}  # fmt: skip
+    old_fd = signal.set_wakeup_fd(wakeup.signal_fd, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _harden() -> None:
+    """Plain KV and keys are in memory: no core dumps, no debugger of the same user. And room for descriptors."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,29 @@
+"""What an engine asked of a well that runs already: the well's own settings rule, and the engine is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+
+from stepwell.config.loader import from_overrides, merge
+from stepwell.config.settings import Settings
+
+Judge = Callable[[Mapping[str, str | int | float]], list[str]]
+
+
+def judge(settings: Settings) -> Judge:
+    """A function from an engine's wishes to warnings, one for each that `settings` does not grant.
+
+    It raises ConfigError (SW-101, SW-102) for wishes that no well could grant.
+    """
+
+    def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
+        wished = merge(Settings, from_overrides(wishes)).settings
+        return [
+            f"the running well has {name} = {of(settings)}, not {of(wished)} as asked for; `stepwell stop` ends it,"
+            " and the next engine starts a new one [SW-111]"
+            for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
+            if of(settings) != of(wished)
+        ]
+
+    return warnings

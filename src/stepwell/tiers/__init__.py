@@ -1,0 +1,1 @@
+"""Levels below the arena behind one small interface."""

@@ -1,0 +1,218 @@
+"""The keyring: the tenants of a well and their keys, the one file that is fsynced.
+
+Whoever has the keys can confirm guessed prompts and open what is sealed, so the file is 0600, checked before it is
+believed, and never shown. If it is corrupt or foreign it is reported and left exactly as it is: what it seals can still
+be read once it is restored. `wrap` says how the keys lie in it; "file" means as they are, protected by the file's mode.
+
+    {"format": "stepwell keyring", "version": 1, "wrap": "file",
+     "tenants": [{"name": "default", "epochs": [{"number": 1, "key": <base64 of 32 bytes>}]}],   newest epoch first
+     "checksum": <hex BLAKE3 of this file with an empty checksum>}
+
+A file must be, byte for byte, what `_render` writes. Engines never open it; only the well does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import blake3
+import msgspec
+
+from stepwell.errors import AccessDenied, IntegrityError, Unsupported
+
+DEFAULT_TENANT = "default"
+KEY_BYTES = 32
+_FORMAT = "stepwell keyring"
+_VERSION = 1
+_WRAP = "file"
+_MAX_BYTES = 1 << 20
+_BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One generation of a tenant's key; `number` grows with each rotation."""
+
+    number: int
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantKeys:
+    """A tenant's keys, newest epoch first; never empty."""
+
+    name: str
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def id_keys(self) -> tuple[bytes, ...]:
+        """The keys of block ids, one per epoch, newest first: new blocks use the first, lookups may try all."""
+        return tuple(blake3.blake3(e.key, derive_key_context=_BLOCK_ID_CONTEXT).digest() for e in self.epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """All tenants of one well, as read from its file."""
+
+    tenants: tuple[TenantKeys, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> Keyring:
+        """Read the keyring at `path`; create it with the tenant "default" if there is none.
+
+        Of several processes that create it at once, one wins and all read the same keys; a new keyring is on disk
+        before this returns. An existing file is never changed. Raises IntegrityError SW-303 (corrupt), AccessDenied
+        SW-605 (unreadable, of another user, or open to others), Unsupported SW-711 (of another version).
+        """
+        try:
+            if not os.path.lexists(path):
+                _create(path)
+            raw = _read(path)
+        except OSError as error:
+            raise _denied(path, error.strerror or str(error)) from error
+        keyring = cls(_parse(raw, path))
+        _remove_leftovers(path)
+        return keyring
+
+    @classmethod
+    def ephemeral(cls) -> Keyring:
+        """A keyring with the tenant "default" and random keys that is never written: what it names and seals ends with
+        this process."""
+        return cls((TenantKeys(DEFAULT_TENANT, (Epoch(1, secrets.token_bytes(KEY_BYTES)),)),))
+
+    def tenant(self, name: str) -> TenantKeys:
+        """The keys of tenant `name`. Raises AccessDenied SW-607 if it has none."""
+        for keys in self.tenants:
+            if keys.name == name:
+                return keys
+        raise AccessDenied(
+            "SW-607",
+            what="the keyring has no keys for this tenant",
+            why="only tenants in the keyring can store or find blocks",
+            fix=f"use a tenant that the well knows; a new keyring has one, called {DEFAULT_TENANT}",
+        )
+
+
+class _EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    number: int
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"_EpochRecord({self.number})"
+
+
+class _TenantRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    epochs: list[_EpochRecord]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    wrap: str
+
+
+class _Record(_Head, frozen=True, forbid_unknown_fields=True):
+    tenants: list[_TenantRecord]
+    checksum: str
+
+
+def _render(tenants: list[_TenantRecord]) -> bytes:
+    bare = _Record(_FORMAT, _VERSION, _WRAP, tenants, checksum="")
+    checksum = blake3.blake3(msgspec.json.encode(bare)).hexdigest()
+    return msgspec.json.encode(msgspec.structs.replace(bare, checksum=checksum)) + b"\n"
+
+
+def _parse(raw: bytes, path: Path) -> tuple[TenantKeys, ...]:
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+        if head.format == _FORMAT and (head.version, head.wrap) != (_VERSION, _WRAP):
+            raise Unsupported(
+                "SW-711",
+                what=f"the keyring {path} has version {head.version} with wrap {head.wrap[:32]!r}",
+                why=f"this release reads version {_VERSION} with wrap {_WRAP!r}",
+                fix="use the release of stepwell that wrote it, or another STEPWELL_HOME",
+            )
+        record = msgspec.json.decode(raw, type=_Record)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise _corrupt(path, "it is not a keyring, or only a part of one") from None
+    if _render(record.tenants) != raw:
+        raise _corrupt(path, "its checksum does not match its contents")
+    names = [tenant.name for tenant in record.tenants]
+    if len(set(names)) != len(names):
+        raise _corrupt(path, "a tenant is listed twice")
+    for tenant in record.tenants:
+        numbers = [epoch.number for epoch in tenant.epochs]
+        if not numbers or numbers != sorted(set(numbers), reverse=True):
+            raise _corrupt(path, "the key epochs of a tenant are not in order")
+        if any(len(epoch.key) != KEY_BYTES for epoch in tenant.epochs):
+            raise _corrupt(path, "a key has the wrong length")
+    return tuple(TenantKeys(t.name, tuple(Epoch(e.number, e.key) for e in t.epochs)) for t in record.tenants)
+
+
+def _read(path: Path) -> bytes:
+    # O_NONBLOCK: a fifo in place of the file must not hang the well; it has no effect on a regular file.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _denied(path, "it is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise _denied(path, f"it belongs to the user with id {status.st_uid}")
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise _denied(path, f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others could use it")
+        raw = file.read(_MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise _corrupt(path, "it is larger than 1 MiB")
+    return raw
+
+
+def _create(path: Path) -> None:
+    epochs = [_EpochRecord(1, secrets.token_bytes(KEY_BYTES))]
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(_render([_TenantRecord(DEFAULT_TENANT, epochs)]))
+            file.flush()
+            os.fsync(fd)
+        # Unlike a rename, a link never replaces: the first creator wins. The temporary file is missing only if the
+        # winner has already swept it away as a leftover.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(temporary, path, follow_symlinks=False)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Unlink what a killed creator left; with a keyring in place nobody can need it."""
+    for leftover in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.new"):
+        leftover.unlink(missing_ok=True)
+
+
+def _corrupt(path: Path, why: str) -> IntegrityError:
+    return IntegrityError(
+        "SW-303",
+        what=f"the keyring {path} is corrupt",
+        why=why,
+        fix="restore it from a copy, or move it away to start with new keys (what was sealed becomes unreadable)",
+    )
+
+
+def _denied(path: Path, why: str) -> AccessDenied:
+    return AccessDenied(
+        "SW-605",
+        what=f"the keyring {path} is not used",
+        why=why,
+        fix="make it a regular file of your own with mode 0600, or set STEPWELL_HOME to another directory",
+    )

@@ -1,0 +1,209 @@
+"""The offline configuration of a vLLM engine that has a scheduler and connectors but no model.
+
+`Setup` says what a test wants; `build` makes of it the config objects that a real engine core makes at start, by the
+same functions and in the same order, from a folder with a config.json and a few bytes of weights. No network, no
+tokenizer. Knows nothing of stepwell.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.plugins import load_general_plugins
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    resolve_cache_hit_alignment_tokens,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
+DTYPE = torch.float32
+VOCAB = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One engine. Sizes in tokens unless named otherwise; the defaults make small pools that fill quickly."""
+
+    connector: str
+    """Class name, or the name that an entry point registered."""
+    model_dir: Path
+    """Where config.json and model.safetensors are written; the model's name for the engine."""
+    module: str | None = None
+    """Module of the class; None: found by name among the registered connectors."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """`kv_connector_extra_config`."""
+    load_failure_policy: str | None = None
+    """`kv_load_failure_policy`; None leaves vLLM's default."""
+    kv_role: str = "kv_both"
+    engine_id: str | None = None
+    page: int = 16
+    num_pages: int = 65
+    """Pages of the engine's pool, one of which vLLM keeps as its null block."""
+    ranks: int = 1
+    """Tensor-parallel size: worker halves, each with its own KV tensors."""
+    layers: int = 2
+    kv_heads: int = 2
+    """Over all ranks."""
+    head_size: int = 8
+    batch_tokens: int = 256
+    """Budget of a step; longer prompts are prefilled in chunks."""
+    max_seqs: int = 16
+    max_model_len: int | None = None
+    """None: what the pool can hold."""
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    long_prefill_threshold: int = 0
+    async_scheduling: bool = False
+    """Schedule step N+1 before the output of step N is processed, as CUDA does by default."""
+    runner_v2: bool = False
+    """Hooks in the order of CUDA's default model runner, which lists resumed requests among the new ones."""
+    weights: int = 0
+    """Names the parameters: another number is another model under the same name."""
+
+    @property
+    def heads_per_rank(self) -> int:
+        return self.kv_heads // self.ranks
+
+    @property
+    def words(self) -> int:
+        """64-bit words of K and V together, per token, layer and head."""
+        return 2 * self.head_size * DTYPE.itemsize // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The config objects of one engine start; a rank's own copy of the first is made by the worker."""
+
+    vllm_config: VllmConfig
+    scheduler_kv: KVCacheConfig
+    worker_kv: list[KVCacheConfig]
+    block_size: int
+    hash_block_size: int
+
+
+def build(setup: Setup) -> Built:
+    """Everything that exists before the connectors do.
+
+    Raises what vLLM raises for a configuration it refuses, such as a `max_model_len` beyond the pool.
+    """
+    if setup.module is None:
+        load_general_plugins()
+    write_model(setup)
+    config = _vllm_config(setup)
+    specs = [_specs(setup) for _ in range(setup.ranks)]
+    layout = resolve_kv_cache_layout(config, [["LBHNC"]] * setup.ranks, list(specs[0].values()))
+    worker_kv = get_kv_cache_configs(config, specs, [1 << 40] * setup.ranks)
+    for kv in worker_kv:
+        kv.kv_cache_layout = layout.name
+    scheduler_kv = generate_scheduler_kv_cache_config(worker_kv)
+    config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler_kv, config)
+    alignment = resolve_cache_hit_alignment_tokens(scheduler_kv, config, block_size, hash_block_size)
+    for kv in (*worker_kv, scheduler_kv):
+        kv.hash_block_size = hash_block_size
+        kv.cache_hit_alignment_tokens = alignment
+    return Built(config, scheduler_kv, [copy.deepcopy(kv) for kv in worker_kv], block_size, hash_block_size)
+
+
+def write_model(setup: Setup) -> None:
+    """config.json and a weights file whose bytes differ with `weights`; left alone where nothing changes."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": setup.kv_heads * setup.head_size,
+        "intermediate_size": 2 * setup.kv_heads * setup.head_size,
+        "num_attention_heads": setup.kv_heads,
+        "num_key_value_heads": setup.kv_heads,
+        "head_dim": setup.head_size,
+        "num_hidden_layers": setup.layers,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 1 << 18,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    header = json.dumps({"w": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + struct.pack("<q", setup.weights)
+    setup.model_dir.mkdir(parents=True, exist_ok=True)
+    for name, content in (("config.json", json.dumps(config).encode()), ("model.safetensors", weights)):
+        path = setup.model_dir / name
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+
+
+def _vllm_config(setup: Setup) -> VllmConfig:
+    max_model_len = setup.max_model_len or (setup.num_pages - 1) * setup.page
+    model = ModelConfig(
+        model=str(setup.model_dir),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        seed=0,
+        max_model_len=max_model_len,
+        enforce_eager=True,
+    )
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=setup.batch_tokens,
+        max_num_seqs=setup.max_seqs,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        policy=setup.policy,
+        long_prefill_token_threshold=setup.long_prefill_threshold,
+    )
+    cache = CacheConfig(
+        block_size=setup.page,
+        cache_dtype="auto",
+        enable_prefix_caching=setup.prefix_caching,
+        num_gpu_blocks_override=setup.num_pages,
+    )
+    transfer: dict[str, Any] = {
+        "kv_connector": setup.connector,
+        "kv_connector_module_path": setup.module,
+        "kv_role": setup.kv_role,
+        "kv_connector_extra_config": copy.deepcopy(setup.extra),
+    }
+    if setup.load_failure_policy is not None:
+        transfer["kv_load_failure_policy"] = setup.load_failure_policy
+    if setup.engine_id is not None:
+        transfer["engine_id"] = setup.engine_id
+    config = VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=scheduler,
+        parallel_config=ParallelConfig(tensor_parallel_size=setup.ranks, distributed_executor_backend="mp"),
+        device_config=DeviceConfig("cpu"),
+        load_config=LoadConfig(),
+        kv_transfer_config=KVTransferConfig(**transfer),
+    )
+    config.scheduler_config.async_scheduling = setup.async_scheduling  # the CPU platform has just forced it off
+    return config
+
+
+def _specs(setup: Setup) -> dict[str, FullAttentionSpec]:
+    """What the model's attention layers would say of one rank's KV."""
+    return {
+        f"model.layers.{layer}.self_attn.attn": FullAttentionSpec(
+            block_size=setup.page, num_kv_heads=setup.heads_per_rank, head_size=setup.head_size, dtype=DTYPE
+        )
+        for layer in range(setup.layers)
+    }

@@ -1,0 +1,479 @@
+"""Which facts separate namespaces, with vLLM's own config objects: every field of identity in turn, and what is none.
+
+One baseline engine config; each case changes one thing about it and says whether the digest of the facts may stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+pytest.importorskip("vllm", reason="needs vLLM")
+
+import torch
+import vllm
+from vllm.config import CUDAGraphMode, KVTransferConfig, MultiModalConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from stepwell.block.facts import digest_of
+from stepwell.engines.vllm.identity import canonical, engine, layout_facts, model_facts, unsupported
+from stepwell.engines.vllm.weights import Files, NoFiles, weight_files
+from stepwell.errors import Unsupported
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+LAYERS = ["model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"]
+
+
+def model_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
+    return folder
+
+
+def config_of(folder: Path, **arguments: Any) -> Any:
+    config = EngineArgs(model=str(folder), skip_tokenizer_init=True, **arguments).create_engine_config()
+    # Afterwards, so that no connector of that name need be registered for these tests.
+    config.kv_transfer_config = KVTransferConfig(kv_connector="StepwellConnector", kv_role="kv_both")
+    return config
+
+
+def spec(**changes: Any) -> FullAttentionSpec:
+    values: dict[str, Any] = {"block_size": 128, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+    return FullAttentionSpec(**values | changes)
+
+
+def pages(*specs: Any, layout: str | None = "LBHNC", num_blocks: int = 8) -> KVCacheConfig:
+    groups = [KVCacheGroupSpec(layer_names=LAYERS, kv_cache_spec=one) for one in specs or (spec(),)]
+    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
+
+
+def digests(config: Any, kv_cache_config: KVCacheConfig) -> tuple[bytes, bytes]:
+    return digest_of(model_facts(config)), digest_of(layout_facts(config, kv_cache_config))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> tuple[bytes, bytes]:
+    return digests(config_of(folder), pages())
+
+
+# --- the model -------------------------------------------------------------------------------
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 256,
+    "short_factor": [1.0] * 32,
+    "long_factor": [2.0] * 32,
+}
+
+
+def changed(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "arguments"),
+    [
+        ("model.config", {"hf_overrides": {"rope_parameters": YARN}}),
+        ("model.config", {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}}),
+        ("model.config", {"hf_overrides": {"sliding_window": 64}}),
+        ("model.config", {"hf_overrides": {"attn_logit_softcapping": 50.0}}),
+        ("model.config", {"hf_overrides": {"rms_norm_eps": 1e-6}}),
+        ("model.config", {"hf_overrides": lambda config: config.update({"num_hidden_layers": 1}) or config}),
+        ("model.dtype", {"dtype": "float32"}),
+        ("kv.dtype", {"kv_cache_dtype": "fp8_e5m2"}),
+        ("model.disable_sliding_window", {"disable_sliding_window": True}),
+        ("model.quantization", {"quantization": "fp8"}),
+        ("model.code_revision", {"code_revision": "other"}),
+    ],
+)
+def test_the_effective_model_config_is_identity(folder: Path, facts: str, arguments: dict[str, Any]) -> None:
+    one, other = model_facts(config_of(folder)), model_facts(config_of(folder, **arguments))
+    assert facts in changed(one, other)
+    assert changed(one, other) <= {facts, "model.config", "model.quantization_config"}
+    assert digest_of(one) != digest_of(other)
+
+
+@pytest.mark.parametrize(
+    ("fact", "path", "value"),
+    [
+        ("model.model_impl", "model_config.model_impl", "transformers"),
+        ("model.model_class_overrides", "model_config.model_class_overrides", {"LlamaForCausalLM": "own:Llama"}),
+        ("kv.calculate_scales", "cache_config.calculate_kv_scales", True),
+        ("kv.dtype_skip_layers", "cache_config.kv_cache_dtype_skip_layers", ["0"]),
+        ("kv.sharing_fast_prefill", "cache_config.kv_sharing_fast_prefill", True),
+    ],
+)
+def test_settings_that_take_long_or_another_machine_to_build(folder: Path, fact: str, path: str, value: Any) -> None:
+    config = config_of(folder)
+    before = model_facts(config)
+    _set(path, value)(config)
+    assert changed(before, model_facts(config)) == {fact}
+
+
+def test_multimodal_processing_is_identity_and_its_caches_are_not(folder: Path) -> None:
+    config = config_of(folder)
+    config.model_config.multimodal_config = MultiModalConfig()
+    before = model_facts(config)
+    config.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_gb=1, skip_mm_profiling=True)
+    assert model_facts(config) == before
+    config.model_config.multimodal_config = MultiModalConfig(mm_processor_kwargs={"max_pixels": 9})
+    assert changed(before, model_facts(config)) == {"multimodal.mm_processor_kwargs"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"rope_scaling": YARN}, {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}],
+    ids=["rope", "quantization"],
+)
+def test_the_config_file_is_identity(tmp_path: Path, folder: Path, config: dict[str, Any]) -> None:
+    other = config_of(model_folder(tmp_path / "tiny", **config))
+    assert "model.config" in changed(model_facts(config_of(folder)), model_facts(other))
+
+
+def test_an_override_is_the_same_as_the_config_that_it_makes(folder: Path, tmp_path: Path) -> None:
+    overridden = config_of(folder, hf_overrides={"rope_parameters": YARN})
+    written = config_of(model_folder(tmp_path / "tiny", rope_parameters=YARN))
+    assert digest_of(model_facts(overridden)) == digest_of(model_facts(written))
+
+
+def test_length_counts_only_where_it_alters_rope(folder: Path) -> None:
+    def digest(rope: dict[str, Any], length: int) -> bytes:
+        config = config_of(folder, hf_overrides={"rope_parameters": rope}, max_model_len=length)
+        return digest_of(model_facts(config))
+
+    assert digest(YARN, 128) == digest(YARN, 256)
+    assert digest(LONGROPE, 128) != digest(LONGROPE, 512)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"seed": 7},
+        {"served_model_name": "another"},
+        {"max_num_seqs": 3},
+        {"max_num_batched_tokens": 777},
+        {"max_model_len": 256},
+        {"enforce_eager": True},
+        {"disable_log_stats": True},
+        {"max_logprobs": 3},
+        {"num_gpu_blocks_override": 9},
+        {"enable_prefix_caching": False},
+        {"generation_config": "vllm"},
+        {"gpu_memory_utilization": 0.5},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_what_changes_no_kv_is_no_identity(folder: Path, base: tuple[bytes, bytes], arguments: dict[str, Any]) -> None:
+    assert digests(config_of(folder, **arguments), pages(num_blocks=99)) == base
+
+
+def test_path_and_writer_of_the_config_are_no_identity(tmp_path: Path, base: tuple[bytes, bytes]) -> None:
+    other = model_folder(tmp_path / "renamed", transformers_version="4.1.0", _name_or_path="someone/else")
+    assert digests(config_of(other), pages()) == base
+
+
+# --- the layout ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kv_cache_config",
+    [
+        lambda: pages(spec(block_size=32)),
+        lambda: pages(spec(num_kv_heads=1)),
+        lambda: pages(spec(head_size=32)),
+        lambda: pages(spec(dtype=torch.float16)),
+        lambda: pages(spec(page_size_padded=spec().page_size_bytes + 4096)),
+        lambda: pages(spec(sliding_window=64)),
+        lambda: pages(layout="BLHNC"),
+        lambda: pages(spec(), spec()),
+        lambda: pages(
+            UniformTypeKVCacheSpecs(block_size=128, kv_cache_specs={LAYERS[0]: spec(), LAYERS[1]: spec(head_size=32)})
+        ),
+    ],
+    ids=["page", "heads", "head size", "dtype", "padding", "window", "order", "groups", "one layer"],
+)
+def test_the_page_layout_is_identity(
+    folder: Path, base: tuple[bytes, bytes], kv_cache_config: Callable[[], KVCacheConfig]
+) -> None:
+    assert digest_of(layout_facts(config_of(folder), kv_cache_config())) != base[1]
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_the_shape_of_ranks_is_identity(folder: Path, base: tuple[bytes, bytes], size: str) -> None:
+    config = config_of(folder, **{size: 2})
+    assert digest_of(layout_facts(config, pages())) != base[1]
+
+
+def test_the_attention_backend_is_identity(folder: Path, base: tuple[bytes, bytes]) -> None:
+    config = config_of(folder, attention_backend="CPU_ATTN")
+    assert digest_of(layout_facts(config, pages())) != base[1]
+
+
+@pytest.mark.parametrize("feature", ["_is_amx_tile_supported", "_is_avx512_supported", "_is_avx512_bf16_supported"])
+def test_the_instruction_set_is_identity(folder: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    seen = set()
+    for supported in (False, True):
+        monkeypatch.setattr(torch.cpu, feature, lambda value=supported: value)
+        seen.add(digest_of(layout_facts(config_of(folder), pages())))
+    assert len(seen) == 2
+
+
+def test_an_unknown_way_to_pack_falls_back_to_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends import cpu_attn
+
+    monkeypatch.delattr(cpu_attn, "_get_attn_isa")
+    facts = layout_facts(config_of(folder), pages())
+    assert facts["group.0.isa"].startswith("unknown: ")
+    assert len(facts["group.0.isa"]) > len("unknown: ")
+
+
+def test_the_engines_minor_version_is_identity(
+    folder: Path, base: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(version: str) -> tuple[str, bytes]:
+        monkeypatch.setattr(vllm, "__version__", version)
+        return engine(), digest_of(layout_facts(config_of(folder), pages()))
+
+    assert at("0.97.0") == at("0.97.3") == at("0.97.1.post2") == at("0.97.0+cpu")
+    assert at("0.97.0")[0] == "vllm 0.97"
+    versions = ["0.97.0", "0.98.0", "1.97.0", "0.97.0rc1", "0.97.0.dev3+gabc", "0.97.0.dev4+gabc"]
+    assert len({at(version) for version in versions}) == len(versions)
+    assert all(at(version)[1] != base[1] for version in versions)
+
+
+# --- values as text --------------------------------------------------------------------------
+
+
+def test_canonical_text_is_stable_and_tells_values_apart() -> None:
+    assert canonical({"b": 1, "a": {3, 1, 2}}) == canonical({"a": {2, 3, 1}, "b": 1}) == '{"a":[1,2,3],"b":1}'
+    values = [
+        None,
+        True,
+        1,
+        1.5,
+        "1",
+        "",
+        [],
+        {},
+        {1: 2},
+        {"1": 2},
+        torch.float16,
+        torch.bfloat16,
+        b"1",
+        Fraction(1, 2),
+    ]
+    values += [CUDAGraphMode.NONE, CUDAGraphMode.FULL, spec(), spec(block_size=32), torch.zeros(2), torch.zeros(2, 1)]
+    values += [Path("1"), int, FullAttentionSpec]
+    assert len({canonical(value) for value in values}) == len(values)
+
+
+def test_another_process_writes_the_same_text() -> None:
+    code = (
+        "from stepwell.engines.vllm.identity import canonical\n"
+        "print(canonical({'b': {'x', 'y', 'z'}, 'a': frozenset({'p', 'q', (1, 2)}), 3: {'k', 4, None}}), end='')"
+    )
+    texts = {
+        subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)})
+        for seed in range(6)
+    }
+    assert len(texts) == 1
+
+
+def test_a_value_without_a_stable_text_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in (object(), lambda: None, functools.partial(int, base=2), loop):
+        with pytest.raises(Unsupported) as caught:
+            canonical({"deep": [value]})
+        assert caught.value.code == "SW-712"
+
+
+# --- what is not served ----------------------------------------------------------------------
+
+
+def test_the_plain_engine_is_served(folder: Path) -> None:
+    config = config_of(folder)
+    assert unsupported(config, pages()) is None
+    uniform = UniformTypeKVCacheSpecs(block_size=128, kv_cache_specs=dict.fromkeys(LAYERS, spec()))
+    assert unsupported(config, pages(uniform)) is None
+    assert unsupported(config_of(folder, tensor_parallel_size=2), pages()) is None
+
+
+def _set(path: str, value: Any) -> Callable[[Any], None]:
+    """For states that vLLM refuses to build on this machine: the same objects, one attribute further."""
+
+    def change(config: Any) -> None:
+        *parents, name = path.split(".")
+        setattr(functools.reduce(getattr, parents, config), name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("SW-703", _set("device_config.device_type", "cuda")),
+        ("SW-703", _set("device_config.device_type", "xpu")),
+        ("SW-705", _set("parallel_config.nnodes", 2)),
+        ("SW-705", _set("parallel_config.distributed_executor_backend", "ray")),
+        ("SW-706", _set("kv_transfer_config.kv_role", "kv_producer")),
+        ("SW-706", _set("kv_transfer_config", None)),
+        ("SW-708", _set("speculative_config", object())),
+        ("SW-712", _set("parallel_config.decode_context_parallel_size", 2)),
+        ("SW-712", _set("parallel_config.prefill_context_parallel_size", 2)),
+        ("SW-712", _set("model_config.is_encoder_decoder", True)),
+        ("SW-712", _set("cache_config.calculate_kv_scales", True)),
+    ],
+)
+def test_engines_that_are_not_served(folder: Path, code: str, change: Callable[[Any], None]) -> None:
+    config = config_of(folder)
+    change(config)
+    refused = unsupported(config, pages())
+    assert isinstance(refused, Unsupported)
+    assert refused.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "kv_cache_config"),
+    [
+        ("SW-704", lambda: pages(spec(), spec())),
+        ("SW-707", lambda: pages(layout=None)),
+        ("SW-707", lambda: pages(layout="XYZ")),
+        ("SW-707", lambda: pages(layout="LHBNC")),
+        ("SW-707", lambda: pages(layout="BLHNC")),
+        ("SW-712", lambda: dataclasses.replace(pages(), kv_cache_groups=[])),
+        (
+            "SW-712",
+            lambda: pages(
+                SlidingWindowSpec(block_size=128, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)
+            ),
+        ),
+        ("SW-712", lambda: pages(spec(non_causal=True))),
+    ],
+)
+def test_layouts_that_are_not_served(folder: Path, code: str, kv_cache_config: Callable[[], KVCacheConfig]) -> None:
+    refused = unsupported(config_of(folder), kv_cache_config())
+    assert isinstance(refused, Unsupported)
+    assert refused.code == code
+
+
+# --- the files of the weights ----------------------------------------------------------------
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def found(config: Any, folder: Path) -> list[str]:
+    result = weight_files(config)
+    assert isinstance(result, Files), result
+    return [str(path.relative_to(folder)) for path in result.paths]
+
+
+def test_a_folders_weights_with_their_indexes(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    kept = ["model-1.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "part/model.pt"]
+    kept += ["x.gguf", "x.npz", "x.pth", "preprocessor_config.json", "quantize_config.json"]
+    left = ["adapter_model.safetensors", "optimizer.pt", "training_args.bin", "tokenizer.json", "modeling.py"]
+    left += ["original/consolidated.00.pth", "checkpoint-5/model.safetensors", ".cache/model.safetensors", "README.md"]
+    touch(folder, *kept, *left)
+    (folder / "part" / "loop").symlink_to(folder)
+    config = config_of(folder)
+    inside = [name for name in found(config, folder) if "loop" not in name]
+    assert inside == sorted(kept, key=lambda name: folder / name)
+    config.model_config.trust_remote_code = True
+    assert "modeling.py" in found(config, folder)
+
+
+def test_original_counts_where_it_is_all_there_is(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    touch(folder, "original/consolidated.00.pth", "original/params.json")
+    assert found(config_of(folder), folder) == ["original/consolidated.00.pth", "original/params.json"]
+
+
+def test_a_single_file(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    touch(folder, "a.gguf", "b.gguf")
+    config = config_of(folder)
+    config.model_config.model = str(folder / "a.gguf")
+    assert found(config, folder) == ["a.gguf"]
+
+
+def test_a_hub_id_is_looked_up_in_the_local_cache(tmp_path: Path) -> None:
+    hub, commit = tmp_path / "hub" / "models--some--model", "0" * 40
+    touch(hub, "blobs/abc", f"snapshots/{commit}/config.json")
+    (hub / "snapshots" / commit / "model.safetensors").symlink_to("../../blobs/abc")
+    touch(hub, "refs/main")
+    (hub / "refs" / "main").write_text(commit)
+    config = config_of(model_folder(tmp_path / "tiny"), download_dir=str(tmp_path / "hub"))
+    config.model_config.model = "some/model"
+    assert found(config, hub / "snapshots" / commit) == ["model.safetensors"]
+    config.model_config.revision = "another"
+    assert isinstance(weight_files(config), NoFiles)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("load_config.load_format", "dummy"),
+        _set("load_config.load_format", "runai_streamer"),
+        _set("load_config.load_format", "tensorizer"),
+        _set("load_config.load_format", "npcache"),
+        _set("load_config.load_format", "a_plugin"),
+        _set("load_config.model_loader_extra_config", {"pattern": "rank-{rank}.weights"}),
+        _set("model_config.model_weights", "s3://bucket/model"),
+        _set("model_config.model", "s3://bucket/model"),
+        _set("model_config.model", "not a model / at all"),
+        _set("model_config.hf_config.text_model_id", "someone/language-model"),
+        lambda config: os.remove(Path(config.model_config.model) / "model.safetensors"),
+    ],
+)
+def test_weights_that_no_local_file_holds(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    touch(folder, "model.safetensors")
+    config = config_of(folder)
+    assert found(config, folder) == ["model.safetensors"]
+    change(config)
+    result = weight_files(config)
+    assert isinstance(result, NoFiles)
+    assert result.reason

@@ -1,0 +1,286 @@
+"""The worker half of a connector with a model runner around it that computes hashes instead of attention.
+
+One `WorkerHalf` per rank: its own config copy, connector instance (role WORKER), KV tensors made by vLLM's own
+allocator, and block tables kept from the plans alone, as a model runner keeps them. It calls the connector through the
+classes that vLLM's own runners use for it, so hooks come in the order of the installed version. Used by the harness.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import copy_kv_blocks
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import AttentionMetadata
+from vllm.v1.attention.backends.utils import record_kv_cache_layout
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from .build import VOCAB, Built, Setup
+from .oracle import POISON, Oracle, TokenChain, Words
+
+TAINT = np.uint64(0xDEAD)  # mixed into KV and tokens computed over a context that was wrong
+
+
+class ForwardFailed(Exception):
+    """The failure a test asked for, raised out of a forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongKV:
+    """Attention of `request_id` would have read bytes at `position` that are not the KV of its tokens."""
+
+    step: int
+    request_id: str
+    rank: int
+    layer: int
+    position: int
+    page_index: int
+    """Of the page in the request's block table, the tuple below."""
+    table: tuple[int, ...]
+    found: str
+    """"poison" (never written since its allocation) or "other bytes"."""
+
+    def __str__(self) -> str:
+        page = self.table[self.page_index]
+        return (
+            f"step {self.step}: wrong KV for {self.request_id} at token {self.position} (page {page}, number "
+            f"{self.page_index} of its table), rank {self.rank}, layer {self.layer}: {self.found}"
+        )
+
+
+@dataclass(slots=True)
+class _Row:
+    chain: TokenChain
+    table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one request does in this step: tokens `[start, stop)`, and the next one if `samples`."""
+
+    request_id: str
+    row: _Row
+    start: int
+    stop: int
+    samples: bool
+
+
+class WorkerHalf:
+    def __init__(self, rank: int, setup: Setup, built: Built, oracle: Oracle) -> None:
+        self.rank, self._setup = rank, setup
+        self.oracle = oracle
+        self.config = pickle.loads(pickle.dumps(built.vllm_config))
+        self.config.parallel_config.rank = rank
+        kv_config = built.worker_kv[rank]
+        self.config.cache_config.num_gpu_blocks = kv_config.num_blocks
+        record_kv_cache_layout(self.config.cache_config, kv_config.kv_cache_layout)
+        self.config.cache_config.hash_block_size = kv_config.hash_block_size
+        self.wrong: list[WrongKV] = []
+        self._fresh: list[int] = []
+        self._rows: dict[str, _Row] = {}
+        with self.process():
+            self.connector = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, kv_config)
+        with self.process():
+            layout = KVCacheLayout[kv_config.kv_cache_layout]
+            self.kv_caches = allocate_kv_cache(kv_config, torch.device("cpu"), layout)
+            if setup.runner_v2:
+                self._runner_v2 = ActiveKVConnector(self.config, self.kv_caches)
+            else:
+                self.connector.register_kv_caches(self.kv_caches)
+                self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
+            self.handshake = self.connector.get_handshake_metadata()
+        # Every layer as 64-bit words [page, head, slot, word], sharing memory with what the connector got.
+        self.words: list[Words] = [t.view(torch.int64).numpy().view(np.uint64) for t in self.kv_caches.values()]
+        told = self.connector.handle_preemptions
+
+        def told_then_poison(metadata: object) -> None:
+            told(metadata)
+            for layer in self.words:
+                layer[self._fresh] = POISON
+
+        self.connector.handle_preemptions = told_then_poison
+
+    @contextmanager
+    def process(self) -> Iterator[None]:
+        """Make this thread's process-wide state that of the rank's own process: its groups and its connector."""
+        n, saved = self._setup.ranks, {}
+        ranks = SimpleNamespace(
+            rank=self.rank,
+            local_rank=self.rank,
+            rank_in_group=self.rank,
+            world_size=n,
+            ranks=list(range(n)),
+            is_first_rank=self.rank == 0,
+            is_last_rank=self.rank == n - 1,
+        )
+        alone = SimpleNamespace(
+            rank=self.rank,
+            local_rank=self.rank,
+            rank_in_group=0,
+            world_size=1,
+            ranks=[self.rank],
+            is_first_rank=True,
+            is_last_rank=True,
+        )
+        for name, group in (("_TP", ranks), ("_WORLD", ranks), ("_PP", alone)):
+            saved[name] = getattr(parallel_state, name)
+            setattr(parallel_state, name, group)
+        agent = kv_transfer_state._KV_CONNECTOR_AGENT
+        kv_transfer_state._KV_CONNECTOR_AGENT = getattr(self, "connector", None)
+        try:
+            yield
+        finally:
+            kv_transfer_state._KV_CONNECTOR_AGENT = agent
+            for name, group in saved.items():
+                setattr(parallel_state, name, group)
+
+    def shutdown(self) -> None:
+        with self.process():
+            self.connector.shutdown()
+
+    def execute(self, plan: bytes, fresh: list[int], step: int, fail_after: int | None = None) -> bytes:
+        """One step, as `execute_model` and `sample_tokens` of a model runner; returns the pickled output.
+
+        `fresh` are the pages that the scheduler took from the free pool for this plan: poisoned once the connector has
+        been told of preemptions, which is its last moment to keep what they held. Raises ForwardFailed after layer
+        `fail_after`.
+        """
+        out: SchedulerOutput = pickle.loads(plan)
+        self._fresh = fresh
+        forward = self._forward_v2 if self._setup.runner_v2 else self._forward_v1
+        with self.process():
+            if not self._setup.runner_v2:
+                self.connector.handle_preemptions(out.kv_connector_metadata)
+            work = self._update_rows(out)
+            if not work:
+                return pickle.dumps(
+                    self._runner_v2.no_forward(out)
+                    if self._setup.runner_v2
+                    else KVConnectorModelRunnerMixin.kv_connector_no_forward(out, self.config)
+                )
+            tainted, kv_output = forward(out, work, step, fail_after)
+        sampled = [[self._next_token(w, w.request_id in tainted)] if w.samples else [] for w in work]
+        ids = [w.request_id for w in work]
+        index = {request_id: i for i, request_id in enumerate(ids)}
+        return pickle.dumps(ModelRunnerOutput(ids, index, sampled, kv_connector_output=kv_output))
+
+    def _forward_v1(
+        self, out: SchedulerOutput, work: list[_Work], step: int, fail_after: int | None
+    ) -> tuple[set[str], KVConnectorOutput]:
+        metadata = {name: AttentionMetadata() for name in self.kv_caches}
+        with (
+            set_forward_context(metadata, self.config, num_tokens=out.total_num_scheduled_tokens),
+            KVConnectorModelRunnerMixin._get_kv_connector_output(out) as kv_output,
+        ):
+            tainted = self._forward(work, metadata, step, fail_after)
+        return tainted, kv_output
+
+    def _forward_v2(
+        self, out: SchedulerOutput, work: list[_Work], step: int, fail_after: int | None
+    ) -> tuple[set[str], KVConnectorOutput]:
+        metadata = {name: AttentionMetadata() for name in self.kv_caches}
+        batch = SimpleNamespace(
+            req_ids=[w.request_id for w in work],
+            idx_mapping=torch.arange(len(work)),
+            num_tokens=out.total_num_scheduled_tokens,
+        )
+        with set_forward_context(metadata, self.config, num_tokens=out.total_num_scheduled_tokens):
+            self._runner_v2.pre_forward(out, batch, metadata)
+            tainted = self._forward(work, metadata, step, fail_after)
+            self._runner_v2.finish_forward()
+        kv_output = self._runner_v2.post_forward(out.finished_req_ids)
+        assert kv_output is not None
+        return tainted, kv_output
+
+    def _update_rows(self, out: SchedulerOutput) -> list[_Work]:
+        gone = out.finished_req_ids | out.preempted_req_ids if self._setup.runner_v2 else out.finished_req_ids
+        for request_id in gone:
+            self._rows.pop(request_id, None)
+        work = []
+
+        def add(request_id: str, computed: int, known: int) -> None:
+            stop = computed + out.num_scheduled_tokens[request_id]
+            row = self._rows[request_id]
+            assert stop <= len(row.table) * self._setup.page, f"{request_id} has no page for its tokens"
+            work.append(_Work(request_id, row, computed, stop, samples=stop >= known))
+
+        for new in out.scheduled_new_reqs:
+            chain = self.oracle.chain(new.prompt_token_ids)
+            self._rows[new.req_id] = _Row(chain, list(new.block_ids[0]))
+            add(new.req_id, new.num_computed_tokens, len(new.prefill_token_ids or new.prompt_token_ids))
+        cached = out.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            row = self._rows[request_id]
+            new_ids = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                assert new_ids is not None
+                row.table = list(new_ids[0])  # a resumed request's table replaces the old one
+            elif new_ids is not None:
+                row.table.extend(new_ids[0])
+            add(request_id, cached.num_computed_tokens[i], row.chain.prompt_len + cached.num_output_tokens[i])
+        return work
+
+    def _forward(
+        self, work: list[_Work], metadata: dict[str, AttentionMetadata], step: int, fail_after: int | None
+    ) -> set[str]:
+        """Layer by layer: write the KV of the step's tokens, then check all KV that attention reads.
+
+        Returns the requests whose context was wrong; what they write from there on is wrong as well, as it would be
+        in a model, so that a connector that keeps it is found out later.
+        """
+        tainted: set[str] = set()
+        for layer, (name, tensor) in enumerate(self.kv_caches.items()):
+            self.connector.wait_for_layer_load(name)
+            for w in work:
+                self._write(w, layer, w.request_id in tainted)
+            unchecked = [w for w in work if w.request_id not in tainted]
+            while unchecked:  # again after each finding: a request may read pages that a tainted one writes
+                found = [(w, wrong) for w in unchecked if (wrong := self._check(w, layer, step)) is not None]
+                for w, wrong in found:
+                    self.wrong.append(wrong)
+                    tainted.add(w.request_id)
+                    self._write(w, layer, tainted=True)
+                unchecked = [w for w in unchecked if w.request_id not in tainted] if found else []
+            self.connector.save_kv_layer(name, tensor, metadata[name])
+            if layer == fail_after:
+                raise ForwardFailed(f"asked to fail after layer {layer} in step {step}")
+        return tainted
+
+    def _slots(self, w: _Work, start: int) -> tuple[np.ndarray, np.ndarray]:
+        positions = np.arange(start, w.stop)
+        return np.asarray(w.row.table)[positions // self._setup.page], positions % self._setup.page
+
+    def _write(self, w: _Work, layer: int, tainted: bool) -> None:
+        pages, slots = self._slots(w, w.start)
+        rows = self.oracle.rows(w.row.chain.hashes(w.start, w.stop), layer, self.rank)
+        self.words[layer][pages, :, slots] = rows ^ TAINT if tainted else rows
+
+    def _check(self, w: _Work, layer: int, step: int) -> WrongKV | None:
+        pages, slots = self._slots(w, 0)
+        held = self.words[layer][pages, :, slots]
+        differs = (held != self.oracle.rows(w.row.chain.hashes(0, w.stop), layer, self.rank)).any(axis=(1, 2))
+        if not differs.any():
+            return None
+        at = int(differs.argmax())
+        found = "poison" if (held[at] == POISON).any() else "other bytes"
+        index = at // self._setup.page
+        return WrongKV(step, w.request_id, self.rank, layer, at, index, tuple(w.row.table), found)
+
+    def _next_token(self, w: _Work, tainted: bool) -> int:
+        token = w.row.chain.token(w.stop)
+        return (token + int(TAINT)) % VOCAB if tainted else token

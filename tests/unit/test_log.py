@@ -1,0 +1,122 @@
+"""The library installs nothing; the well's log is private and bounded; repetition is counted, not written."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from stepwell import log
+from stepwell.log import RateLimited, well_log
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def target(lines: list[str]) -> logging.Logger:
+    target = logging.Logger("test")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    target.addHandler(handler)
+    return target
+
+
+def test_one_line_per_key_and_interval_then_a_count(target: logging.Logger, lines: list[str]) -> None:
+    clock = Clock()
+    limited = RateLimited(target, 60, clock)
+    for number in range(4):
+        limited.log(logging.WARNING, "late", "late by %d", number)
+    limited.log(logging.WARNING, "full", "full")
+    assert lines == ["late by 0", "full"]
+    clock.now = 60.0
+    limited.log(logging.WARNING, "late", "late by %d", 9)
+    assert lines[2:] == ["late by 9 (3 like it not shown)"]
+    clock.now = 120.0
+    limited.log(logging.WARNING, "late", "late by %d", 10)
+    assert lines[3:] == ["late by 10"]
+
+
+def test_keys_are_bounded_and_the_oldest_is_forgotten(target: logging.Logger, lines: list[str]) -> None:
+    limited = RateLimited(target, 60, Clock())
+    for number in range(log._MAX_KEYS + 1):
+        limited.log(logging.WARNING, f"key {number}", "x")
+    assert len(limited._seen) == log._MAX_KEYS
+    lines.clear()
+    limited.log(logging.WARNING, f"key {log._MAX_KEYS}", "newest")
+    limited.log(logging.WARNING, "key 0", "oldest")
+    assert lines == ["oldest"]
+
+
+def test_a_key_that_logged_again_is_not_the_oldest(target: logging.Logger, lines: list[str]) -> None:
+    clock = Clock()
+    limited = RateLimited(target, 60, clock)
+    limited.log(logging.WARNING, "busy", "busy")
+    limited.log(logging.WARNING, "rare", "rare")
+    clock.now = 60.0
+    limited.log(logging.WARNING, "busy", "busy")
+    for number in range(log._MAX_KEYS - 1):
+        limited.log(logging.WARNING, f"key {number}", "x")
+    assert "busy" in limited._seen
+    assert "rare" not in limited._seen
+
+
+def test_the_library_installs_no_handler_of_its_own() -> None:
+    assert [type(handler) for handler in log.logger.handlers] == [logging.NullHandler]
+    assert log.logger.propagate
+    assert log.logger.level == logging.NOTSET
+
+
+def test_the_well_logs_to_a_private_file_and_a_stream_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    old = os.umask(0)
+    try:
+        with well_log(tmp_path, "info", stream) as path:
+            log.logger.debug("hidden")
+            logging.getLogger("stepwell.part").info("shown")
+    finally:
+        os.umask(old)
+    assert path.read_text() == stream.getvalue()
+    assert path.read_text().endswith("stepwell.part: shown\n")
+    assert path.read_text().count("\n") == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    test_the_library_installs_no_handler_of_its_own()
+
+
+def test_an_existing_log_becomes_private(tmp_path: Path) -> None:
+    (tmp_path / log.LOG_NAME).touch(0o644)
+    with well_log(tmp_path, "info", io.StringIO()) as path:
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / log.LOG_NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"), well_log(tmp_path, "info", io.StringIO()):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_log_rotates_with_one_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_ROTATE_BYTES", 1000)
+    with well_log(tmp_path, "info", io.StringIO()):
+        for number in range(100):
+            log.logger.info("line %d of a well that runs for years", number)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["stepwell.log", "stepwell.log.1"]
+    assert all(file.stat().st_size <= 1000 and file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+def test_the_log_is_bounded_to_what_is_promised() -> None:
+    assert log._ROTATE_BYTES == 8 << 20

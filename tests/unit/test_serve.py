@@ -1,0 +1,410 @@
+"""The well's loop with the real hierarchy behind it and real sockets before it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, open_files, scheduler, worker
+
+from stepwell.client.socket import dial
+from stepwell.config import Settings
+from stepwell.errors import ConfigError
+from stepwell.io.clock import MonotonicClock
+from stepwell.protocol import wire
+from stepwell.protocol.messages import (
+    MAX_MESSAGE,
+    PROTOCOL,
+    Hello,
+    Mapped,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    SlabShared,
+    Stats,
+    StatsQuery,
+    Stop,
+    Stopping,
+    Welcome,
+)
+from stepwell.serve import connection as connection_module
+from stepwell.serve import loop as loop_module
+from stepwell.serve.connection import is_pidfd
+from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.loop import Linger
+from stepwell.serve.wishes import judge
+
+ADMIN = Hello(PROTOCOL, "admin")
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> Iterator[InThread]:
+    running = InThread(tmp_path)
+    yield running
+    running.close()
+
+
+def admin(well: InThread) -> Raw:
+    peer = Raw(well.path)
+    peer.send(ADMIN)
+    assert isinstance(peer.read(), Welcome)
+    return peer
+
+
+def stats(well: InThread) -> dict[str, int | float | str]:
+    peer = admin(well)
+    peer.send(StatsQuery())
+    answer = peer.read()
+    peer.close()
+    assert isinstance(answer, Stats)
+    return answer.values
+
+
+def test_members_become_a_session_and_slabs_arrive_with_their_descriptors(well: InThread) -> None:
+    first, second = Recorder(), Recorder()
+    dial(well.path)(scheduler(), first)
+    link = dial(well.path)(worker(), second)
+    for member in (first, second):
+        assert member.next(Welcome)[0].well == "test"
+        member.next(Ready)
+    slab, fds = second.next(SlabShared)
+    assert os.fstat(fds[0]).st_size == slab.nbytes
+    os.close(fds[0])
+    assert stats(well)["sessions"] == 1
+    link.close()
+    assert first.ended.wait(PATIENCE), "a session ends for all its members"
+    eventually(lambda: stats(well)["sessions"] == 0)
+
+
+def test_another_protocol_version_is_refused_in_words(well: InThread) -> None:
+    for hello in (scheduler(protocol=PROTOCOL + 1), Hello(PROTOCOL + 1, "admin"), Hello(0, "worker")):
+        member = Recorder()
+        dial(well.path)(hello, member)
+        refused, _ = member.next(Refused)
+        assert refused.code == "SW-801"
+        assert f"protocol {hello.protocol}" in refused.what
+        assert "same version" in refused.fix
+        assert member.ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ((MAX_MESSAGE + 1).to_bytes(4, "little"), "SW-80"),
+        ((3).to_bytes(4, "little") + b"\xc1\xc1\xc1", "SW-803"),
+        (wire.frame(Pong(1)), "SW-803"),
+        (wire.frame(Ping(1)), "SW-804"),
+        (wire.frame(ADMIN) + wire.frame(Mapped(1)), "SW-804"),
+        (wire.frame(ADMIN) + wire.frame(ADMIN), "SW-804"),
+        (wire.frame(worker())[:-1] + b"\xff", "SW-80"),
+        (MAX_MESSAGE.to_bytes(4, "little") + bytes(connection_module.MAX_HELLO), "SW-802"),
+    ],
+    ids=["oversized", "garbage", "a well's", "no hello", "not an admin's", "two hellos", "bad hello", "endless hello"],
+)
+def test_a_malformed_stream_ends_its_connection_and_nothing_else(well: InThread, sent: bytes, code: str) -> None:
+    peer = Raw(well.path)
+    peer.sock.sendall(sent)
+    answer = peer.read()
+    if isinstance(answer, Welcome):
+        answer = peer.read()
+    assert isinstance(answer, Refused)
+    assert answer.code.startswith(code)
+    assert peer.read() is None
+    peer.close()
+    assert stats(well)["connections"] == 1
+
+
+def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "HELLO_SECONDS", 0.05)
+    well = InThread(tmp_path)
+    greeted = admin(well)
+    silent, halting = Raw(well.path), Raw(well.path)
+    halting.sock.sendall(wire.frame(ADMIN)[:5])
+    assert silent.read() is None
+    assert halting.read() is None
+    greeted.send(Ping(7))
+    assert greeted.read() == Pong(7), "who has said hello may be silent"
+    well.close()
+
+
+def test_descriptors_do_not_leak(well: InThread) -> None:
+    admin(well).close()
+    eventually(lambda: stats(well)["connections"] == 1)
+    before = open_files()
+    for n in range(60):
+        peer = Raw(well.path)
+        pidfd, other = os.pidfd_open(os.getpid()), os.open(os.devnull, os.O_RDONLY)
+        hello = (worker(f"engine {n}"), ADMIN, Hello(99, "worker"))[n % 3]
+        socket.send_fds(peer.sock, [wire.frame(hello)[:3]], [pidfd, other])
+        socket.send_fds(peer.sock, [wire.frame(hello)[3:]], [other])
+        os.close(pidfd)
+        os.close(other)
+        if n % 2:
+            peer.read()
+        peer.close()
+    # Members that joined are watched until their process, this one, has exited: 20 of them, and not one more.
+    eventually(lambda: stats(well)["connections"] == 1 and stats(well)["sessions"] == 0)
+    opened = list(open_files() - before)
+    assert len(opened) == 20, opened
+    assert all("pidfd" in name for name in opened)
+
+
+def test_only_a_hello_brings_a_descriptor(well: InThread) -> None:
+    peer = Raw(well.path)
+    with open(os.devnull) as nothing:
+        socket.send_fds(peer.sock, [wire.frame(worker())], [nothing.fileno()])
+    refused = peer.read()
+    assert isinstance(refused, Refused) and refused.code == "SW-805", "what is not a pidfd does not count as one"
+    peer.close()
+
+    member = admin(well)
+    read, write = os.pipe()
+    socket.send_fds(member.sock, [wire.frame(Ping(1))], [write])
+    os.close(write)
+    assert member.read() == Pong(1)
+    assert os.read(read, 1) == b"", "nobody else holds the other end"
+    os.close(read)
+    member.close()
+
+
+def test_a_pidfd_is_told_from_other_files() -> None:
+    read, write = os.pipe()
+    pidfd = os.pidfd_open(os.getpid())
+    assert is_pidfd(pidfd)
+    assert not is_pidfd(read)
+    for fd in (read, write, pidfd):
+        os.close(fd)
+    assert not is_pidfd(pidfd)
+
+
+ORPHANED_SOCKET = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from wells import Raw, scheduler, worker
+from stepwell.protocol import wire
+import socket
+peers = [Raw(Path(sys.argv[1])), Raw(Path(sys.argv[1]))]
+for peer, hello in zip(peers, (scheduler(), worker())):
+    socket.send_fds(peer.sock, [wire.frame(hello)], [os.pidfd_open(os.getpid())])
+    peer.read()
+if os.fork() == 0:
+    os.read(0, 1)  # keeps the sockets open until the test is over
+    os._exit(0)
+print("joined", flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_exit_counts_although_a_child_keeps_the_socket_open(well: InThread) -> None:
+    command = [sys.executable, "-c", ORPHANED_SOCKET, str(well.path), str(Path(__file__).parent)]
+    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None and engine.stdin is not None
+    assert engine.stdout.readline() == "joined\n"
+    assert stats(well)["sessions"] == 1
+    engine.kill()
+    engine.wait()
+    eventually(lambda: stats(well)["sessions"] == 0)
+    eventually(lambda: stats(well)["quarantined_sessions"] == 0)
+    engine.stdin.close()
+    engine.stdout.close()
+
+
+def test_a_burst_is_answered_whole_and_in_order(well: InThread) -> None:
+    peer = admin(well)
+    count = 20_000
+    sender = threading.Thread(target=lambda: peer.send(*(Ping(n) for n in range(count))))
+    sender.start()
+    assert [peer.read() for _ in range(count)] == [Pong(n) for n in range(count)]
+    sender.join()
+    peer.close()
+
+
+def test_who_does_not_read_is_dropped(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_OUTPUT", 1 << 16)
+    peer = admin(well)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        while True:
+            peer.send(*[StatsQuery()] * 100)
+    peer.close()
+    assert stats(well)["connections"] == 1
+
+
+def test_another_user_is_refused(well: InThread) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    well.path.parent.chmod(0o711)
+    well.path.chmod(0o666)
+    read, write = os.pipe()
+    folder = os.open(well.path.parent, os.O_PATH)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fchdir(folder)  # the folders above are closed to the other user
+            os.setgroups([])
+            os.setresuid(65534, 65534, 65534)
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(well.path.name)
+                os.write(write, stranger.recv(1 << 16))
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.close(folder)
+    os.waitpid(child, 0)
+    with open(read, "rb") as pipe:
+        (refused,) = wire.Reader(wire.from_well).feed(pipe.read())
+    assert isinstance(refused, Refused)
+    assert refused.code == "SW-606"
+    assert "65534" in refused.what
+    assert stats(well)["connections"] == 1
+
+
+def test_connections_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "MAX_CONNECTIONS", 1)
+    first = admin(well)
+    second = Raw(well.path)
+    refused = second.read()
+    assert isinstance(refused, Refused) and refused.code == "SW-204"
+    assert second.read() is None
+    second.close()
+    first.send(Ping(1))
+    assert first.read() == Pong(1)
+    first.close()
+    eventually(lambda: isinstance(_hello(well), Welcome))
+
+
+def _hello(well: InThread) -> object:
+    peer = Raw(well.path)
+    try:
+        peer.send(ADMIN)
+        return peer.read()
+    except BrokenPipeError:
+        return None
+    finally:
+        peer.close()
+
+
+def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "MAX_WATCHED", 1)
+    first, second = Recorder(), Recorder()
+    link = dial(well.path)(worker("one"), first)
+    first.next(Welcome)
+    dial(well.path)(worker("two"), second)
+    assert second.next(Refused)[0].code == "SW-204"
+    link.close()
+
+
+def test_running_out_of_descriptors_is_survived(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_DEAF_SECONDS", 0.02)
+    first = admin(well)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket(socket.AF_UNIX)
+    waiting.settimeout(PATIENCE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, limits[1]))
+    try:
+        fillers = []
+        with pytest.raises(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        waiting.connect(str(well.path))
+        first.send(Ping(1))
+        assert first.read() == Pong(1)
+    finally:
+        for fd in fillers:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    waiting.sendall(wire.frame(ADMIN))
+    assert waiting.recv(1 << 16)
+    waiting.close()
+    first.close()
+
+
+def test_stop_is_answered_before_the_end(well: InThread) -> None:
+    peer, other = admin(well), admin(well)
+    peer.send(Stop())
+    assert isinstance(peer.read(), Stopping)
+    assert peer.read() is None
+    assert other.read() is None
+    well.thread.join(PATIENCE)
+    assert well.why == "it was asked to"
+
+
+def test_lingering_ends_only_without_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "GRACE_SECONDS", 60.0)
+    well = InThread(tmp_path, Linger(blocks=60.0, empty=0.0))
+    member = Recorder()
+    link = dial(well.path)(worker(), member)
+    member.next(Welcome)
+    assert stats(well)["sessions"] == 1
+    assert well.thread.is_alive(), "a session is connected"
+    link.close()
+    well.thread.join(PATIENCE)
+    assert well.why == "no engine has used it for a while"
+    well.close()
+
+
+def test_jobs_end_on_the_owners_thread_with_what_they_raised() -> None:
+    wakeup = Wakeup()
+    executor = ThreadExecutor(wakeup)
+    ended: list[tuple[int, BaseException | None]] = []
+    threads: list[int] = []
+
+    def fail() -> None:
+        threads.append(threading.get_ident())
+        raise OSError("no")
+
+    executor.submit(fail, lambda error: ended.append((threading.get_ident(), error)))
+    clock = MonotonicClock()
+    eventually(lambda: executor.complete(clock, clock.now()) or bool(ended))
+    thread, error = ended[0]
+    assert thread == threading.get_ident() != threads[0]
+    assert isinstance(error, OSError)
+    assert executor.close(PATIENCE)
+    wakeup.close()
+
+
+def test_a_stuck_job_is_left_behind() -> None:
+    wakeup = Wakeup()
+    executor = ThreadExecutor(wakeup, threads=1)
+    started, release = threading.Event(), threading.Event()
+    later: list[int] = []
+
+    def hang() -> None:
+        started.set()
+        release.wait(PATIENCE)
+
+    executor.submit(hang, lambda _: None)
+    executor.submit(lambda: later.append(1), lambda _: None)
+    assert started.wait(PATIENCE)
+    assert not executor.close(0.01)
+    release.set()
+    assert executor.close(PATIENCE)
+    assert not later, "nothing is begun after the end"
+    wakeup.close()
+
+
+def test_the_wells_settings_rule_and_wishes_are_answered() -> None:
+    say = judge(Settings(host=64 * MIB))
+    assert say({"host": "64MiB", "linger": "10m"}) == []
+    (warning,) = say({"host": "1GiB"})
+    assert "SW-111" in warning and "host" in warning
+    with pytest.raises(ConfigError) as caught:
+        say({"hots": "1GiB"})
+    assert caught.value.code == "SW-101"
+
+
+def test_garbage_collection_is_given_back(tmp_path: Path) -> None:
+    well = InThread(tmp_path)
+    admin(well).close()
+    assert not gc.isenabled()
+    well.close()
+    assert gc.isenabled()

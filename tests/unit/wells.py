@@ -1,0 +1,134 @@
+"""Wells, members and their hellos for the tests of both ends of the socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.limits import Limits
+from stepwell.io.clock import MonotonicClock
+from stepwell.io.memory import SystemMemory
+from stepwell.protocol import wire
+from stepwell.protocol.messages import PROTOCOL, FromWell, Hello, Message
+from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.loop import Linger, Loop
+from stepwell.vault.keyring import Keyring
+
+PATIENCE = 20.0  # seconds until a test gives up on what must happen; never waited for in full
+MIB = 1 << 20
+
+M = TypeVar("M", bound=Message)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.005)
+
+
+def scheduler(engine: str = "engine", *, protocol: int = PROTOCOL) -> Hello:
+    return Hello(protocol, "scheduler", engine, shard_bytes=MIB, layout=b"l" * 32, weights=b"w" * 32,
+                 model=b"m" * 32, block_tokens=16)  # fmt: skip
+
+
+def worker(engine: str = "engine") -> Hello:
+    return Hello(PROTOCOL, "worker", engine, shard_bytes=MIB, layout=b"l" * 32)
+
+
+class Recorder:
+    """A receiver that keeps what it gets. Descriptors are the test's to close."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[tuple[FromWell, Sequence[int]]] = queue.SimpleQueue()
+        self.lost_calls = 0
+        self.ended = threading.Event()
+
+    def received(self, message: FromWell, fds: Sequence[int]) -> None:
+        self.messages.put((message, fds))
+
+    def lost(self) -> None:
+        self.lost_calls += 1
+        self.ended.set()
+
+    def next(self, kind: type[M]) -> tuple[M, Sequence[int]]:
+        """The next message, which must be of this kind, with its descriptors."""
+        message, fds = self.messages.get(timeout=PATIENCE)
+        assert isinstance(message, kind), message
+        return message, fds
+
+
+class InThread:
+    """The loop with a real hierarchy on a thread of this process."""
+
+    def __init__(self, folder: Path, linger: Linger | None = None) -> None:
+        self.path = folder / "well.sock"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        listener.listen(128)
+        clock, self.wakeup = MonotonicClock(), Wakeup()
+        self.executor = ThreadExecutor(self.wakeup)
+        self.hierarchy = Hierarchy(limits=Limits(64 * MIB), keyring=Keyring.open(folder / "keyring"), clock=clock,
+                                   executor=self.executor, memory=SystemMemory(), well="test")  # fmt: skip
+        self.loop = Loop(self.hierarchy, listener, clock, self.executor, self.wakeup, linger=linger)
+        self.why = ""
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.why = self.loop.run()
+
+    def close(self) -> None:
+        self.loop.stop("the test is over")
+        self.wakeup.wake()
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        assert self.executor.close(PATIENCE)
+        self.hierarchy.close()
+        self.wakeup.close()
+
+
+class Raw:
+    """A peer without manners: sends any bytes, reads what comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(PATIENCE)
+        self.sock.connect(str(path))
+        self._reader = wire.Reader(wire.from_well)
+        self._messages: list[FromWell] = []
+
+    def send(self, *messages: Message) -> None:
+        self.sock.sendall(b"".join(wire.frame(message) for message in messages))
+
+    def read(self) -> FromWell | None:
+        """The next message; None at the end of the stream."""
+        while not self._messages:
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._messages.extend(self._reader.feed(data))
+        return self._messages.pop(0)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def open_files() -> set[str]:
+    """What the descriptors of this process are."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed already
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return found
