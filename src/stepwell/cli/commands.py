@@ -1,0 +1,131 @@
+"""The commands: each a few lines over a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepwell import __version__
+from stepwell.cli.output import emit, stats_table
+from stepwell.io.paths import home_dir
+
+app = typer.Typer(
+    name="stepwell",
+    help="The memory hierarchy for the KV cache of LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+
+
+def _home(given: Path | None) -> Path:
+    return given if given is not None else home_dir(os.environ)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stepwell {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """The memory hierarchy for the KV cache of LLM inference."""
+
+
+@app.command()
+def demo(
+    model: Annotated[Path | None, typer.Option(help="Folder of a model (default: SmolLM2-135M-Instruct).")] = None,
+    documents: Annotated[int, typer.Option(help="Documents to ask about.")] = 8,
+    page: Annotated[int, typer.Option(help="Engine page in tokens.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Recalls per document before and after the restart.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Run a real vLLM: spill, recall, kill the engine, recall again. Takes a few minutes on two cores."""
+    from stepwell.demo.report import show
+    from stepwell.demo.run import DemoOptions, run
+
+    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds))
+    show(result, as_json=as_json)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    home: Home = None,
+    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB".')] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
+    from stepwell.config import load
+    from stepwell.serve.process import run
+
+    place = _home(home)
+    loaded = load(place, os.environ, path=config, overrides={"host": host})
+
+    def ready(socket: Path) -> None:
+        emit({"serving": str(socket), "home": str(place)}, as_json=as_json, text=f"serving {place} at {socket}")
+
+    why = run(place, loaded.settings, ready=ready)
+    emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
+
+
+@app.command()
+def stop(home: Home = None, as_json: Json = False) -> None:
+    """End the running well; what it holds in host memory is gone. Engines go on without it."""
+    from stepwell.client import control
+
+    place = _home(home)
+    control.stop(place)
+    emit({"stopped": str(place)}, as_json=as_json, text=f"stopped the well of {place}")
+
+
+@app.command()
+def stats(home: Home = None, as_json: Json = False) -> None:
+    """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
+    from stepwell.client import control
+
+    values = control.stats(_home(home))
+    emit(values, as_json=as_json, text=stats_table(values))
+
+
+@app.command("vllm-args")
+def vllm_args(
+    host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
+    strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the flags to paste behind `vllm serve MODEL`."""
+    from stepwell.units import parse_size
+
+    extra: dict[str, Any] = {}
+    if host is not None:
+        parse_size(host)
+        extra["host"] = host
+    if home is not None:
+        extra["home"] = str(home)
+    if strict:
+        extra["strict"] = True
+    transfer: dict[str, Any] = {
+        "kv_connector": "StepwellConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    }
+    if extra:
+        transfer["kv_connector_extra_config"] = extra
+    arguments = ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":")), "--shutdown-timeout", "10"]
+    emit({"arguments": arguments}, as_json=as_json, text=shlex.join(arguments))
