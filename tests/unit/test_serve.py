@@ -37,8 +37,9 @@ from stepwell.protocol.messages import (
     Welcome,
 )
 from stepwell.serve import connection as connection_module
+from stepwell.serve import door as door_module
 from stepwell.serve import loop as loop_module
-from stepwell.serve.connection import is_pidfd
+from stepwell.serve.connection import Connection, is_pidfd
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger
 from stepwell.serve.wishes import judge
@@ -124,7 +125,7 @@ def test_a_malformed_stream_ends_its_connection_and_nothing_else(well: InThread,
 
 
 def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(door_module, "HELLO_SECONDS", 0.05)
     well = InThread(tmp_path)
     greeted = admin(well)
     silent, halting = Raw(well.path), Raw(well.path)
@@ -266,8 +267,20 @@ def test_another_user_is_refused(well: InThread) -> None:
     assert stats(well)["connections"] == 1
 
 
+def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    before = open_files()
+    assert not connection.queue(Pong(1), (0, 1 << 30))
+    assert open_files() == before
+    assert connection.queue(Pong(2), (0,))
+    connection.close()
+    assert not open_files() - before
+    theirs.close()
+
+
 def test_connections_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 1)
     first = admin(well)
     second = Raw(well.path)
     refused = second.read()
@@ -292,7 +305,7 @@ def _hello(well: InThread) -> object:
 
 
 def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "MAX_WATCHED", 1)
+    monkeypatch.setattr(door_module, "MAX_WATCHED", 1)
     first, second = Recorder(), Recorder()
     link = dial(well.path)(worker("one"), first)
     first.next(Welcome)
@@ -302,7 +315,7 @@ def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.Monke
 
 
 def test_running_out_of_descriptors_is_survived(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_DEAF_SECONDS", 0.02)
+    monkeypatch.setattr(door_module, "_DEAF_SECONDS", 0.02)
     first = admin(well)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket(socket.AF_UNIX)

@@ -36,8 +36,16 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 def scheduler(engine: str = "engine", *, protocol: int = PROTOCOL) -> Hello:
-    return Hello(protocol, "scheduler", engine, shard_bytes=MIB, layout=b"l" * 32, weights=b"w" * 32,
-                 model=b"m" * 32, block_tokens=16)  # fmt: skip
+    return Hello(
+        protocol,
+        "scheduler",
+        engine,
+        shard_bytes=MIB,
+        layout=b"l" * 32,
+        weights=b"w" * 32,
+        model=b"m" * 32,
+        block_tokens=16,
+    )
 
 
 def worker(engine: str = "engine") -> Hello:
@@ -76,8 +84,14 @@ class InThread:
         listener.listen(128)
         clock, self.wakeup = MonotonicClock(), Wakeup()
         self.executor = ThreadExecutor(self.wakeup)
-        self.hierarchy = Hierarchy(limits=Limits(64 * MIB), keyring=Keyring.open(folder / "keyring"), clock=clock,
-                                   executor=self.executor, memory=SystemMemory(), well="test")  # fmt: skip
+        self.hierarchy = Hierarchy(
+            limits=Limits(64 * MIB),
+            keyring=Keyring.open(folder / "keyring"),
+            clock=clock,
+            executor=self.executor,
+            memory=SystemMemory(),
+            well="test",
+        )
         self.loop = Loop(self.hierarchy, listener, clock, self.executor, self.wakeup, linger=linger)
         self.why = ""
         self.thread = threading.Thread(target=self._run)

@@ -155,7 +155,6 @@ class SocketLink:
         self._fds: deque[int] = deque()
         sock.setblocking(False)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        _open_links.add(self)
         try:
             threading.Thread(target=self._run, name="stepwell-link", daemon=True).start()
         except RuntimeError as error:
@@ -167,6 +166,7 @@ class SocketLink:
                 why=str(error),
                 fix="raise the limit of threads of this process",
             ) from error
+        _open_links.add(self)
 
     def post(self, message: Message) -> None:
         if self._closing:

@@ -140,10 +140,15 @@ def _start(home: Path, wishes: Mapping[str, str | int | float], locked: int, dea
         try:
             # The well reports on its stderr until it serves, so that a traceback arrives here too.
             starter = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stepwell.serve.detached", str(home), str(locked)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=write, cwd="/", env=_environment(),
-                pass_fds=(locked,), start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-P", "-m", "stepwell.serve.detached", os.path.abspath(home), str(locked)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=write,
+                cwd="/",
+                env=_environment(),
+                pass_fds=(locked,),
+                start_new_session=True,
+            )
         except OSError as error:
             raise _not_started(home, str(error)) from error
         finally:

@@ -162,7 +162,7 @@ class Arena:
         return sum(e.used for e in slab.held.values()) / len(slab.held) if slab.held else -1.0
 
     def _retire(self, slab: Slab, heir: Owner) -> None:
-        for entry in list(slab.held.values()):
+        for entry in dict.fromkeys(slab.held.values()):  # once each, however many shards lie here
             self.drop(entry, "retired")
         holding = self._holdings[slab.owner]
         holding.slabs.remove(slab)
@@ -292,8 +292,6 @@ class Arena:
         self._tick += 1
         for entry in run:
             entry.used = self._tick
-        for entry in run:
-            self._offer(entry)
 
     def pin(self, entry: Entry) -> None:
         if not entry.pins:
@@ -328,7 +326,6 @@ class Arena:
     def _offer(self, entry: Entry) -> None:
         holding = self._holdings[entry.slots[0][0].owner]
         holding.recency.offer(entry)
-        holding.recency.trim(holding.entries)
 
     @staticmethod
     def bytes_of(entry: Entry) -> int:

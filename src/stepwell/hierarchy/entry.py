@@ -11,10 +11,11 @@ class Entry:
     """A block with slots. Only the arena changes it.
 
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
-    arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads.
+    arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `listed`
+    belongs to Recency.
     """
 
-    __slots__ = ("children", "id", "leases", "parent", "pins", "slots", "state", "used")
+    __slots__ = ("children", "id", "leases", "listed", "parent", "pins", "slots", "state", "used")
 
     def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None, used: int) -> None:
         self.id = id
@@ -25,6 +26,7 @@ class Entry:
         self.pins = 0
         self.leases = 0
         self.used = used
+        self.listed = False
 
     def change(self, event: Event) -> None:
         self.state = after(self.state, event)

@@ -1,6 +1,6 @@
 """One connection of the well: bytes in become messages, messages out become bytes, both within bounds.
 
-No policy: what a message means is decided by `serve.loop`, the only caller. Nothing here blocks.
+No policy: what a message means is decided by `serve.door`, the only caller. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,25 @@ _CREDENTIALS = struct.Struct("3i")
 class Connection:
     """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited.
 
-    `ending`: closed as soon as the output is sent, and read no more. `pidfd` belongs to the loop after the hello.
+    `ending`: closed as soon as the output is sent, and read no more. `pidfd` is the door's to close.
     """
 
     __slots__ = (
-        "_out", "_pieces", "_reader", "_silent", "admin", "closed", "ending", "member", "pid", "pidfd", "sock", "uid",
-        "unread", "wants_write",
-    )  # fmt: skip
+        "_out",
+        "_pieces",
+        "_reader",
+        "_silent",
+        "admin",
+        "closed",
+        "ending",
+        "member",
+        "pid",
+        "pidfd",
+        "sock",
+        "uid",
+        "unread",
+        "wants_write",
+    )
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -81,12 +93,19 @@ class Connection:
         return not self.greeted and self._silent >= MAX_HELLO
 
     def queue(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """Keeps the message for `flush`, with duplicates of `fds`. False: over the bound, nothing was kept."""
+        """Keeps the message for `flush`, with duplicates of `fds`. False: over a bound, nothing was kept."""
         data = wire.frame(message)
         if self._out + len(data) > MAX_OUTPUT:
             return False
+        copies: tuple[int, ...] = ()
+        try:
+            for fd in fds:
+                copies += (os.dup(fd),)
+        except OSError:  # this process may open no more
+            _close(copies)
+            return False
         self._out += len(data)
-        self._pieces.append((memoryview(data), tuple(os.dup(fd) for fd in fds)))
+        self._pieces.append((memoryview(data), copies))
         return True
 
     def flush(self) -> bool:
@@ -141,8 +160,8 @@ def peer(sock: socket.socket) -> tuple[int, int, int]:
 def is_pidfd(fd: int) -> bool:
     """Other descriptors could become readable for reasons of their own, which would look like an exit."""
     try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            return any(line.startswith("Pid:") for line in file)
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            return any(line.startswith(b"Pid:") for line in file)
     except OSError:
         return False
 

@@ -49,7 +49,8 @@ def _ready(_: Path) -> None:
 
 
 def _report(fields: dict[str, object]) -> None:
-    os.write(2, json.dumps(fields).encode() + b"\n")
+    with contextlib.suppress(OSError):  # the starter may be gone, or have waited long enough
+        os.write(2, json.dumps(fields).encode() + b"\n")
 
 
 if __name__ == "__main__":

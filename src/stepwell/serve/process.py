@@ -80,9 +80,14 @@ def _serve(
     wakeup = Wakeup()
     executor = ThreadExecutor(wakeup)
     hierarchy = Hierarchy(
-        limits=Limits(settings.host, settings.pin_waiting, settings.pin_request), keyring=keyring, clock=clock,
-        executor=executor, memory=SystemMemory(), well=__version__, judge=judge(settings),
-    )  # fmt: skip
+        limits=Limits(settings.host, settings.pin_waiting, settings.pin_request),
+        keyring=keyring,
+        clock=clock,
+        executor=executor,
+        memory=SystemMemory(),
+        well=__version__,
+        judge=judge(settings),
+    )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers)
     with _signals(loop, wakeup):
@@ -120,8 +125,12 @@ def _locked(home: Path, path: Path, inherited: int | None) -> Iterator[None]:
         # The socket is asked as well: whoever cleans up temporary folders may have removed the lock's file.
         if (pid := pid_of_well(home)) is not None or taken is None:
             who = f"process {pid} serves it" if pid else "another process holds its lock"
-            raise BackendDown("SW-501", what=f"a well is already running for {home}", why=who,
-                              fix="use it, end it with `stepwell stop`, or set STEPWELL_HOME to another directory")
+            raise BackendDown(
+                "SW-501",
+                what=f"a well is already running for {home}",
+                why=who,
+                fix="use it, end it with `stepwell stop`, or set STEPWELL_HOME to another directory",
+            )
         yield
 
 
@@ -135,9 +144,12 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise AccessDenied("SW-604", what=f"the socket {path} cannot be made", why=error.strerror or str(error),
-                           fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
-                           ) from error  # fmt: skip
+        raise AccessDenied(
+            "SW-604",
+            what=f"the socket {path} cannot be made",
+            why=error.strerror or str(error),
+            fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
+        ) from error
     finally:
         os.umask(before)
     try:
@@ -150,8 +162,10 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
-    before = {s: signal.signal(s, lambda number, _: loop.stop(signal.Signals(number).name)) for s in
-              (signal.SIGTERM, signal.SIGINT)}  # fmt: skip
+    before = {
+        s: signal.signal(s, lambda number, _: loop.stop(signal.Signals(number).name))
+        for s in (signal.SIGTERM, signal.SIGINT)
+    }
     old_fd = signal.set_wakeup_fd(wakeup.signal_fd, warn_on_full_buffer=False)
     try:
         yield

@@ -140,12 +140,12 @@ class WorkerHalf:
         for name, group in (("_TP", ranks), ("_WORLD", ranks), ("_PP", alone)):
             saved[name] = getattr(parallel_state, name)
             setattr(parallel_state, name, group)
-        agent = kv_transfer_state._KV_CONNECTOR_AGENT
+        outside = kv_transfer_state._KV_CONNECTOR_AGENT
         kv_transfer_state._KV_CONNECTOR_AGENT = getattr(self, "connector", None)
         try:
             yield
         finally:
-            kv_transfer_state._KV_CONNECTOR_AGENT = agent
+            kv_transfer_state._KV_CONNECTOR_AGENT = outside
             for name, group in saved.items():
                 setattr(parallel_state, name, group)
 
@@ -248,14 +248,11 @@ class WorkerHalf:
             self.connector.wait_for_layer_load(name)
             for w in work:
                 self._write(w, layer, w.request_id in tainted)
-            unchecked = [w for w in work if w.request_id not in tainted]
-            while unchecked:  # again after each finding: a request may read pages that a tainted one writes
-                found = [(w, wrong) for w in unchecked if (wrong := self._check(w, layer, step)) is not None]
-                for w, wrong in found:
+            for w in work:
+                if w.request_id not in tainted and (wrong := self._check(w, layer, step)) is not None:
                     self.wrong.append(wrong)
                     tainted.add(w.request_id)
                     self._write(w, layer, tainted=True)
-                unchecked = [w for w in unchecked if w.request_id not in tainted] if found else []
             self.connector.save_kv_layer(name, tensor, metadata[name])
             if layer == fail_after:
                 raise ForwardFailed(f"asked to fail after layer {layer} in step {step}")

@@ -1,0 +1,349 @@
+"""The well's door: who may speak, for how long one is listened to, and what goes out again.
+
+Owns the sockets and the watch over their processes. It decides by user, protocol version and a hello in time; what
+engines then say goes to the hierarchy. Calls into the hierarchy are never nested: connections that it closes in the
+middle of its work are reported to it by `end_severed`. Nothing here blocks; called by `serve.loop` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.session import Member, Peer
+from stepwell.io.clock import Clock
+from stepwell.log import RateLimited
+from stepwell.protocol.messages import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    FromEngine,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Stats,
+    StatsQuery,
+    Stop,
+    Stopping,
+    Welcome,
+)
+from stepwell.serve.connection import Connection, is_pidfd
+
+MAX_CONNECTIONS = 1024
+MAX_WATCHED = 4096
+"""Processes whose exit is awaited; those of ended connections count until they have exited."""
+
+HELLO_SECONDS = 2.0
+"""For a hello to come, and for a refusal to be read."""
+
+_ACCEPTS = 16
+_DEAF_SECONDS = 1.0
+
+log = logging.getLogger("stepwell.serve")
+limited = RateLimited(log)
+
+
+class Door:
+    """Registers what it waits for with `selector`, each with the function to call. `stop` is told why to end.
+
+    `until` is the moment of this round after which nothing new is begun that can wait for the next one.
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        clock: Clock,
+        stop: Callable[[str], None],
+    ) -> None:
+        self.until = 0.0
+        self._hierarchy = hierarchy
+        self._listener = listener
+        self._selector = selector
+        self._clock = clock
+        self._stop = stop
+        self._uid = os.geteuid()
+        self._connections: set[Connection] = set()
+        self._watched: dict[int, Connection] = {}  # by pidfd
+        self._unread: deque[Connection] = deque()
+        self._unsent: list[Connection] = []
+        self._severed: list[Connection] = []
+        self._overdue: deque[tuple[float, Connection]] = deque()  # in order of time
+        self._deaf_until: float | None = None
+        listener.setblocking(False)
+        self._watch(listener, self._accept)
+
+    @property
+    def busy(self) -> bool:
+        """There is more to do at once."""
+        return bool(self._unread) or bool(self._severed)
+
+    def handle_unread(self) -> None:
+        """Goes on where the last round had no time left."""
+        for _ in range(len(self._unread)):
+            connection = self._unread.popleft()
+            if connection.unread is not None:
+                self._handle(connection, connection.unread)
+            if self._clock.now() >= self.until:
+                break
+
+    def keep_time(self, now: float) -> None:
+        while self._overdue and (self._overdue[0][0] <= now or self._is_settled(self._overdue[0][1])):
+            _, connection = self._overdue.popleft()
+            if not self._is_settled(connection):
+                self._drop(connection)
+        if self._deaf_until is not None and now >= self._deaf_until:
+            self._deaf_until = None
+            self._watch(self._listener, self._accept)
+
+    def next_moment(self) -> float | None:
+        """When `keep_time` will have something to do."""
+        moments = [self._overdue[0][0]] if self._overdue else []
+        if self._deaf_until is not None:
+            moments.append(self._deaf_until)
+        return min(moments, default=None)
+
+    def _watch(self, what: socket.socket | int, call: Callable[[int], None]) -> None:
+        self._selector.register(what, selectors.EVENT_READ, call)
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def _accept(self, _: int) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors: waiting connections stay readable, so look away for a moment
+                limited.log(logging.WARNING, "accept", "connections cannot be accepted: %s", error)
+                self._selector.unregister(self._listener)
+                self._deaf_until = self._clock.now() + _DEAF_SECONDS
+                return
+            self._admit(Connection(sock))
+
+    def _admit(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._watch(connection.sock, functools.partial(self._ready, connection))
+        self._overdue.append((self._clock.now() + HELLO_SECONDS, connection))
+        if connection.uid != self._uid:
+            self._refuse(
+                connection,
+                AccessDenied(
+                    "SW-606",
+                    what=f"this well serves user {self._uid}, not user {connection.uid}",
+                    why="a well holds its user's data in plain memory",
+                    fix="run engine and well as the same user, or give this user a home of its own",
+                ),
+            )
+        elif len(self._connections) > MAX_CONNECTIONS:
+            self._refuse(connection, _too_many("connections", MAX_CONNECTIONS))
+
+    def _ready(self, connection: Connection, mask: int) -> None:
+        if connection.closed:
+            return
+        if mask & selectors.EVENT_WRITE:
+            self._flush(connection)
+        if not mask & selectors.EVENT_READ or connection.unread is not None or connection.closed:
+            return
+        try:
+            messages = connection.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            messages = None
+        if messages is None:
+            self._drop(connection)
+        elif not connection.ending:
+            self._handle(connection, messages)
+
+    def _handle(self, connection: Connection, messages: Iterator[FromEngine]) -> None:
+        """As many messages as fit into the round, at least one; the rest waits before more is read."""
+        connection.unread = None
+        try:
+            for message in messages:
+                self._take(connection, message)
+                if connection.ending or connection.closed:
+                    return
+                if self._clock.now() >= self.until:
+                    connection.unread = messages
+                    self._unread.append(connection)
+                    return
+            if connection.overlong_hello:
+                raise ProtocolError(
+                    "SW-802",
+                    what="the first message is too long",
+                    why="a hello is short",
+                    fix="use the same stepwell version for engine and well",
+                )
+        except ProtocolError as error:
+            self._refuse(connection, error)
+        finally:
+            self.send_all()
+
+    def _take(self, connection: Connection, message: FromEngine) -> None:
+        if isinstance(message, Ping) and connection.greeted:
+            self._send(connection, Pong(message.number))
+        elif connection.member is not None:
+            self._hierarchy.handle(connection.member, message)
+        elif isinstance(message, Hello) and not connection.admin:
+            self._greet(connection, message)
+        elif isinstance(message, StatsQuery) and connection.admin:
+            self._send(connection, Stats(self._stats()))
+        elif isinstance(message, Stop) and connection.admin:
+            self._send(connection, Stopping())
+            self._stop("it was asked to")
+        else:
+            raise ProtocolError(
+                "SW-804",
+                what=f"{type(message).__name__} is not expected here",
+                why="a connection begins with one hello and keeps to its role",
+                fix="use the same stepwell version for engine and well",
+            )
+
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        if not OLDEST_PROTOCOL <= hello.protocol <= PROTOCOL:
+            raise ProtocolError(
+                "SW-801",
+                what=f"this side speaks protocol {hello.protocol}, the well {OLDEST_PROTOCOL} to {PROTOCOL}",
+                why=f"the well, process {os.getpid()}, is of another version of stepwell: {self._hierarchy.well}",
+                fix=f"use the same version for both; `kill {os.getpid()}` ends the well",
+            )
+        if hello.role == "admin":
+            connection.admin = True
+            self._discard_pidfd(connection)
+            self._send(connection, Welcome(0, hello.protocol, self._hierarchy.well, self._hierarchy.limits.host_bytes))
+            return
+        watched = connection.pidfd >= 0 and is_pidfd(connection.pidfd)
+        if watched and len(self._watched) >= MAX_WATCHED:
+            self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
+            return
+        send, sever = functools.partial(self._send, connection), functools.partial(self._sever, connection)
+        member = self._hierarchy.join(Peer(connection.uid, connection.pid, watched), hello, send, sever)
+        if member is None:
+            self._end(connection)
+            return
+        connection.member = member
+        if watched:
+            self._watched[connection.pidfd] = connection
+            self._watch(connection.pidfd, functools.partial(self._exited, connection, member))
+        else:
+            self._discard_pidfd(connection)
+
+    def _exited(self, connection: Connection, member: Member, _: int) -> None:
+        """All threads of the process are gone, even if a forked child keeps its socket open."""
+        self._selector.unregister(connection.pidfd)
+        del self._watched[connection.pidfd]
+        self._discard_pidfd(connection)
+        self._hierarchy.exited(member)
+        self._drop(connection)
+
+    def _discard_pidfd(self, connection: Connection) -> None:
+        if connection.pidfd >= 0:
+            os.close(connection.pidfd)
+            connection.pidfd = -1
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def _send(self, connection: Connection, message: Message, fds: tuple[int, ...] = ()) -> None:
+        if connection.closed or connection in self._severed:
+            return
+        if connection.queue(message, fds):
+            self._unsent.append(connection)
+        else:
+            limited.log(logging.WARNING, "output", "no room to keep answers for process %d", connection.pid)
+            self._sever(connection)
+
+    def send_all(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        try:
+            blocked = not connection.flush()
+        except OSError:
+            self._sever(connection)
+            return
+        if connection.ending and not blocked:
+            self._sever(connection)
+        elif blocked != connection.wants_write:
+            connection.wants_write = blocked
+            mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0)
+            self._selector.modify(connection.sock, mask, self._selector.get_key(connection.sock).data)
+
+    def _refuse(self, connection: Connection, error: StepwellError) -> None:
+        limited.log(logging.WARNING, error.code, "process %d of user %d: %s", connection.pid, connection.uid, error)
+        self._send(connection, Refused(error.code, error.what, error.why, error.fix))
+        self._end(connection)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _end(self, connection: Connection) -> None:
+        """Closes the connection when its output is sent, or HELLO_SECONDS later."""
+        connection.ending = True
+        connection.unread = None
+        self._overdue.append((self._clock.now() + HELLO_SECONDS, connection))
+        self._unsent.append(connection)
+
+    def _sever(self, connection: Connection) -> None:
+        """Drops the connection at the end of the round. The hierarchy calls this in the middle of its own work."""
+        self._severed.append(connection)
+
+    def end_severed(self) -> None:
+        severed, self._severed = self._severed, []
+        for connection in severed:
+            if not connection.closed:
+                with contextlib.suppress(OSError):
+                    connection.flush()  # its reason may be among what is not sent
+                self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        self._selector.unregister(connection.sock)
+        connection.close()
+        self._connections.discard(connection)
+        if connection.pidfd not in self._watched:
+            self._discard_pidfd(connection)
+        if connection.member is not None:
+            self._hierarchy.left(connection.member)
+
+    def _is_settled(self, connection: Connection) -> bool:
+        return connection.closed or (connection.greeted and not connection.ending)
+
+    def close(self) -> None:
+        """Peers see the end of their sockets; nothing is awaited."""
+        for connection in self._connections:
+            connection.close()
+            self._discard_pidfd(connection)
+        for pidfd, connection in self._watched.items():
+            if connection.pidfd == pidfd:
+                os.close(pidfd)
+        self._listener.close()
+
+    def _stats(self) -> dict[str, int | float | str]:
+        return self._hierarchy.stats() | {
+            "pid": os.getpid(),
+            "connections": len(self._connections),
+        }
+
+
+def _too_many(what: str, limit: int) -> CapacityError:
+    return CapacityError(
+        "SW-204",
+        what=f"the well has {limit} {what}",
+        why="each costs descriptors and memory",
+        fix="stop engines that are not used, or give some of them a home of their own",
+    )

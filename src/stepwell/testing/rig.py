@@ -1,0 +1,268 @@
+"""Engines that talk to a hierarchy without sockets or processes: each member by hand, with the shared memory real.
+
+`Rig` is a hierarchy with everything injected; `FakeEngine` is one session's scheduler and workers. Nothing happens by
+itself: messages are handled when said, work is done in `turns`, jobs in `executor.step`, slabs are mapped in `map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.block.layout import PAGE
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.session import Peer
+from stepwell.io.memory import Mapping
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLOT
+from stepwell.testing.clock import SetClock
+from stepwell.testing.executor import SeededExecutor
+from stepwell.testing.sparse import SparseMemory
+from stepwell.vault.keyring import Keyring
+
+Kind = TypeVar("Kind", bound=m.Message)
+Refs = npt.NDArray[np.void]
+"""SLOT_REF rows of shape (blocks, world)."""
+
+
+class Rig:
+    def __init__(self, host_bytes: int, *, seed: int, keyring: Keyring | None = None) -> None:
+        self.clock = SetClock()
+        self.executor = SeededExecutor(seed)
+        self.memory = SparseMemory()
+        self.keyring = keyring or Keyring.ephemeral()
+        self.members: list[FakeMember] = []
+        self.hierarchy = Hierarchy(
+            limits=Limits(host_bytes),
+            keyring=self.keyring,
+            clock=self.clock,
+            executor=self.executor,
+            memory=self.memory,
+            well="rig",
+        )
+
+    def turns(self, limit: int = 10_000) -> None:
+        """All work that is queued. Raises RuntimeError if it never ends."""
+        for _ in range(limit):
+            if not self.hierarchy.turn():
+                return
+        raise RuntimeError("the hierarchy is never done")
+
+    def settle(self) -> None:
+        """Everything that can happen without a new message of a scheduler or a copy: jobs, completions, mapping."""
+        for _ in range(1000):
+            self.turns()
+            self.executor.drain()
+            mapped = [member.map() for member in self.members if not member.gone]
+            if not any(mapped) and not self.executor.pending and not self.hierarchy.turn():
+                break
+        else:
+            raise RuntimeError("the rig does not come to rest")
+        self.hierarchy.check()
+
+
+class FakeMember:
+    """One connection. `gone`: it has ended, from either side; its mappings stay, as a zombie's do."""
+
+    def __init__(self, rig: Rig, hello: m.Hello, *, watched: bool = True) -> None:
+        self.rig = rig
+        self.inbox: list[m.Message] = []
+        self.shared: dict[int, m.SlabShared] = {}
+        self.unmapped: list[int] = []
+        self.gone = False
+        self._mappings: dict[int, Mapping] = {}
+        self.member = rig.hierarchy.join(Peer(0, 0, watched), hello, self._sent, self._ended)
+        self.gone = self.gone or self.member is None
+        rig.members.append(self)
+
+    def _sent(self, message: m.Message, fds: tuple[int, ...]) -> None:
+        assert not self.gone, "a message to a member whose connection has ended"
+        self.inbox.append(message)
+        if isinstance(message, m.SlabShared):
+            (fd,) = fds
+            self.shared[message.slab] = message
+            self._mappings[message.slab] = Mapping(fd, message.nbytes)
+            self.unmapped.append(message.slab)
+
+    def _ended(self) -> None:
+        self.gone = True
+
+    def take(self, kind: type[Kind]) -> list[Kind]:
+        """The messages of this kind that came since the last call."""
+        taken = [message for message in self.inbox if isinstance(message, kind)]
+        self.inbox = [message for message in self.inbox if not isinstance(message, kind)]
+        return taken
+
+    def say(self, message: m.FromEngine) -> None:
+        if not self.gone and self.member is not None:
+            self.rig.hierarchy.handle(self.member, message)
+
+    def map(self, most: int = 1 << 30) -> int:
+        """Reports up to `most` slabs as mapped; how many were."""
+        slabs, self.unmapped = self.unmapped[:most], self.unmapped[most:]
+        for slab in slabs:
+            self.say(m.Mapped(slab))
+        return len(slabs)
+
+    def leave(self) -> None:
+        """The connection ends; the process lives."""
+        if not self.gone and self.member is not None:
+            self.gone = True
+            self.rig.hierarchy.left(self.member)
+
+    def exit(self) -> None:
+        """The process ends, and with it the connection."""
+        self.gone = True
+        if self.member is not None:
+            self.rig.hierarchy.exited(self.member)
+
+    def slot(self, ref: np.void) -> npt.NDArray[np.uint8]:
+        shared = self.shared[int(ref["slab"])]
+        at = shared.offset + int(ref["slot"]) * shared.stride
+        return self._mappings[shared.slab].bytes[at : at + shared.stride]
+
+    def holds(self, ref: np.void) -> bool:
+        """The generation is the one of the reference: what a reader asks after its copy."""
+        shared = self.shared[int(ref["slab"])]
+        words = self._mappings[shared.slab].bytes[: 8 * shared.slots].view(np.uint64)
+        return int(words[int(ref["slot"])]) == int(ref["generation"])
+
+
+PLACES = (0, PAGE, SLOT // 2, SLOT - PAGE)
+"""Where fakes write a word of a shard, one place after the other. Shards have at least SLOT bytes."""
+
+
+def write(slot: npt.NDArray[np.uint8], place: int, word: int) -> None:
+    slot[PLACES[place] : PLACES[place] + 8].view(np.uint64)[0] = word
+
+
+def read(slot: npt.NDArray[np.uint8], place: int) -> int:
+    return int(slot[PLACES[place] : PLACES[place] + 8].view(np.uint64)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an engine says about itself. Digests are 32 bytes."""
+
+    weights: bytes = b"w" * 32
+    model: bytes = b"m" * 32
+    layout: bytes = b"l" * 32
+    block_tokens: int = 128
+    world: int = 1
+    shard_bytes: int = SLOT
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that the well said to one ask so far. `more` is None while it has said nothing."""
+
+    refs: Refs
+    more: bool | None
+    reason: str
+
+
+class FakeEngine:
+    """A session. Fills and reads whole shards at once; tests that need steps use the members themselves."""
+
+    def __init__(
+        self, rig: Rig, model: Model = Model(), *, name: str = "engine", acknowledges: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        self.rig = rig
+        self.model = model
+        self.name = name
+        self._numbers = count(1)
+        self._found: dict[int, list[m.Found]] = {}
+        self.workers = [FakeMember(rig, self.worker_hello(r, acknowledges)) for r in range(model.world)]
+        self.scheduler = FakeMember(rig, self.scheduler_hello())
+
+    def scheduler_hello(self, protocol: int = m.PROTOCOL) -> m.Hello:
+        k = self.model
+        return m.Hello(protocol, "scheduler", self.name, 0, k.world, k.shard_bytes, k.layout, k.weights, k.model,
+                       k.block_tokens)  # fmt: skip
+
+    def worker_hello(self, rank: int, acknowledges: Sequence[int] = ()) -> m.Hello:
+        k = self.model
+        return m.Hello(m.PROTOCOL, "worker", self.name, rank, k.world, k.shard_bytes, k.layout,
+                       acknowledges=list(acknowledges))  # fmt: skip
+
+    @property
+    def members(self) -> list[FakeMember]:
+        return [self.scheduler, *self.workers]
+
+    @property
+    def live(self) -> bool:
+        return not any(member.gone for member in self.members)
+
+    @property
+    def session(self) -> int:
+        assert self.scheduler.member is not None
+        return self.scheduler.member.session.number
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    # asking -----------------------------------------------------------------------------------------------------------
+
+    def ask(self, digests: bytes, *, epoch: int = 0, order: int | None = None) -> int:
+        ticket = self.number()
+        self.scheduler.say(m.Ask(ticket, epoch, ticket if order is None else order, digests))
+        return ticket
+
+    def answer(self, ticket: int) -> Answer:
+        for found in self.scheduler.take(m.Found):
+            self._found.setdefault(found.ticket, []).append(found)
+        said = self._found.get(ticket, [])
+        rows = [np.frombuffer(f.slots, m.SLOT_REF).reshape(-1, self.model.world) for f in said]
+        starts = [f.start for f in said]
+        assert starts == [sum(map(len, rows[:n])) for n in range(len(rows))], "blocks are told in order, once"
+        assert all(f.more for f in said[:-1]), "nothing comes after a final answer"
+        refs = np.concatenate([np.empty((0, self.model.world), m.SLOT_REF), *rows])
+        return Answer(refs, said[-1].more if said else None, said[-1].reason if said else "")
+
+    def found(self, digests: bytes, *, epoch: int = 0) -> int:
+        """Blocks that can be recalled now; asks and releases."""
+        ticket = self.ask(digests, epoch=epoch)
+        self.rig.settle()
+        blocks = len(self.answer(ticket).refs)
+        self.release(ticket)
+        self.rig.settle()
+        return blocks
+
+    def release(self, ticket: int) -> None:
+        self.scheduler.say(m.Release(ticket))
+
+    def recall(self, ticket: int, first: int = 0, blocks: int = 1 << 20) -> int:
+        transfer = self.number()
+        self.scheduler.say(m.Recall(ticket, transfer, first, blocks))
+        return transfer
+
+    def recalled(self, transfer: int) -> None:
+        for worker in self.workers:
+            worker.say(m.Recalled([transfer]))
+
+    # filling ----------------------------------------------------------------------------------------------------------
+
+    def reserve(self, digests: bytes, *, parent: bytes = b"", epoch: int = 0) -> tuple[list[int], Refs]:
+        """Lease numbers (0 where refused) and where the shards of those granted lie."""
+        self.scheduler.say(m.Reserve(self.number(), epoch, parent, digests))
+        self.rig.turns()
+        (granted,) = self.scheduler.take(m.Granted)
+        return granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self.model.world)
+
+    def spill(self, digests: bytes, *, parent: bytes = b"", epoch: int = 0, word: int = 7) -> int:
+        """Reserves, fills and publishes; how many were taken."""
+        leases, refs = self.reserve(digests, parent=parent, epoch=epoch)
+        granted = [lease for lease in leases if lease]
+        for rank, worker in enumerate(self.workers):
+            for row in refs:
+                for place in range(len(PLACES)):
+                    write(worker.slot(row[rank]), place, word)
+            worker.say(m.Filled(granted, []))
+        self.rig.settle()
+        return len(granted)

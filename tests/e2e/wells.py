@@ -1,0 +1,130 @@
+"""A well under test, and the looking and waiting that end-to-end tests do. Waits have generous limits and end early."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepwell.client import control
+from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.wire import Answer
+from stepwell.errors import BackendDown
+
+PATIENCE_S = 60.0  # until a test gives up on what must happen; never waited for in full
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Well:
+    """The well of `home`, started by whichever engine comes first."""
+
+    home: Path
+
+    def connector(self, role: str = "kv_both", **extra: Any) -> dict[str, Any]:
+        """vLLM's KVTransferConfig as a user writes it: by name, found by the entry point."""
+        return {
+            "kv_connector": "StepwellConnector",
+            "kv_role": role,
+            "kv_connector_extra_config": {"home": str(self.home), "host": "256MiB", **extra},
+        }
+
+    def stats(self) -> dict[str, int | float | str]:
+        return control.stats(self.home, seconds=10)
+
+    def pid(self) -> int:
+        return int(self.stats()["pid"])
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid(), number)
+
+    def log(self) -> str:
+        return (self.home / "stepwell.log").read_text()
+
+    def is_idle(self) -> bool:
+        """Nothing is held for anybody."""
+        s = self.stats()
+        return not any(s[key] for key in ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots"))
+
+    def is_alone(self) -> bool:
+        """No engine is connected and none has left anything behind."""
+        return self.is_idle() and not self.stats()["sessions"] and not self.stats()["quarantined_sessions"]
+
+    def stop(self) -> None:
+        try:
+            control.stop(self.home)
+        except BackendDown as error:
+            if error.code != "SW-505":
+                raise
+
+    def processes(self) -> list[int]:
+        """Living processes that name this home on their command line."""
+        return [pid for pid in living() if str(self.home).encode() in _read(f"/proc/{pid}/cmdline")]
+
+
+def living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def leftovers() -> set[str]:
+    """Names in shared memory that no living process has mapped: what the dead have left."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    mapped = b"\n".join(_read(f"/proc/{pid}/maps") for pid in living())
+    return {name for name in names if f"/dev/shm/{name}".encode() not in mapped}
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""  # it ended meanwhile
+
+
+def config(model: Path, connector: dict[str, Any] | None, **changes: Any) -> EngineConfig:
+    """An engine whose pool holds about one request of these tests."""
+    shape: dict[str, Any] = {"page": 128, "pool_pages": 8, "max_model_len": 1024} | changes
+    return EngineConfig(model=model, connector=connector, **shape)
+
+
+def in_one_process(settings: EngineConfig) -> EngineConfig:
+    """The same in one process: starts in a third of the time, and hides what several processes may get wrong."""
+    return replace(
+        settings,
+        env={**settings.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        extra={**settings.extra, "distributed_executor_backend": "uni"},
+    )
+
+
+def start(settings: EngineConfig, folder: Path, name: str) -> Engine:
+    began = time.monotonic()
+    engine = Engine.start(settings, folder / f"{name}.log")
+    print(f"{name}: vLLM {engine.version} up after {time.monotonic() - began:.1f} s")
+    return engine
+
+
+def warm_up(engine: Engine, page: int) -> None:
+    """Until a small prompt is recalled: the connector knows the weights, the well is there and has room."""
+    prompt = [100 + i % 50 for i in range(3 * max(page, 128) + 7)]
+
+    def recalled() -> bool:
+        answer = engine.ask(prompt, 2)
+        assert engine.reset_prefix_cache()
+        return bool(answer.external_tokens)
+
+    eventually(recalled, "anything is recalled")
+
+
+def receipt(answer: Answer) -> dict[str, Any]:
+    assert answer.kv_transfer_params is not None
+    found: dict[str, Any] = answer.kv_transfer_params["stepwell"]
+    return found

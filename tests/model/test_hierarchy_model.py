@@ -1,0 +1,492 @@
+"""The whole hierarchy against a perfect model: engines that come, copy in small steps, lose their connection and die.
+
+The model remembers which bytes were spilled under which identity. Whatever the order of messages, jobs, completions and
+copies: nothing is told that was not published under exactly that identity, a leased copy is bit for bit what was
+spilled, an unleased one is that or fails its generation check, books balance after every step, every request is
+answered or waits for a reason that the model sees too, and at the end nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from stepwell.block.digest import Chain
+from stepwell.block.layout import MiB
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLAB
+from stepwell.testing.executor import Faults
+from stepwell.testing.rig import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
+
+MODELS = [Model(), Model(world=2), Model(weights=b"x" * 32), Model(weights=b"y" * 32, shard_bytes=3 * MiB)]
+BLOCKS = 10
+
+Identity = tuple[int, int, bytes]
+"""Index into MODELS, weights epoch, digest."""
+
+Place = tuple[int, int, int]
+"""Slab, slot, generation."""
+
+
+def _chains() -> list[bytes]:
+    """Three prompts; the second shares four blocks with the first."""
+    made = []
+    for tokens in (range(BLOCKS), [*range(4), *range(50, 50 + BLOCKS - 4)], range(100, 100 + BLOCKS)):
+        chain = Chain(1)
+        chain.extend(list(tokens))
+        made.append(chain.digests)
+    return made
+
+
+CHAINS = _chains()
+
+
+def _word(nonce: int, rank: int, place: int) -> int:
+    return (nonce << 8) + (rank << 4) + place + 1
+
+
+@dataclass(eq=False)
+class Fill:
+    """A lease: `nonce` stands for the bytes of this one fill, so that an older fill of the same block is told apart."""
+
+    identity: Identity
+    lease: int
+    row: np.ndarray[Any, Any]
+    nonce: int
+    written: set[int] = field(default_factory=set)
+    dropped: bool = False
+    decided: bool = False
+
+
+@dataclass(eq=False)
+class Copy:
+    """One rank's copy under way, place by place. `fill`: a spill. `leased`: nothing may change under this recall."""
+
+    member: FakeMember
+    ref: Any
+    rank: int
+    nonce: int
+    fill: Fill | None = None
+    transfer: int = 0
+    leased: bool = False
+    place: int = 0
+    seen: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Request:
+    digests: bytes
+    epoch: int
+    rows: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    more: bool | None = None
+    reason: str = ""
+
+
+class Engine(FakeEngine):
+    """What the model knows of one session. `before` are earlier sessions of the same processes."""
+
+    def __init__(self, rig: Rig, kind: int, name: str, before: list[Engine]) -> None:
+        self.kind = kind
+        self.before = before
+        self.requests: dict[int, Request] = {}
+        self.reserving: dict[int, tuple[int, bytes]] = {}
+        self.fills: list[Fill] = []
+        self.dead: set[int] = set()  # ranks whose process has exited
+        super().__init__(rig, MODELS[kind], name=name, acknowledges=[e.session for e in before])
+
+
+class Well(RuleBasedStateMachine):
+    seen: ClassVar[Counter[str]] = Counter()
+    """What the examples have reached, so that a model that proves nothing is noticed."""
+
+    @initialize(seed=st.integers(0, 2**32 - 1), eighths=st.integers(12, 32))
+    def start(self, seed: int, eighths: int) -> None:
+        self.rig = Rig(eighths * SLAB // 8, seed=seed)
+        self.engines: list[Engine] = []
+        self.copies: list[Copy] = []
+        self.fills: dict[Place, tuple[Fill, int]] = {}
+        self.published: set[Identity] = set()
+        self.forgotten: set[Identity] = set()
+        self.told: list[tuple[Engine, Any, int]] = []  # references that some process may still use
+        self.nonces = 0
+
+    # engines come and go ---------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.live]
+
+    @property
+    def lost(self) -> list[Engine]:
+        """Sessions that have ended, with processes that still run."""
+        joined_again = {id(old) for engine in self.engines for old in engine.before}
+        return [
+            e for e in self.engines if not e.live and id(e) not in joined_again and len(e.dead) < e.model.world
+        ]  # fmt: skip
+
+    @precondition(lambda self: len(self.live) < 4 and len(self.engines) < 12)
+    @rule(kind=st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
+    def join(self, kind: int) -> None:
+        self.engines.append(Engine(self.rig, kind, f"engine {len(self.engines)}", []))
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), member=st.integers(0, 9))
+    def lose(self, k: int, member: int) -> None:
+        """A connection ends; its processes go on copying for a while."""
+        engine = self.live[k % len(self.live)]
+        engine.members[member % len(engine.members)].leave()
+        self.seen["lost"] += 1
+
+    @precondition(lambda self: self.engines)
+    @rule(k=st.integers(0, 99), rank=st.integers(0, 1))
+    def exit(self, k: int, rank: int) -> None:
+        engine = self.engines[k % len(self.engines)]
+        self._exit(engine, rank % engine.model.world)
+
+    def _exit(self, engine: Engine, rank: int) -> None:
+        """A process ends: its copies stop, then all its connections are seen to end."""
+        family = [e for e in self.engines if e.name == engine.name]
+        members = [e.workers[rank] for e in family]
+        self.copies = [copy for copy in self.copies if copy.member not in members]
+        for relative in family:
+            relative.dead.add(rank)
+            relative.workers[rank].exit()
+
+    @precondition(lambda self: self.lost)
+    @rule(k=st.integers(0, 99))
+    def rejoin(self, k: int) -> None:
+        """Once its copies have stopped, the engine joins again and says so."""
+        engine = self.lost[k % len(self.lost)]
+        if engine.dead:
+            return
+        before = [*engine.before, engine]
+        members = {id(worker) for old in before for worker in old.workers}
+        self.copies = [copy for copy in self.copies if id(copy.member) not in members]
+        self.told = [told for told in self.told if told[0] not in before]
+        self.engines.append(Engine(self.rig, engine.kind, engine.name, before))
+        self.seen["rejoined"] += 1
+
+    # spills ----------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), first=st.sampled_from([0, 0, 0, 1, 4, 7]), n=st.integers(1, 8),
+          epoch=st.sampled_from([0, 0, 0, 5]))  # fmt: skip
+    def reserve(self, k: int, chain: int, first: int, n: int, epoch: int) -> None:
+        engine, digests = self.live[k % len(self.live)], CHAINS[chain]
+        number, blocks = engine.number(), digests[32 * first : 32 * (first + n)]
+        engine.reserving[number] = (epoch, blocks)
+        parent = digests[32 * first - 32 : 32 * first]
+        engine.scheduler.say(m.Reserve(number, epoch, parent, blocks))
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), n=st.integers(3, BLOCKS))
+    def spill(self, k: int, chain: int, n: int) -> None:
+        """All at once, so that there is something to recall and to evict."""
+        engine = self.live[k % len(self.live)]
+        self.reserve(self.live.index(engine), chain, 0, n, 0)
+        self.rig.settle()
+        self.listen()
+        for fill in engine.fills:
+            self._begin(engine, fill)
+        while mine := [c for c in self.copies if c.fill is not None and c.fill in engine.fills]:
+            for copy in mine:
+                self._step(copy)
+
+    @precondition(lambda self: any(not f.decided for e in self.live for f in e.fills))
+    @rule(k=st.integers(0, 99), start=st.integers(0, 5))
+    def decide(self, k: int, start: int) -> None:
+        """A granted lease goes to the workers, or back."""
+        waiting = [(e, f) for e in self.live for f in e.fills if not f.decided]
+        engine, fill = waiting[k % len(waiting)]
+        if start:
+            self._begin(engine, fill)
+        else:
+            engine.fills.remove(fill)
+            engine.scheduler.say(m.Abandon([fill.lease]))
+
+    def _begin(self, engine: Engine, fill: Fill) -> None:
+        if not fill.decided:
+            fill.decided = True
+            for rank, worker in enumerate(engine.workers):
+                self.copies.append(Copy(worker, fill.row[rank], rank, fill.nonce, fill))
+
+    # recalls ---------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), n=st.integers(1, BLOCKS), order=st.integers(0, 9),
+          epoch=st.sampled_from([0, 0, 0, 5]))  # fmt: skip
+    def ask(self, k: int, chain: int, n: int, order: int, epoch: int) -> None:
+        engine = self.live[k % len(self.live)]
+        digests = CHAINS[chain][: 32 * n]
+        engine.requests[engine.ask(digests, epoch=epoch, order=order)] = Request(digests, epoch)
+
+    def _request(self, k: int) -> tuple[Engine, int]:
+        open_ = [(engine, ticket) for engine in self.live for ticket in engine.requests]
+        return open_[k % len(open_)]
+
+    @precondition(lambda self: any(e.requests for e in self.live))
+    @rule(k=st.integers(0, 99), first=st.integers(0, 4), n=st.integers(1, BLOCKS))
+    def recall(self, k: int, first: int, n: int) -> None:
+        engine, ticket = self._request(k)
+        request = engine.requests.pop(ticket)
+        rows = request.rows[first : first + n]
+        transfer = engine.recall(ticket, first, len(rows))
+        for rank, worker in enumerate(engine.workers):
+            for row in rows:
+                fill, _ = self.fills[_place(row[rank])]
+                self.copies.append(Copy(worker, row[rank], rank, fill.nonce, None, transfer, leased=True))
+        if not rows:
+            engine.recalled(transfer)
+
+    @precondition(lambda self: any(e.requests for e in self.live))
+    @rule(k=st.integers(0, 99))
+    def release(self, k: int) -> None:
+        engine, ticket = self._request(k)
+        del engine.requests[ticket]
+        engine.release(ticket)
+
+    @precondition(lambda self: self.told)
+    @rule(k=st.integers(0, 9999))
+    def copy_late(self, k: int) -> None:
+        """A worker was sent off with references whose pins ended with the session, or long ago."""
+        engine, ref, rank = self.told[k % len(self.told)]
+        if rank not in engine.dead:
+            fill, _ = self.fills[_place(ref)]
+            self.copies.append(Copy(engine.workers[rank], ref, rank, fill.nonce))
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), n=st.integers(0, BLOCKS - 1))
+    def forget(self, k: int, chain: int, n: int) -> None:
+        engine, digest = self.live[k % len(self.live)], CHAINS[chain][32 * n : 32 * n + 32]
+        self.forgotten.add((engine.kind, 0, digest))
+        engine.scheduler.say(m.Forget(0, digest))
+
+    # copies ----------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.copies)
+    @rule(k=st.integers(0, 9999), steps=st.integers(1, 5))
+    def copy(self, k: int, steps: int) -> None:
+        copy = self.copies[k % len(self.copies)]
+        for _ in range(steps):
+            if copy in self.copies:
+                self._step(copy)
+
+    @precondition(lambda self: any(c.fill for c in self.copies))
+    @rule(k=st.integers(0, 9999))
+    def drop(self, k: int) -> None:
+        """A rank gives up its shard."""
+        writing = [c for c in self.copies if c.fill]
+        copy = writing[k % len(writing)]
+        assert copy.fill
+        copy.fill.dropped = True
+        self._written(copy, copy.fill)
+
+    def _step(self, copy: Copy) -> None:
+        slot = copy.member.slot(copy.ref)
+        if copy.fill is not None:
+            self.seen["zombie writes"] += copy.member.gone
+            write(slot, copy.place, _word(copy.nonce, copy.rank, copy.place))
+        else:
+            copy.seen.append(read(slot, copy.place))
+        copy.place += 1
+        if copy.place < len(PLACES):
+            return
+        if copy.fill is not None:
+            self._written(copy, copy.fill)
+        else:
+            self._read(copy)
+
+    def _written(self, copy: Copy, fill: Fill) -> None:
+        self.copies.remove(copy)
+        engine = next(e for e in self.engines if copy.member in e.workers)
+        fill.written.add(copy.rank)
+        done, gone = ([], [fill.lease]) if fill.dropped else ([fill.lease], [])
+        if len(fill.written) == engine.model.world and engine.live:
+            engine.fills.remove(fill)
+            if not fill.dropped:
+                self.published.add(fill.identity)
+        copy.member.say(m.Filled(done, gone))
+
+    def _read(self, copy: Copy) -> None:
+        self.copies.remove(copy)
+        holds = copy.member.holds(copy.ref)
+        if holds:
+            expected = [_word(copy.nonce, copy.rank, place) for place in range(len(PLACES))]
+            assert copy.seen == expected, "a recall is what was spilled"
+        assert holds or not copy.leased, "nothing changes under a lease"
+        self.seen["verified, leased" if copy.leased else "verified" if holds else "generation changed"] += 1
+        if copy.transfer and not any(c.transfer == copy.transfer and c.member is copy.member for c in self.copies):
+            copy.member.say(m.Recalled([copy.transfer]))
+
+    # the well's own time ---------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(member.unmapped for member in self.rig.members))
+    @rule(k=st.integers(0, 99), most=st.integers(1, 2))
+    def map(self, k: int, most: int) -> None:
+        waiting = [member for member in self.rig.members if member.unmapped]
+        waiting[k % len(waiting)].map(most)
+
+    @rule(n=st.integers(1, 6))
+    def jobs(self, n: int) -> None:
+        for _ in range(n):
+            self.rig.executor.step()
+
+    @rule()
+    def turn(self) -> None:
+        self.rig.turns()
+
+    @rule(fail=st.sampled_from([0.0, 0.0, 0.4]), refuse=st.sampled_from([False, False, True]))
+    def trouble(self, fail: float, refuse: bool) -> None:
+        self.rig.executor.faults = Faults(fail=fail)
+        self.rig.memory.refuse = refuse
+
+    @rule()
+    def rest(self) -> None:
+        """Everything is delivered: each request has its answer, or a reason to wait that we know of."""
+        self.rig.settle()
+        self.listen()
+        for engine in self.live:
+            for request in engine.requests.values():
+                assert request.more is not None, "asked and never answered"
+                if len(request.rows) < len(request.digests) // 32:
+                    self._justify(engine, request)
+                else:
+                    assert not request.more
+
+    def _justify(self, engine: Engine, request: Request) -> None:
+        at = 32 * len(request.rows)
+        identity = (engine.kind, request.epoch, request.digests[at : at + 32])
+        filling = [e for e in self.live for f in e.fills if f.identity == identity]
+        self.seen[f"{'waits' if request.more else 'ends'}: {request.reason}"] += 1
+        match request.reason, request.more:
+            case "filling", True:
+                assert engine in filling
+            case "pins", True:
+                pinned = {
+                    _place(row[0]): engine.model.world * engine.model.shard_bytes
+                    for engine in self.live
+                    for other in engine.requests.values()
+                    for row in other.rows
+                }
+                alone = not any(o.rows for e in self.live for o in e.requests.values() if o is not request)
+                would = sum(pinned.values()) + engine.model.world * engine.model.shard_bytes
+                assert would > (0.5 if alone else 0.25) * self.rig.hierarchy.limits.host_bytes
+            case "evicted", False:
+                assert identity in self.published
+            case "never_seen", False:
+                assert identity not in self.published or identity in self.forgotten
+            case "filling", False:
+                pass  # it was another session's when this was said
+            case other:
+                raise AssertionError(f"no reason to wait or end: {other}")
+
+    # what must always hold -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "rig"):
+            self.listen()
+            self.rig.hierarchy.check()
+            assert self.rig.hierarchy.arena.bytes <= self.rig.hierarchy.limits.host_bytes
+
+    def listen(self) -> None:
+        """Takes in what the well has said, and believes none of it."""
+        for engine in self.engines:
+            for granted in engine.scheduler.take(m.Granted):
+                self._granted(engine, granted)
+            for found in engine.scheduler.take(m.Found):
+                self._found(engine, found)
+            for way in engine.scheduler.take(m.GiveWay):
+                self.seen["gave way"] += 1
+                if way.ticket in engine.requests and way.ticket % 2 and engine.live:  # the others were offered already
+                    del engine.requests[way.ticket]
+                    engine.release(way.ticket)
+
+    def _granted(self, engine: Engine, granted: m.Granted) -> None:
+        epoch, blocks = engine.reserving.pop(granted.spill)
+        rows = iter(np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, engine.model.world))
+        for n, lease in enumerate(granted.leases):
+            if not lease:
+                continue
+            row = next(rows)
+            self.nonces += 1
+            fill = Fill((engine.kind, epoch, blocks[32 * n : 32 * n + 32]), lease, row, self.nonces)
+            engine.fills.append(fill)
+            for rank, ref in enumerate(row):
+                place = _place(ref)
+                assert place not in self.fills, "a slot is leased twice under one generation"
+                assert all(int(ref["slab"]) in worker.shared for worker in engine.workers)
+                self.fills[place] = (fill, rank)
+
+    def _found(self, engine: Engine, found: m.Found) -> None:
+        request = engine.requests.get(found.ticket)
+        if request is None:
+            return
+        assert request.more is not False, "a final answer is the last one"
+        assert found.start == len(request.rows)
+        for row in np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, engine.model.world):
+            at = 32 * len(request.rows)
+            for rank, ref in enumerate(row):
+                fill, of = self.fills[_place(ref)]
+                assert (fill.identity, of) == ((engine.kind, request.epoch, request.digests[at : at + 32]), rank)
+                assert len(fill.written) == engine.model.world and not fill.dropped, "told before it was published"
+                self.told.append((engine, ref, rank))
+            request.rows.append(row)
+        request.more, request.reason = found.more, found.reason
+
+    def teardown(self) -> None:
+        """All sessions end, all processes exit, all completions come: nothing is left but blocks."""
+        if not hasattr(self, "rig"):
+            return
+        self.rig.executor.faults = Faults()
+        for engine in self.engines:
+            if engine.live:
+                engine.scheduler.leave()
+            for rank in range(engine.model.world):
+                self._exit(engine, rank)
+        self.rig.settle()
+        hierarchy = self.rig.hierarchy
+        counted = hierarchy.arena.count()
+        for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling"):
+            assert counted[what] == 0, what
+        assert not hierarchy.roster.quarantines
+        assert hierarchy.sessions == 0
+        for reason in ("evicted", "retired"):
+            self.seen[reason] += hierarchy.counters.drops[reason]
+        hierarchy.close()
+        assert hierarchy.arena.bytes == 0
+
+
+def _place(ref: Any) -> Place:
+    return int(ref["slab"]), int(ref["slot"]), int(ref["generation"])
+
+
+def test_the_well_against_a_perfect_model() -> None:
+    Well.seen.clear()
+    run_state_machine_as_test(
+        Well,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=60,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    print(dict(Well.seen))
+    for what in ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "rejoined",
+                 "waits: filling", "waits: pins", "ends: evicted", "ends: never_seen"):  # fmt: skip
+        assert Well.seen[what], f"the examples never reached: {what}"

@@ -1,0 +1,709 @@
+"""The well as a state machine: one promise of the architecture a test, with sessions played by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from blake3 import blake3
+
+from stepwell.block.digest import Chain
+from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
+from stepwell.io.clock import Clock
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
+from stepwell.testing.rig import FakeEngine, FakeMember, Model, Rig, read, write
+from stepwell.vault.keyring import DEFAULT_TENANT, Epoch, Keyring, TenantKeys
+
+
+def make_rig(host_bytes: int = 2 * SLAB, keyring: Keyring | None = None) -> Rig:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    return Rig(host_bytes, seed=seed, keyring=keyring)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return make_rig()
+
+
+def chain(blocks: int, start: int = 0) -> bytes:
+    made = Chain(1)
+    made.extend(range(start, start + blocks))
+    return made.digests
+
+
+def at(digests: bytes, n: int) -> bytes:
+    return digests[32 * n : 32 * n + 32]
+
+
+def joined(rig: Rig, model: Model = Model(), name: str = "engine") -> FakeEngine:
+    engine = FakeEngine(rig, model, name=name)
+    rig.settle()
+    return engine
+
+
+TWO = Model(world=2)
+
+# spills --------------------------------------------------------------------------------------------------------------
+
+
+def test_spilled_is_recalled(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(4)
+    assert engine.spill(digests, word=42) == 4
+    ticket = engine.ask(digests + chain(1, 99))
+    rig.settle()
+    answer = engine.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (4, False, "never_seen")
+    transfer = engine.recall(ticket)
+    (worker,) = engine.workers
+    for row in answer.refs:
+        assert [read(worker.slot(row[0]), place) for place in range(4)] == [42] * 4
+        assert worker.holds(row[0])
+    assert rig.hierarchy.stats()["leased_blocks"] == 4
+    engine.recalled(transfer)
+    rig.settle()
+    stats = rig.hierarchy.stats()
+    assert (stats["leased_blocks"], stats["pinned_bytes"], stats["recalled_blocks"]) == (0, 0, 4)
+
+
+def test_a_block_is_published_when_all_ranks_have_acknowledged(rig: Rig) -> None:
+    engine, digests = joined(rig, TWO), chain(1)
+    (lease,), refs = engine.reserve(digests)
+    assert refs.shape == (1, 2)
+    other = joined(rig, TWO, "other")
+    engine.workers[0].say(m.Filled([lease], []))
+    engine.workers[0].say(m.Filled([lease], []))  # twice from one is not once from both
+    assert other.found(digests) == 0
+    engine.workers[1].say(m.Filled([lease], []))
+    assert other.found(digests) == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_drops_its_shard_says_so_and_the_block_is_never_published(rig: Rig, first: int) -> None:
+    engine, digests = joined(rig, TWO), chain(1)
+    (lease,), refs = engine.reserve(digests)
+    engine.workers[first].say(m.Filled([], [lease]))
+    assert rig.hierarchy.arena.count()["filling"] == 1  # the other rank may be writing
+    engine.workers[1 - first].say(m.Filled([lease], []))
+    assert engine.found(digests) == 0
+    assert rig.hierarchy.arena.count()["free_slots"] == SLOTS
+
+
+def test_another_sessions_spill_of_a_block_being_filled_is_refused(rig: Rig) -> None:
+    one, two, digests = joined(rig), joined(rig, name="two"), chain(3)
+    (lease,), _ = one.reserve(at(digests, 1))
+    leases, refs = two.reserve(digests)
+    assert [bool(n) for n in leases] == [True, False, True]
+    assert len(refs) == 2
+    assert rig.hierarchy.stats()["spills_refused_filling"] == 1
+    one.workers[0].say(m.Filled([lease], []))
+    two.workers[0].say(m.Filled([n for n in leases if n], []))
+    assert two.found(digests) == 3
+    assert two.spill(digests) == 0
+    assert rig.hierarchy.stats()["spills_refused_resident"] == 3
+
+
+def test_the_acknowledgement_of_another_session_does_not_count(rig: Rig) -> None:
+    one, two, digests = joined(rig), joined(rig, name="two"), chain(1)
+    (lease,), _ = one.reserve(digests)
+    two.workers[0].say(m.Filled([lease], []))
+    two.scheduler.say(m.Abandon([lease]))
+    assert rig.hierarchy.arena.count()["filling"] == 1
+    assert one.found(digests) == 0
+
+
+def test_a_session_waits_for_what_it_fills_itself(rig: Rig) -> None:
+    engine, other, digests = joined(rig), joined(rig, name="other"), chain(2)
+    leases, _ = engine.reserve(digests)
+    mine, theirs = engine.ask(digests), other.ask(digests)
+    rig.settle()
+    assert (engine.answer(mine).more, engine.answer(mine).reason) == (True, "filling")
+    assert (other.answer(theirs).more, other.answer(theirs).reason) == (False, "filling")
+    engine.workers[0].say(m.Filled(leases[:1], []))
+    rig.settle()
+    assert (len(engine.answer(mine).refs), engine.answer(mine).more) == (1, True)
+    engine.workers[0].say(m.Filled([], leases[1:]))
+    rig.settle()
+    answer = engine.answer(mine)
+    assert (len(answer.refs), answer.more, answer.reason) == (1, False, "never_seen")
+
+
+def test_abandoned_leases_are_free_at_once(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(2)
+    leases, _ = engine.reserve(digests)
+    ticket = engine.ask(digests)
+    rig.settle()
+    engine.scheduler.say(m.Abandon([*leases, 12345]))
+    rig.settle()
+    assert engine.answer(ticket).more is False
+    assert rig.hierarchy.arena.count()["free_slots"] == SLOTS
+    engine.workers[0].say(m.Filled(leases, []))  # too late: not ours any more
+    assert engine.found(digests) == 0
+
+
+def test_a_prefix_is_spilled_from_its_head(rig: Rig) -> None:
+    """What finds no room is refused with all that follows: a tail without its head is useless."""
+    rig = make_rig(SLAB)
+    engine, digests = joined(rig), chain(SLOTS + 4)
+    leases, _ = engine.reserve(digests)
+    assert [bool(n) for n in leases] == [True] * SLOTS + [False] * 4
+    assert rig.hierarchy.stats()["spills_refused_no_room"] == 4
+
+
+def test_nothing_is_granted_before_all_workers_have_mapped_it(rig: Rig) -> None:
+    engine = FakeEngine(rig, TWO)
+    rig.executor.drain()
+    rig.turns()
+    for worker, granted in zip(engine.workers, (False, True), strict=True):
+        worker.map()
+        assert bool(engine.reserve(chain(1))[0][0]) is granted
+
+
+# recalls -------------------------------------------------------------------------------------------------------------
+
+
+def test_pins_are_counted_once_a_block_and_end_with_each_request(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(4)
+    engine.spill(digests)
+    tickets = [engine.ask(digests) for _ in range(3)]
+    rig.settle()
+    assert rig.hierarchy.arena.pinned_bytes == 4 * SLOT
+    engine.release(tickets[0])
+    engine.release(tickets[0])
+    transfer = engine.recall(tickets[1], 1, 2)
+    rig.settle()
+    assert rig.hierarchy.arena.pinned_bytes == 4 * SLOT
+    engine.release(tickets[2])
+    rig.settle()
+    stats = rig.hierarchy.stats()
+    assert (stats["pinned_bytes"], stats["leased_blocks"]) == (0, 2)
+    engine.recalled(transfer)
+    engine.recalled(transfer)
+    rig.settle()
+    assert rig.hierarchy.stats()["leased_blocks"] == 0
+
+
+def test_a_recall_is_leased_until_every_rank_has_copied(rig: Rig) -> None:
+    engine, digests = joined(rig, TWO), chain(1)
+    engine.spill(digests)
+    ticket = engine.ask(digests)
+    rig.settle()
+    transfer = engine.recall(ticket)
+    engine.workers[0].say(m.Recalled([transfer, 999]))
+    engine.workers[0].say(m.Recalled([transfer]))
+    assert rig.hierarchy.stats()["leased_blocks"] == 1
+    engine.workers[1].say(m.Recalled([transfer]))
+    assert rig.hierarchy.stats()["leased_blocks"] == 0
+
+
+def test_what_is_pinned_or_leased_is_not_evicted() -> None:
+    rig = make_rig(SLAB)
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests, word=5)
+    pinned, leased = engine.ask(digests), engine.ask(at(digests, 0))
+    rig.settle()
+    refs = engine.answer(pinned).refs
+    engine.recall(leased)
+    engine.release(leased)
+    for n in range(3):
+        engine.spill(chain(SLOTS, 100 * n + 100), word=9)
+    assert all(engine.workers[0].holds(row[0]) for row in refs)
+    assert [read(engine.workers[0].slot(row[0]), 0) for row in refs] == [5, 5]
+    assert int(rig.hierarchy.stats()["dropped_evicted"]) > 0
+    engine.release(pinned)
+    rig.settle()
+
+
+def test_pins_are_bounded_and_one_request_alone_may_hold_more() -> None:
+    rig = make_rig(3 * SLAB)  # 24 slots: 25 % of the bytes are 6 blocks, 50 % are 12
+    engine = joined(rig)
+    long, short = chain(14), chain(3, 500)
+    for part in range(0, 14, 4):
+        engine.spill(long[32 * part : 32 * part + 128], parent=at(long, part - 1) if part else b"")
+    engine.spill(short)
+    first = engine.ask(long)
+    rig.settle()
+    assert (len(engine.answer(first).refs), engine.answer(first).reason) == (12, "pins")
+    assert engine.answer(first).more
+    second = engine.ask(short)
+    rig.settle()
+    assert (len(engine.answer(second).refs), engine.answer(second).more) == (0, True)
+    engine.release(first)
+    rig.settle()
+    assert (len(engine.answer(second).refs), engine.answer(second).more) == (3, False)
+    third = engine.ask(long)
+    rig.settle()
+    assert len(engine.answer(third).refs) == 3  # six for all that wait, and it is not alone
+    engine.release(second)
+    rig.settle()
+    assert len(engine.answer(third).refs) == 12
+
+
+def test_a_later_request_is_asked_to_give_way_to_an_earlier_one() -> None:
+    rig = make_rig(3 * SLAB)
+    engine = joined(rig)
+    runs = [chain(5, 100 * n) for n in range(3)]
+    for run in runs:
+        engine.spill(run)
+    late = engine.ask(runs[0], order=30)
+    later = engine.ask(runs[1], order=40)
+    rig.settle()
+    assert [len(engine.answer(t).refs) for t in (late, later)] == [5, 1]
+    assert engine.scheduler.take(m.GiveWay) == []  # an earlier one's pins are not asked for
+    early = engine.ask(runs[2], order=10)
+    rig.settle()
+    asked = [g.ticket for g in engine.scheduler.take(m.GiveWay)]
+    assert asked == [later]  # the last in line
+    engine.release(later)
+    rig.settle()
+    assert [g.ticket for g in engine.scheduler.take(m.GiveWay)] == [late]
+    assert len(engine.answer(early).refs) == 1
+    engine.release(late)
+    rig.settle()
+    assert (len(engine.answer(early).refs), engine.answer(early).more) == (5, False)
+
+
+def test_a_long_answer_comes_in_slices_and_turns_stay_short() -> None:
+    rig = make_rig()
+    model = Model(shard_bytes=4096)
+    engine, digests = joined(rig, model), chain(1000)
+    for part in range(0, 1000, 250):
+        leases, _ = engine.reserve(digests[32 * part : 32 * (part + 250)], parent=at(digests, part - 1) if part else b"")
+        engine.workers[0].say(m.Filled(leases, []))
+        rig.settle()
+    ticket = engine.ask(digests)
+    slices = 0
+    while rig.hierarchy.turn():
+        slices += 1
+    assert slices >= 1000 // 128
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).more) == (1000, False)
+
+
+def test_a_released_ask_is_not_answered(rig: Rig) -> None:
+    engine = joined(rig)
+    ticket = engine.ask(chain(3))
+    engine.release(ticket)
+    rig.settle()
+    assert engine.answer(ticket).more is None
+
+
+def test_an_empty_ask(rig: Rig) -> None:
+    engine = joined(rig)
+    ticket = engine.ask(b"")
+    rig.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).more) == (0, False)
+
+
+def test_a_miss_says_whether_it_was_evicted() -> None:
+    rig = make_rig(SLAB)
+    engine = joined(rig)
+    old, new = chain(SLOTS), chain(SLOTS, 100)
+    engine.spill(old)
+    engine.spill(new)
+    for digests, reason in ((old, "evicted"), (chain(1, 900), "never_seen")):
+        ticket = engine.ask(digests)
+        rig.settle()
+        assert engine.answer(ticket).reason == reason
+    assert rig.hierarchy.stats()["misses_evicted"] == SLOTS
+
+
+def test_forgotten_blocks_are_gone_and_those_in_use_drain(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests)
+    ticket = engine.ask(digests)
+    rig.settle()
+    transfer = engine.recall(ticket)
+    engine.scheduler.say(m.Forget(0, at(digests, 0) + chain(1, 77)))
+    rig.settle()
+    assert rig.hierarchy.stats()["dropped_failed_check"] == 1
+    assert engine.found(digests) == 0
+    assert rig.hierarchy.arena.count()["leased_blocks"] == 2
+    engine.recalled(transfer)
+    assert rig.hierarchy.arena.count()["free_slots"] == SLOTS - 1
+    assert engine.spill(at(digests, 0)) == 1
+    assert engine.found(digests) == 2
+
+
+def test_what_waits_for_a_slab_that_is_retired_is_answered() -> None:
+    rig = make_rig(SLAB)
+    one, digests = joined(rig), chain(2)
+    one.spill(digests)
+    two = FakeEngine(rig, name="two")  # the same model; never maps
+    ticket = two.ask(digests)
+    rig.turns()
+    assert (two.answer(ticket).more, two.answer(ticket).reason) == (True, "mapping")
+    FakeEngine(rig, Model(weights=bytes(32)), name="three")  # has nothing to evict: gets the slab
+    rig.turns()
+    assert (two.answer(ticket).more, two.answer(ticket).reason) == (False, "evicted")
+    assert len(one.workers[0].take(m.SlabRetired)) == 1
+
+
+# ends of sessions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_member_ends_the_session_for_all(rig: Rig) -> None:
+    engine = joined(rig, TWO)
+    engine.workers[1].leave()
+    assert [member.gone for member in engine.members] == [True] * 3
+    assert rig.hierarchy.sessions == 0
+
+
+@pytest.mark.parametrize("lost", ["scheduler", "worker"])
+def test_fills_are_quarantined_until_every_copier_has_exited(rig: Rig, lost: str) -> None:
+    engine, digests = joined(rig, TWO), chain(2)
+    leases, refs = engine.reserve(digests)
+    engine.workers[0].say(m.Filled(leases[:1], []))
+    (engine.scheduler if lost == "scheduler" else engine.workers[0]).leave()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
+    engine.workers[0].exit()
+    engine.scheduler.exit()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
+    rig.hierarchy.check()
+    engine.workers[1].exit()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 0
+    rig.settle()
+    assert rig.hierarchy.arena.count()["free_slots"] == 2 * SLOTS
+
+
+def test_time_alone_frees_nothing(rig: Rig) -> None:
+    engine = joined(rig)
+    engine.reserve(chain(2))
+    engine.scheduler.leave()
+    rig.clock.advance(1e9)
+    rig.settle()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 2
+
+
+def test_a_zombies_slot_is_not_reused() -> None:
+    rig = make_rig(SLAB)
+    engine, digests = joined(rig), chain(2)
+    _, refs = engine.reserve(digests)
+    engine.scheduler.leave()
+    heir = joined(rig, name="heir")
+    run = chain(SLOTS, 100)
+    assert heir.spill(run, word=5) == SLOTS - 2
+    for row in refs:
+        write(engine.workers[0].slot(row[0]), 0, 666)  # it has not noticed yet
+    ticket = heir.ask(run)
+    rig.settle()
+    answer = heir.answer(ticket)
+    assert len(answer.refs) == 4  # what one request may pin
+    assert [read(heir.workers[0].slot(row[0]), 0) for row in answer.refs] == [5] * 4
+    engine.workers[0].exit()
+    heir.release(ticket)
+    assert heir.spill(chain(2, 300)) == 2
+
+
+def test_a_zombies_reads_stay_leased(rig: Rig) -> None:
+    rig = make_rig(SLAB)
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests, word=5)
+    ticket = engine.ask(digests)
+    rig.settle()
+    refs = engine.answer(ticket).refs
+    engine.recall(ticket)
+    engine.workers[0].leave()
+    heir = joined(rig, name="heir")
+    heir.spill(chain(SLOTS, 100), word=9)
+    stranger = FakeEngine(rig, Model(weights=bytes(32)), name="stranger")
+    rig.settle()
+    assert [read(engine.workers[0].slot(row[0]), 3) for row in refs] == [5, 5]
+    assert all(engine.workers[0].holds(row[0]) for row in refs)
+    assert not stranger.workers[0].shared
+    engine.workers[0].exit()
+    assert rig.hierarchy.arena.count()["leased_blocks"] == 0
+
+
+def test_pins_of_a_lost_session_end_at_once(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(3)
+    engine.spill(digests)
+    engine.ask(digests)
+    rig.settle()
+    assert rig.hierarchy.arena.pinned_bytes
+    engine.workers[0].leave()
+    assert rig.hierarchy.arena.pinned_bytes == 0
+    assert rig.hierarchy.stats()["quarantined_sessions"] == 0  # nobody can be copying: there is nothing to wait for
+
+
+def test_blocks_outlive_the_engine(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(3)
+    engine.spill(digests)
+    for member in engine.members:
+        member.exit()
+    assert joined(rig, name="next").found(digests) == 3
+
+
+def test_rejoining_acknowledges_rank_by_rank(rig: Rig) -> None:
+    engine = joined(rig, TWO)
+    engine.reserve(chain(2))
+    session = engine.session
+    engine.workers[0].leave()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
+    FakeMember(rig, engine.worker_hello(0, [session]))
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
+    FakeMember(rig, FakeEngine(rig, TWO, name="stranger").worker_hello(1, [session]))
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4  # another engine has no say
+    FakeMember(rig, engine.worker_hello(1, [session + 1]))
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
+    rig.members[-1].leave()
+    FakeMember(rig, engine.worker_hello(1, [session]))
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 0
+    rig.settle()
+
+
+def test_an_acknowledgement_that_comes_before_the_end_of_the_old_connection(rig: Rig) -> None:
+    """Two sockets have no order between them."""
+    engine = joined(rig)
+    engine.reserve(chain(2))
+    again = FakeEngine(rig, engine.model, name=engine.name, acknowledges=[engine.session])
+    assert not engine.live
+    assert again.live
+    rig.settle()
+    assert rig.hierarchy.arena.count()["quarantined_slots"] == 0
+    assert rig.hierarchy.sessions == 1
+    assert again.spill(chain(2)) == 2
+
+
+def test_two_sessions_of_one_engine_do_not_mix(rig: Rig) -> None:
+    """An engine that rejoins before its loss was noticed gets a session of its own."""
+    engine = joined(rig)
+    again = joined(rig)
+    assert engine.live and again.live
+    assert engine.session != again.session
+    engine.spill(chain(2))
+    assert again.found(chain(2)) == 2
+
+
+def test_close_frees_all_memory(rig: Rig) -> None:
+    engine = joined(rig)
+    engine.spill(chain(3))
+    engine.reserve(chain(2, 50))
+    rig.hierarchy.close()
+    assert not engine.live
+    assert all(shared.fd == -1 for shared in rig.memory.made)
+    assert rig.hierarchy.arena.bytes == 0
+
+
+# who may join and say what -------------------------------------------------------------------------------------------
+
+
+def refused(member: FakeMember) -> str:
+    (answer,) = member.take(m.Refused)
+    assert member.gone
+    return answer.code
+
+
+@pytest.mark.parametrize("protocol", [m.OLDEST_PROTOCOL - 1, m.PROTOCOL + 1])
+def test_other_protocol_versions_are_refused(rig: Rig, protocol: int) -> None:
+    hello = joined(rig).scheduler_hello(protocol)
+    assert refused(FakeMember(rig, hello)) == "SW-801"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "king"}, {"world": 0}, {"rank": 1}, {"rank": -1}, {"shard_bytes": 0}, {"shard_bytes": (1 << 30) + 1},
+        {"engine": ""}, {"engine": "e" * 129}, {"layout": b"short"}, {"weights": b""}, {"model": b"m" * 33},
+        {"block_tokens": 0},
+    ],
+)  # fmt: skip
+def test_a_hello_that_makes_no_sense_is_refused(rig: Rig, change: dict[str, object]) -> None:
+    import msgspec
+
+    good = joined(rig).scheduler_hello()
+    assert refused(FakeMember(rig, msgspec.structs.replace(good, **change))) == "SW-804"
+    assert rig.hierarchy.sessions == 1
+
+
+def test_a_worker_whose_exit_nobody_would_see_is_refused(rig: Rig) -> None:
+    assert refused(FakeMember(rig, joined(rig).worker_hello(0), watched=False)) == "SW-805"
+
+
+def test_a_second_member_in_one_place_is_refused(rig: Rig) -> None:
+    engine = FakeEngine(rig, Model(world=2))
+    again = [FakeMember(rig, engine.worker_hello(0)), FakeMember(rig, engine.worker_hello(0))]
+    assert not again[0].gone  # of the next session
+    assert refused(again[1]) == "SW-404"
+    assert engine.live
+
+
+@pytest.mark.parametrize(
+    "other", [Model(world=2, shard_bytes=SLOT + 4096), Model(world=1), Model(world=3)], ids=["bytes", "fewer", "more"]
+)
+def test_members_that_describe_different_things_get_no_session(rig: Rig, other: Model) -> None:
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(world=2), "engine"
+    members = [FakeMember(rig, engine.worker_hello(rank)) for rank in (0, 1)]
+    engine.model = other
+    scheduler = FakeMember(rig, engine.scheduler_hello())
+    if other.world == 3:  # one is still to come, and it is the wrong one
+        engine.model = Model(world=3)
+        scheduler = FakeMember(rig, engine.worker_hello(2))
+    assert refused(scheduler) == "SW-401"
+    assert all(member.gone for member in members)
+    assert rig.hierarchy.sessions == 0
+    assert rig.hierarchy.stats()["quarantined_sessions"] == 0
+
+
+MISUSE: dict[str, tuple[str, m.FromEngine]] = {
+    "a worker asks": ("worker", m.Ask(1, 0, 0, bytes(32))),
+    "a worker reserves": ("worker", m.Reserve(1, 0, b"", bytes(32))),
+    "a scheduler fills": ("scheduler", m.Filled([1], [])),
+    "a scheduler maps": ("scheduler", m.Mapped(1)),
+    "a second hello": ("scheduler", m.Hello(m.PROTOCOL, "scheduler")),
+    "half a digest": ("scheduler", m.Ask(1, 0, 0, bytes(33))),
+    "half a digest to fill": ("scheduler", m.Reserve(1, 0, b"", bytes(31))),
+    "too many to fill": ("scheduler", m.Reserve(1, 0, b"", bytes(32 * (MAX_RESERVE + 1)))),
+    "too long an ask": ("scheduler", m.Ask(1, 0, 0, bytes(32 * (m.MAX_DIGESTS + 1)))),
+    "a stop": ("worker", m.Stop()),
+    "a recall of what cannot be": ("scheduler", m.Recall(1, 1, -1, 2)),
+}
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_ends_the_session_and_harms_no_other(rig: Rig, case: str) -> None:
+    other = joined(rig, name="other")
+    other.spill(chain(2))
+    engine = joined(rig)
+    role, message = MISUSE[case]
+    guilty = engine.scheduler if role == "scheduler" else engine.workers[0]
+    guilty.say(message)
+    assert guilty.take(m.Refused)[0].code == "SW-804"
+    assert [member.gone for member in engine.members] == [True, True]
+    rig.settle()
+    assert other.found(chain(2)) == 2
+
+
+def test_numbers_that_are_used_twice_end_the_session(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests)
+    ticket = engine.ask(digests)
+    rig.settle()
+    transfer = engine.recall(ticket)
+    again = engine.ask(digests)
+    rig.settle()
+    engine.scheduler.say(m.Recall(again, transfer, 0, 2))
+    assert not engine.live
+    engine.workers[0].exit()
+    rig.settle()
+    assert rig.hierarchy.stats()["leased_blocks"] == 0
+    twice = joined(rig)
+    twice.scheduler.say(m.Ask(5, 0, 0, digests))
+    twice.scheduler.say(m.Ask(5, 0, 0, digests))
+    assert not twice.live
+    rig.settle()
+
+
+def test_waiting_requests_are_bounded(rig: Rig) -> None:
+    engine = joined(rig)
+    for _ in range(MAX_TICKETS):
+        engine.ask(b"")
+    assert engine.live
+    engine.ask(b"")
+    assert not engine.live
+    rig.settle()
+
+
+def test_nothing_is_asked_before_the_session_is_complete(rig: Rig) -> None:
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(), "engine"
+    scheduler = FakeMember(rig, engine.scheduler_hello())
+    assert scheduler.take(m.Welcome)
+    assert not scheduler.take(m.Ready)
+    scheduler.say(m.Report({"early": 1}))
+    assert not scheduler.gone
+    scheduler.say(m.Ask(1, 0, 0, bytes(32)))
+    assert scheduler.gone
+
+
+def test_reports_are_bounded_and_only_grow(rig: Rig) -> None:
+    engine = joined(rig)
+    for n in range(100):
+        engine.scheduler.say(m.Report({f"{n:03}" + "x" * 100: 2, "known": -5}))
+    engine.scheduler.say(m.Report({"000" + "x" * 100: 3}))
+    counted = {k: v for k, v in rig.hierarchy.stats().items() if k.startswith("engine_")}
+    assert len(counted) == 64
+    assert counted["engine_000" + "x" * 45] == 5
+    assert all(int(v) >= 0 for v in counted.values())
+
+
+# identity ------------------------------------------------------------------------------------------------------------
+
+STRANGERS = {
+    "weights": Model(weights=b"x" * 32),
+    "model": Model(model=b"x" * 32),
+    "layout": Model(layout=b"x" * 32),
+    "block tokens": Model(block_tokens=256),
+    "ranks": Model(world=2),
+    "shard bytes": Model(shard_bytes=SLOT - 8),  # the same slots
+}
+
+
+@pytest.mark.parametrize("field", STRANGERS)
+def test_another_identity_finds_nothing(field: str) -> None:
+    rig = make_rig(4 * SLAB)
+    engine, digests = joined(rig), chain(3)
+    engine.spill(digests)
+    stranger = joined(rig, STRANGERS[field], "stranger")
+    assert stranger.found(digests) == 0
+    assert stranger.reserve(digests)[0].count(0) == 0  # and does not see that they are here
+    assert not set(stranger.workers[0].shared) & set(engine.workers[0].shared)
+    assert joined(rig, name="twin").found(digests) == 3
+
+
+def test_weights_epochs_do_not_meet(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests, epoch=0)
+    assert [engine.found(digests, epoch=n) for n in (0, 1, 2**64 - 1)] == [2, 0, 0]
+    assert engine.spill(digests, epoch=9) == 2
+    for epoch in range(20, 30):  # names of few epochs are kept at hand; the others are made again
+        assert engine.found(digests, epoch=epoch) == 0
+    assert [engine.found(digests, epoch=n) for n in (0, 9)] == [2, 2]
+
+
+def _keys(*keys: bytes) -> Keyring:
+    epochs = tuple(Epoch(len(keys) - n, key) for n, key in enumerate(keys))
+    return Keyring((TenantKeys(DEFAULT_TENANT, epochs),))
+
+
+def test_other_keys_give_other_names() -> None:
+    ids = []
+    for key in (b"a" * 32, b"b" * 32):
+        rig = make_rig(keyring=_keys(key))
+        joined(rig).spill(chain(3))
+        ids.append(set(rig.hierarchy.index))
+    assert len(ids[0]) == len(ids[1]) == 3
+    assert not ids[0] & ids[1]
+    assert not ids[0] & {at(chain(3), n) for n in range(3)}
+
+
+def test_blocks_of_an_older_key_epoch_are_found_and_new_ones_get_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(keyring=_keys(b"a" * 32))
+    engine, digests = joined(rig), chain(4)
+    engine.spill(digests[:64])
+    monkeypatch.setattr(rig.hierarchy, "_keyring", _keys(b"b" * 32, b"a" * 32))
+    rotated = joined(rig, name="rotated")
+    assert rotated.found(digests) == 2
+    rotated.spill(digests[64:], parent=at(digests, 1))
+    assert rotated.found(digests) == 4
+    assert engine.found(digests) == 2  # knows the old key only
+    rotated.scheduler.say(m.Forget(0, at(digests, 0)))
+    assert rotated.found(digests) == 0
+
+
+def test_no_digest_is_kept_or_shown(rig: Rig) -> None:
+    engine, digests = joined(rig), chain(3)
+    engine.spill(digests)
+    assert not {at(digests, n) for n in range(3)} & set(rig.hierarchy.index)
+    shown = repr(rig.hierarchy.stats())
+    assert all(at(digests, n).hex() not in shown for n in range(3))
+    assert blake3(digests).hexdigest() not in shown
+
+
+def test_the_clock_is_the_one_that_was_given(rig: Rig) -> None:
+    clock: Clock = rig.clock
+    before = clock.now()
+    rig.clock.advance(12.5)
+    assert rig.hierarchy.stats()["uptime_s"] == 12.5
+    assert clock.now() == before + 12.5
