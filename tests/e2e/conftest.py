@@ -15,7 +15,7 @@ from stepwell.demo import documents
 from stepwell.demo import model as models
 from stepwell.demo.progress import PlainProgress
 
-from .wells import Well, leftovers
+from .wells import Well, eventually, leftovers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,6 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(900))  # a module's first test pays for the start of its engine
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def well(folder: Path, runtime: Path) -> Iterator[Well]:
     well = Well(folder / "home")
     yield well
     well.stop()
-    assert leftovers() <= before
+    eventually(lambda: leftovers() <= before, "shared memory is as it was")
     assert well.processes() == []
     assert {path.name for path in well.home.iterdir()} <= {"keyring", "README.txt", "stepwell.log", "fingerprints.json"}
     assert {path.suffix for path in runtime.iterdir()} <= {".lock"}

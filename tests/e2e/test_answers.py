@@ -14,7 +14,7 @@ import pytest
 from stepwell.demo.engine import Engine
 from stepwell.demo.wire import Answer, Question
 
-from .wells import Well, config, eventually, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, receipt, start, warm_up
 
 PAGE, BLOCK = 32, 128
 PROMPT = 620  # four blocks and a part; with 32 tokens of answer, five blocks and a part
@@ -61,7 +61,7 @@ def test_recalled_is_equal_to_computed_and_to_an_engine_hit(
     engine: Engine, well: Well, prompts: list[list[int]], cold: list[Answer], hits: list[Answer]
 ) -> None:
     for prompt, first, hit in zip(prompts, cold, hits, strict=True):
-        engine.reset_prefix_cache()
+        forget(engine)
         recalled = engine.ask(prompt, 32, **LOGPROBS)
         print(f"ttft cold {first.ttft_s:.3f} hit {hit.ttft_s:.3f} recalled {recalled.ttft_s:.3f} {receipt(recalled)}")
         assert (hit.local_tokens, hit.external_tokens) == (608, 0)

@@ -118,10 +118,15 @@ def warm_up(engine: Engine, page: int) -> None:
 
     def recalled() -> bool:
         answer = engine.ask(prompt, 2)
-        assert engine.reset_prefix_cache()
+        forget(engine)
         return bool(answer.external_tokens)
 
     eventually(recalled, "anything is recalled")
+
+
+def forget(engine: Engine, *, connector: bool = False) -> None:
+    """The engine's own cache is empty afterwards. It declines as long as pages wait for their spill."""
+    eventually(lambda: engine.reset_prefix_cache(connector=connector), "the engine's cache is reset")
 
 
 def receipt(answer: Answer) -> dict[str, Any]:

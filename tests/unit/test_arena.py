@@ -6,7 +6,7 @@ import pytest
 
 from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy.arena import Arena, Events
+from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.slab import Phase
 from stepwell.io.memory import Memory
 from stepwell.testing.arena_kit import MEMBER, SLAB, SLOTS, ArenaKit, name, owner
@@ -14,8 +14,8 @@ from stepwell.testing.executor import Faults, SeededExecutor
 
 
 class TestArena(ArenaKit):
-    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, events: Events) -> Arena:
-        return Arena(host_bytes, memory, executor.submit, events)
+    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> Arena:
+        return Arena(host_bytes, memory, executor.submit, watch)
 
     def test_bookkeeping_does_not_grow_with_use(self) -> None:
         bench = self.bench()

@@ -37,7 +37,10 @@ def at(digests: bytes, n: int) -> bytes:
     return digests[32 * n : 32 * n + 32]
 
 
-def joined(rig: Rig, model: Model = Model(), name: str = "engine") -> FakeEngine:
+PLAIN = Model()
+
+
+def joined(rig: Rig, model: Model = PLAIN, name: str = "engine") -> FakeEngine:
     engine = FakeEngine(rig, model, name=name)
     rig.settle()
     return engine
@@ -82,7 +85,7 @@ def test_a_block_is_published_when_all_ranks_have_acknowledged(rig: Rig) -> None
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_that_drops_its_shard_says_so_and_the_block_is_never_published(rig: Rig, first: int) -> None:
     engine, digests = joined(rig, TWO), chain(1)
-    (lease,), refs = engine.reserve(digests)
+    (lease,), _ = engine.reserve(digests)
     engine.workers[first].say(m.Filled([], [lease]))
     assert rig.hierarchy.arena.count()["filling"] == 1  # the other rank may be writing
     engine.workers[1 - first].say(m.Filled([lease], []))
@@ -269,7 +272,9 @@ def test_a_long_answer_comes_in_slices_and_turns_stay_short() -> None:
     model = Model(shard_bytes=4096)
     engine, digests = joined(rig, model), chain(1000)
     for part in range(0, 1000, 250):
-        leases, _ = engine.reserve(digests[32 * part : 32 * (part + 250)], parent=at(digests, part - 1) if part else b"")
+        leases, _ = engine.reserve(
+            digests[32 * part : 32 * (part + 250)], parent=at(digests, part - 1) if part else b""
+        )
         engine.workers[0].say(m.Filled(leases, []))
         rig.settle()
     ticket = engine.ask(digests)
@@ -352,7 +357,7 @@ def test_a_lost_member_ends_the_session_for_all(rig: Rig) -> None:
 @pytest.mark.parametrize("lost", ["scheduler", "worker"])
 def test_fills_are_quarantined_until_every_copier_has_exited(rig: Rig, lost: str) -> None:
     engine, digests = joined(rig, TWO), chain(2)
-    leases, refs = engine.reserve(digests)
+    leases, _ = engine.reserve(digests)
     engine.workers[0].say(m.Filled(leases[:1], []))
     (engine.scheduler if lost == "scheduler" else engine.workers[0]).leave()
     assert rig.hierarchy.arena.count()["quarantined_slots"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 
@@ -60,7 +61,7 @@ WELL = st.one_of(
 
 def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     ends = sorted({c % (len(data) + 1) for c in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @given(st.lists(ENGINE, max_size=6), st.lists(st.integers(0, 10_000), max_size=12))
@@ -89,7 +90,13 @@ def _read(data: bytes) -> list[m.FromEngine] | None:
 @given(st.binary(max_size=200))
 def test_noise(data: bytes) -> None:
     _read(data)
-    assert _read(struct.pack("<I", len(data)) + data) is None or data[:1] in (b"\x91", b"\x92", b"\x93", b"\x95", b"\x9e")
+    assert _read(struct.pack("<I", len(data)) + data) is None or data[:1] in (
+        b"\x91",
+        b"\x92",
+        b"\x93",
+        b"\x95",
+        b"\x9e",
+    )
 
 
 @given(ENGINE, st.data())

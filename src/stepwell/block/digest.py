@@ -1,8 +1,8 @@
 """The digest chain: what the engine side calls a block before the well gives it a keyed name.
 
-Each digest is BLAKE3 over the recipe, the parent's digest, the block's token ids and what else shapes its KV (`extras`).
-It holds for one model and layout only together with a namespace. Digests confirm guessed prompts, so they cross the
-socket and go nowhere else: never stored, never logged.
+Each digest is BLAKE3 over the recipe, the parent's digest, the block's token ids and what else shapes its KV
+(`extras`). It holds for one model and layout only together with a namespace. Digests confirm guessed prompts, so they
+cross the socket and go nowhere else: never stored, never logged.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Membership:
         self._find = find
         self._receiver = receiver
         self._trouble = trouble
-        self._link: Link | None = None
+        self._outbox: Outbox | None = None
         self._told = ""
         self._lost = threading.Event()
         self._lost.set()
@@ -49,33 +49,35 @@ class Membership:
         else:
             self.attempt()
 
-    def post(self, message: Message) -> None:
-        """Never blocks; discarded while there is no link."""
-        link = self._link
-        if link is not None:
-            link.post(message)
+    @property
+    def outbox(self) -> Outbox | None:
+        """Where messages of the present link go. Whoever posts for a session takes it *before* comparing sessions: then
+        a message goes to the link that it was meant for, or nowhere."""
+        return self._outbox
 
     @property
     def linked(self) -> bool:
-        return self._link is not None
+        return self._outbox is not None
 
     def attempt(self) -> bool:
         """One try to join. True if a link is up (its answer may still be to come)."""
-        if self._link is not None or self._closed.is_set():
-            return self._link is not None
+        if self._outbox is not None or self._closed.is_set():
+            return self._outbox is not None
         hello = self._hello()
         if hello is None:
             return False
         self._lost.clear()
+        self._outbox = outbox = Outbox()
         try:
-            self._link = self._find()(hello, _Relay(self))
+            outbox.open(self._find()(hello, _Relay(self)))
         except StepwellError as error:
+            self._outbox = None
             self._lost.set()
             self.trouble(error)
             return False
-        if self._lost.is_set():  # refused while dialling
-            self._link = None
-        return self._link is not None
+        if self._closed.is_set():  # while dialling
+            outbox.close()
+        return self._outbox is not None
 
     def trouble(self, error: StepwellError) -> None:
         """Tells each cause once until another one, or success, comes between."""
@@ -93,7 +95,7 @@ class Membership:
             if self.attempt():
                 self._lost.wait()
                 wait = FIRST_WAIT
-            quick = self._link is None and self._hello() is None
+            quick = self._outbox is None and self._hello() is None
             self._closed.wait(0.05 if quick else wait)
             wait = wait if quick else min(2 * wait, LONGEST_WAIT)
 
@@ -101,17 +103,49 @@ class Membership:
         self._receiver.received(message, fds)
 
     def lost(self) -> None:
-        self._link = None
+        self._outbox = None
         self._receiver.lost()
         self._lost.set()
 
     def close(self) -> None:
         """Leaves for good."""
         self._closed.set()
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            outbox.close()
         self._lost.set()
+
+
+class Outbox:
+    """The way to one link. Keeps what is posted while the link is being opened: its first answers, and what they make
+    the receiver say, may come before the call that opens it has returned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._early: list[Message] = []
+        self._link: Link | None = None
+
+    def post(self, message: Message) -> None:
+        """Never blocks; discarded when the link is lost."""
+        link = self._link
+        if link is None:
+            with self._lock:
+                link = self._link
+                if link is None:
+                    self._early.append(message)
+                    return
+        link.post(message)
+
+    def open(self, link: Link) -> None:
+        with self._lock:
+            for message in self._early:
+                link.post(message)
+            self._early.clear()
+            self._link = link
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
 
 
 class _Relay:

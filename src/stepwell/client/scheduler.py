@@ -26,6 +26,9 @@ from stepwell.protocol.link import Dial
 MOST_RESERVED = 256
 """Blocks in one Reserve; the well refuses more."""
 
+MOST_ASKS = 4096
+"""Requests of one session that may wait for an answer or hold one; the well ends a session that has more."""
+
 SlotRefs = npt.NDArray[np.void]
 """SLOT_REF rows of shape (blocks, world)."""
 
@@ -36,6 +39,7 @@ class Ask:
     lock; numbers only grow, so the scheduler may read without it."""
 
     ticket: int
+    session: int
     started: float
     news: float
     blocks: int = 0  # leading run that is resident and pinned
@@ -51,6 +55,7 @@ class Spill:
     """Blocks that are to be filled: `leases` (0 = refused) and `refs` (a row per lease) once `granted`."""
 
     number: int
+    session: int
     blocks: int
     granted: bool = False
     cancelled: bool = False
@@ -100,8 +105,7 @@ class SchedulerClient:
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._reported = 0.0
-        self.live = False
-        self.session = 0
+        self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
 
@@ -128,14 +132,19 @@ class SchedulerClient:
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
     def ask(self, digests: bytes, epoch: int, order: int) -> Ask | None:
-        """Posts the question; None while there is no session. The answer grows in the returned object."""
-        if not self.live or not digests:
+        """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
+        object."""
+        session = self.session
+        if not session or not digests or len(self._asks) >= MOST_ASKS:
             return None
         now = self._clock()
-        ask = Ask(next(self._numbers), now, now)
+        ask = Ask(next(self._numbers), session, now, now)
         with self._lock:
             self._asks[ask.ticket] = ask
-        self.membership.post(m.Ask(ask.ticket, epoch, order, digests))
+        if not self._post(session, m.Ask(ask.ticket, epoch, order, digests)):
+            with self._lock:
+                self._asks.pop(ask.ticket, None)
+            return None
         return ask
 
     def settle(self, ask: Ask, wait_s: float) -> bool:
@@ -151,14 +160,17 @@ class SchedulerClient:
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
         with self._lock:
+            if ask.session != self.session:
+                return 0
             ask.offered = ask.blocks > 0
             return ask.blocks
 
     def recall(self, ask: Ask, first: int, blocks: int) -> tuple[int, SlotRefs]:
-        """Leases blocks of an offered run: the transfer's number and where the shards lie. Ends the ask."""
+        """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
+        the ask."""
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
-        self.membership.post(m.Recall(ask.ticket, transfer, first, blocks))
+        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks))
         with self._lock:
             self._asks.pop(ask.ticket, None)
         return transfer, refs
@@ -168,16 +180,20 @@ class SchedulerClient:
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
         if known is not None:
-            self.membership.post(m.Release(ask.ticket))
+            self._post(ask.session, m.Release(ask.ticket))
 
     def reserve(self, parent: bytes, digests: bytes, epoch: int) -> Spill | None:
         """Asks for slots to fill; None while there is no session. At most MOST_RESERVED blocks."""
-        if not self.live:
+        session = self.session
+        if not session:
             return None
-        spill = Spill(next(self._numbers), len(digests) // 32)
+        spill = Spill(next(self._numbers), session, len(digests) // 32)
         with self._lock:
             self._spills[spill.number] = spill
-        self.membership.post(m.Reserve(spill.number, epoch, parent, digests))
+        if not self._post(session, m.Reserve(spill.number, epoch, parent, digests)):
+            with self._lock:
+                self._spills.pop(spill.number, None)
+            return None
         return spill
 
     def abandon(self, spill: Spill, leases: Sequence[int]) -> None:
@@ -185,24 +201,37 @@ class SchedulerClient:
         with self._lock:
             spill.cancelled = spill.cancelled or not spill.granted
         if leases:
-            self.membership.post(m.Abandon(list(leases)))
+            self._post(spill.session, m.Abandon(list(leases)))
 
-    def forget(self, digests: bytes, epoch: int) -> None:
-        """Blocks that failed their check."""
-        self.membership.post(m.Forget(epoch, digests))
+    def forget(self, session: int, digests: bytes, epoch: int) -> None:
+        """Blocks that failed their check when this session recalled them."""
+        self._post(session, m.Forget(epoch, digests))
 
     def count(self, name: str, n: int = 1) -> None:
         """Counts what only the engine side sees; reported to the well once a second at most."""
         self._counts[name] += n
         now = self._clock()
-        if self.live and now - self._reported >= 1.0:
+        if now - self._reported >= 1.0 and self._post(self.session, m.Report(dict(self._counts))):
             self._reported = now
-            counts, self._counts = dict(self._counts), Counter()
-            self.membership.post(m.Report(counts))
+            self._counts.clear()
+
+    @property
+    def live(self) -> bool:
+        """The session is complete: it may ask, reserve and recall."""
+        return self.session != 0
+
+    def _post(self, session: int, message: m.Message) -> bool:
+        """Posts what belongs to this session, if it is still the present one: what numbers and leases of another mean,
+        only that one knew. False when it was not posted."""
+        outbox = self.membership.outbox
+        if outbox is None or not session or session != self.session:
+            return False
+        outbox.post(message)
+        return True
 
     def close(self) -> None:
-        if self.live and self._counts:
-            self.membership.post(m.Report(dict(self._counts)))
+        if self._counts:
+            self._post(self.session, m.Report(dict(self._counts)))
         self.membership.close()
 
     # what the link's thread calls -------------------------------------------------------------------------------------
@@ -216,7 +245,7 @@ class SchedulerClient:
             case m.GiveWay(ticket=number):
                 self._give_way(number)
             case m.Ready(session=number):
-                self.session, self.live = number, True
+                self.session = number
                 self.membership.settled()
             case m.Welcome():
                 self._joined(message)
@@ -249,7 +278,7 @@ class SchedulerClient:
             spill.granted = True
             cancelled = spill.cancelled
         if cancelled:
-            self.membership.post(m.Abandon([lease for lease in granted.leases if lease]))
+            self._post(spill.session, m.Abandon([lease for lease in granted.leases if lease]))
 
     def _give_way(self, ticket: int) -> None:
         with self._lock:
@@ -259,17 +288,15 @@ class SchedulerClient:
             del self._asks[ticket]
             ask.blocks, ask.final, ask.reason = 0, True, "gave_way"
             ask.refs.clear()
-        self.membership.post(m.Release(ticket))
+        self._post(ask.session, m.Release(ticket))
 
     def lost(self) -> None:
         """The session is over: whoever still waits is answered with what is safe, nothing."""
         with self._news:
-            self.live = False
+            self.session = 0
             for ask in self._asks.values():
-                ask.final, ask.reason = True, "well_lost"
-                if not ask.offered:  # what was offered may be loading: the worker finds its slabs gone and says so
-                    ask.blocks = 0
-                    ask.refs.clear()
+                # What was offered this moment may still be taken by `recall`: the worker finds its session gone.
+                ask.final, ask.reason, ask.blocks = True, "well_lost", 0
             self._asks.clear()
             for spill in self._spills.values():
                 spill.granted, spill.leases = True, [0] * spill.blocks

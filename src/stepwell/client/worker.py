@@ -1,8 +1,9 @@
 """A worker's member: maps the arena's slabs off the request path and hands out slots to copy from and to.
 
-Everything about a slot is checked here: whether its slab is mapped, and whether its generation is still the one that
-was leased, before and after a copy. Slabs of a lost session are unmapped when running copies have ended; only then is
-the old session acknowledged to the well.
+Everything about a slot is checked here: whether it was leased to the present session, whether its slab is mapped, and
+whether its generation is still the one that was leased, before and after a copy. Slabs of a lost session are unmapped
+when running copies have ended; only then is the old session acknowledged to the well. What a plan says of a session
+that has ended is neither copied nor acknowledged: numbers of slabs, slots and leases mean nothing beyond it.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class WorkerClient:
     ) -> None:
         self._identity = identity
         self._wishes = wishes or {}
-        self._slabs: dict[int, _Slab] = {}
+        self._slabs: dict[tuple[int, int], _Slab] = {}  # by session and number
         self._session = 0
         self._left: list[int] = []  # sessions to acknowledge with the next hello
         self._copying = 0
         self._idle = threading.Condition()
-        self._todo: SimpleQueue[Callable[[], None]] | None = SimpleQueue() if threaded else None
+        self._todo: SimpleQueue[Callable[[], None] | None] | None = SimpleQueue() if threaded else None
         if self._todo is not None:
             threading.Thread(target=self._map_all, args=(self._todo,), name="stepwell-map", daemon=True).start()
         self.membership = Membership(self._hello, find, self, trouble)
@@ -86,15 +87,16 @@ class WorkerClient:
                 self._copying -= 1
                 self._idle.notify_all()
 
-    def slot(self, slab: int, slot: int, generation: int) -> Bytes:
+    def slot(self, session: int, slab: int, slot: int, generation: int) -> Bytes:
         """The bytes of a leased slot (shard_bytes of them). Raises IntegrityError when the lease no longer holds."""
-        self.verify(slab, slot, generation)
-        return self._slabs[slab].slots[slot][: self._identity.shard_bytes]
+        self.verify(session, slab, slot, generation)
+        slots = self._slabs[session, slab].slots
+        return slots[slot, : self._identity.shard_bytes]
 
-    def verify(self, slab: int, slot: int, generation: int) -> None:
-        """Raises IntegrityError unless the slot is mapped and still has this generation. Readers call it after their
-        copy: then what they copied is what the well had leased."""
-        known = self._slabs.get(slab)
+    def verify(self, session: int, slab: int, slot: int, generation: int) -> None:
+        """Raises IntegrityError unless the session goes on, the slot is mapped and still has this generation. Readers
+        call it after their copy: then what they copied is what the well had leased."""
+        known = self._slabs.get((session, slab)) if session == self._session else None
         if known is None or int(known.generations[slot]) != generation:
             raise IntegrityError(
                 "SW-302",
@@ -103,13 +105,18 @@ class WorkerClient:
                 fix="nothing needed, the block is recomputed",
             )
 
-    def filled(self, leases: Sequence[int], dropped: Sequence[int]) -> None:
+    def filled(self, session: int, leases: Sequence[int], dropped: Sequence[int]) -> None:
         if leases or dropped:
-            self.membership.post(m.Filled(list(leases), list(dropped)))
+            self._post(session, m.Filled(list(leases), list(dropped)))
 
-    def recalled(self, transfers: Sequence[int]) -> None:
+    def recalled(self, session: int, transfers: Sequence[int]) -> None:
         if transfers:
-            self.membership.post(m.Recalled(list(transfers)))
+            self._post(session, m.Recalled(list(transfers)))
+
+    def _post(self, session: int, message: m.Message) -> None:
+        outbox = self.membership.outbox
+        if outbox is not None and session == self._session:
+            outbox.post(message)
 
     @property
     def mapped(self) -> int:
@@ -118,6 +125,8 @@ class WorkerClient:
 
     def close(self) -> None:
         self.membership.close()
+        if self._todo is not None:
+            self._todo.put(None)
 
     # what the link's thread calls -------------------------------------------------------------------------------------
 
@@ -141,9 +150,11 @@ class WorkerClient:
     def received(self, message: m.FromWell, fds: Sequence[int]) -> None:
         match message:
             case m.SlabShared():
-                self._do(lambda: self._map(message, list(fds), self._session))
+                session = self._session
+                self._do(lambda: self._map(message, list(fds), session))
             case m.SlabRetired(slab=number):
-                self._do(lambda: self._unmap([number]))
+                retired = (self._session, number)
+                self._do(lambda: self._unmap(lambda key: key == retired))
             case m.Welcome(session=session):
                 self._session = session
                 self._left.clear()
@@ -157,8 +168,7 @@ class WorkerClient:
         if self._session:
             self._left.append(self._session)
         self._session = 0
-        slabs = list(self._slabs)
-        self._do(lambda: self._unmap(slabs))
+        self._do(lambda: self._unmap(lambda key: key[0] != self._session))
 
     # mapping ----------------------------------------------------------------------------------------------------------
 
@@ -169,9 +179,9 @@ class WorkerClient:
             self._todo.put(job)
 
     @staticmethod
-    def _map_all(todo: SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            todo.get()()
+    def _map_all(todo: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (job := todo.get()) is not None:
+            job()
 
     def _map(self, shared: m.SlabShared, fds: list[int], session: int) -> None:
         """Maps and prefaults a slab (an unpopulated mapping copies at a fifth of the speed), then reports it."""
@@ -189,13 +199,14 @@ class WorkerClient:
             for fd in fds:
                 os.close(fd)
         with self._idle:
-            self._slabs[shared.slab] = _Slab(shared, mapping)
-        self.membership.post(m.Mapped(shared.slab))
+            if session != self._session:
+                mapping.close()
+                return
+            self._slabs[session, shared.slab] = _Slab(shared, mapping)
+        self._post(session, m.Mapped(shared.slab))
 
-    def _unmap(self, numbers: Sequence[int]) -> None:
+    def _unmap(self, gone: Callable[[tuple[int, int]], bool]) -> None:
         with self._idle:
             self._idle.wait_for(lambda: self._copying == 0)
-            for number in numbers:
-                slab = self._slabs.pop(number, None)
-                if slab is not None:
-                    slab.close()
+            for key in [key for key in self._slabs if gone(key)]:
+                self._slabs.pop(key).close()

@@ -50,7 +50,7 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 START_LIMIT_S = 300.0
-ASK_LIMIT_S = 600.0
+ASK_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 20.0
 TRACKER_LIMIT_S = 5.0
 
@@ -161,7 +161,7 @@ class Engine:
         if self._gone:
             return  # by now the number may name another session
         session = self._process.pid
-        end_session(session, lambda pid: not _is_tracker(pid), TRACKER_LIMIT_S)
+        end_session(session, lambda pid: not is_tracker(pid), TRACKER_LIMIT_S)
         end_session(session, lambda pid: True, TRACKER_LIMIT_S)
         self._process.wait()
         self._gone = True
@@ -262,7 +262,8 @@ def session_members(session: int) -> list[int]:
     return sorted(members)
 
 
-def _is_tracker(pid: int) -> bool:
+def is_tracker(pid: int) -> bool:
+    """Is this one of Python's resource trackers, which clean up after processes that died?"""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -2,21 +2,27 @@
 
 Run by `engine.Engine` as `python -m stepwell.demo.engine_main ENGINE_ARGUMENTS_AS_JSON`. Commands come on standard
 input and answers go to what was standard output; descriptor 1 then points at standard error, so that vLLM's own
-prints, and those of its processes, cannot spoil the lines. Ends when its input ends, so it never outlives its driver.
+prints, and those of its processes, cannot spoil the lines. When its input ends, even in the middle of a command, it
+ends all processes of the engine: they never outlive their driver.
 
 vLLM runs as its offline API runs it: this process as frontend, an engine core and a worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
 
+from stepwell.demo.engine import is_tracker, session_members
 from stepwell.demo.wire import (
     Answer,
     Answers,
@@ -164,7 +170,7 @@ def _answer(out: Any, live: Live, now: float) -> Answer:
 
 
 def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> None:
-    """Start the engine and obey until `Shutdown` or the end of `commands`."""
+    """Start the engine and obey until `Shutdown`."""
     import vllm
 
     def say(reply: Reply) -> None:
@@ -182,10 +188,24 @@ def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> N
             say(Failed(f"{type(error).__name__}: {error}"))
         if isinstance(command, Shutdown):
             return
-    session.engine.engine_core.shutdown()
+
+
+def _end_with_driver() -> None:
+    """Wait until nobody holds the other end of standard input, then end every process of the engine."""
+    poll = select.poll()
+    poll.register(0, 0)  # no event but the hang-up; the commands are read elsewhere
+    poll.poll()
+    own = os.getpid()
+    if os.getsid(0) == own:  # or the session would be that of a person's terminal
+        for pid in session_members(own):
+            if pid != own and not is_tracker(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    os._exit(1)
 
 
 def main() -> None:
+    threading.Thread(target=_end_with_driver, name="driver-watch", daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")  # not inheritable: the engine's processes must not hold it open
     os.dup2(2, 1)
     serve(msgspec.json.decode(sys.argv[1]), sys.stdin.buffer, replies)

@@ -10,9 +10,7 @@ A slot's life:   free -> reserve -> (entry FILLING) -> commit -> (RESIDENT) -> e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import asdict, dataclass, field
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
@@ -22,9 +20,19 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.recency import Recency
 from stepwell.hierarchy.slab import Owner, Phase, Slab
 from stepwell.io.memory import Memory
-from stepwell.protocol.messages import SLOT_REF
 
 Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
+
+
+@dataclass(slots=True)
+class Sums:
+    """Kept up to date with every change. `blocks` are resident ones."""
+
+    blocks: int = 0
+    block_bytes: int = 0
+    filling: int = 0
+    leased_blocks: int = 0
+    quarantined_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -40,7 +48,7 @@ class _Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class Watch:
     """What the arena tells its owner about."""
 
     serving: Callable[[Slab], None]  # populated: may be shared with members
@@ -52,11 +60,11 @@ class Arena:
     """Invariants: bytes of all slabs <= host_bytes; a slot is free, held by one entry, or quarantined; an entry that is
     leased, pinned or FILLING keeps its slots; a retired slab holds nothing."""
 
-    def __init__(self, host_bytes: int, memory: Memory, submit: Submit, events: Events) -> None:
+    def __init__(self, host_bytes: int, memory: Memory, submit: Submit, watch: Watch) -> None:
         self.host_bytes = host_bytes
         self._memory = memory
         self._submit = submit
-        self._events = events
+        self._watch = watch
         self._holdings: dict[Owner, _Holding] = {}
         self._slabs: dict[int, Slab] = {}
         self._numbers = 0
@@ -65,6 +73,7 @@ class Arena:
         self._leaving = 0  # bytes of retired slabs that the system does not have back yet
         self.pins = 0
         self.pinned_bytes = 0
+        self._sums = Sums()
         self.trouble: StepwellError | None = None
 
     # slabs ------------------------------------------------------------------------------------------------------------
@@ -111,7 +120,7 @@ class Arena:
             holding.slabs.append(slab)
             holding.roomy[slab.number] = slab
             holding.free += len(slab.free)
-            self._events.serving(slab)
+            self._watch.serving(slab)
 
         self._submit(lambda: slab.memory.populate(start, length), done)
 
@@ -169,7 +178,7 @@ class Arena:
         holding.roomy.pop(slab.number, None)
         holding.free -= len(slab.free)
         slab.forget_generations()
-        self._events.retired(slab)
+        self._watch.retired(slab)
         self._give_back(slab, heir)
 
     def _give_back(self, slab: Slab, heir: Owner | None = None) -> None:
@@ -213,11 +222,13 @@ class Arena:
                     self._offer(parent)
                 return None
         self._tick += 1
+        for slab, slot in slots:
+            slab.renew(slot)
         entry = Entry(id, tuple(slots), parent, self._tick)
         for slab, slot in slots:
             slab.held[slot] = entry
-            slab.renew(slot)
         holding.entries += 1
+        self._sums.filling += 1
         return entry
 
     @staticmethod
@@ -245,16 +256,21 @@ class Arena:
     def commit(self, entry: Entry) -> None:
         """All ranks have written it: RESIDENT from now on."""
         entry.change(Event.LAND)
+        self._sums.filling -= 1
+        self._sums.blocks += 1
+        self._sums.block_bytes += entry.nbytes
         self._offer(entry)
 
     def fail(self, entry: Entry, *, quarantine: bool) -> None:
         """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`."""
         entry.change(Event.FAIL)
+        self._sums.filling -= 1
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
             if quarantine:
                 slab.quarantined.add(slot)
+                self._sums.quarantined_slots += 1
             else:
                 self._put(slab, slot)
 
@@ -262,12 +278,15 @@ class Arena:
         """Nobody can write these quarantined slots any more."""
         for slab, slot in slots:
             slab.quarantined.remove(slot)
+            self._sums.quarantined_slots -= 1
             self._put(slab, slot)
 
     def drop(self, entry: Entry, reason: str) -> None:
         """Forgets a RESIDENT block at once; while copies still read it, its slots stay with it (DRAINING)."""
-        self._events.dropped(entry, reason)
+        self._watch.dropped(entry, reason)
         entry.change(Event.DRAIN if entry.leases or entry.pins else Event.GONE)
+        self._sums.blocks -= 1
+        self._sums.block_bytes -= entry.nbytes
         self._unlink(entry)
         if entry.state is State.ABSENT:
             self._free(entry)
@@ -295,7 +314,7 @@ class Arena:
 
     def pin(self, entry: Entry) -> None:
         if not entry.pins:
-            self.pinned_bytes += self.bytes_of(entry)
+            self.pinned_bytes += entry.nbytes
         entry.pins += 1
         self.pins += 1
 
@@ -303,14 +322,16 @@ class Arena:
         entry.pins -= 1
         self.pins -= 1
         if not entry.pins:
-            self.pinned_bytes -= self.bytes_of(entry)
+            self.pinned_bytes -= entry.nbytes
             self._settle(entry)
 
     def lease(self, entry: Entry) -> None:
+        self._sums.leased_blocks += not entry.leases
         entry.leases += 1
 
     def release(self, entry: Entry) -> None:
         entry.leases -= 1
+        self._sums.leased_blocks -= not entry.leases
         self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:
@@ -327,16 +348,6 @@ class Arena:
         holding = self._holdings[entry.slots[0][0].owner]
         holding.recency.offer(entry)
 
-    @staticmethod
-    def bytes_of(entry: Entry) -> int:
-        return sum(slab.owner.slot_bytes for slab, _ in entry.slots)
-
-    @staticmethod
-    def refs(entries: Sequence[Entry]) -> bytes:
-        """SLOT_REF rows of these entries, as messages carry them."""
-        rows = [(slab.number, slot, slab.generation(slot)) for e in entries for slab, slot in e.slots]
-        return np.array(rows, SLOT_REF).tobytes()
-
     # books ------------------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
@@ -344,24 +355,37 @@ class Arena:
         return list({id(e): e for s in self._slabs.values() for e in s.held.values()}.values())
 
     def count(self) -> dict[str, int]:
-        """What the arena holds, for `stats`: walks everything."""
-        slabs = [s for s in self._slabs.values() if s.phase is not Phase.RETIRED]
-        entries = self.entries()
+        """What the arena holds, for `stats`: sums that are kept, so that asking costs nothing."""
         return {
-            "slabs": len(slabs),
+            "slabs": sum(len(h.slabs) for h in self._holdings.values()),
             "slab_bytes": self.bytes,
-            "blocks": sum(e.state is State.RESIDENT for e in entries),
-            "filling": sum(e.state is State.FILLING for e in entries),
-            "block_bytes": sum(self.bytes_of(e) for e in entries if e.state is State.RESIDENT),
+            **asdict(self._sums),
             "pinned_bytes": self.pinned_bytes,
-            "leased_blocks": sum(e.leases > 0 for e in entries),
-            "quarantined_slots": sum(len(s.quarantined) for s in slabs),
-            "free_slots": sum(len(s.free) for s in slabs),
+            "free_slots": sum(h.free for h in self._holdings.values()),
         }
+
+    @property
+    def blocks(self) -> int:
+        """Resident blocks."""
+        return self._sums.blocks
+
+    def _recount(self) -> Sums:
+        """The sums from a walk over everything, for `check`."""
+        entries = self.entries()
+        resident = [e for e in entries if e.state is State.RESIDENT]
+        return Sums(
+            blocks=len(resident),
+            block_bytes=sum(e.nbytes for e in resident),
+            filling=sum(e.state is State.FILLING for e in entries),
+            leased_blocks=sum(e.leases > 0 for e in entries),
+            quarantined_slots=sum(len(s.quarantined) for s in self._slabs.values()),
+        )
 
     def check(self) -> None:
         """Raises IntegrityError unless the books balance. For tests and idle moments: walks everything."""
         wrong: list[str] = []
+        if self._sums != self._recount():
+            wrong.append(f"{self._sums} counted, {self._recount()} found")
         if self.bytes != sum(s.layout.nbytes for s in self._slabs.values()) or self.bytes > self.host_bytes:
             wrong.append(f"{self.bytes} bytes of slabs")
         entries: dict[int, Entry] = {}
@@ -384,7 +408,7 @@ class Arena:
         for entry in entries.values():
             if entry.state is not State.DRAINING and entry.children != children.get(id(entry), 0):
                 wrong.append(f"block counts {entry.children} children, has {children.get(id(entry), 0)}")
-        pinned = sum(self.bytes_of(e) for e in entries.values() if e.pins)
+        pinned = sum(e.nbytes for e in entries.values() if e.pins)
         pins = sum(e.pins for e in entries.values())
         if (pinned, pins) != (self.pinned_bytes, self.pins):
             wrong.append(f"{self.pins} pins on {self.pinned_bytes} bytes counted, {pins} on {pinned} found")

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
+from stepwell import events as e
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError, ProtocolError, StepwellError
-from stepwell.hierarchy.arena import Arena, Events
+from stepwell.events import Event, Sink
+from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
@@ -57,6 +59,7 @@ class Hierarchy:
         memory: Memory,
         well: str,
         judge: Callable[[Mapping[str, str | int | float]], list[str]] = lambda wishes: [],
+        sink: Sink = lambda event: None,
     ) -> None:
         self._keyring = keyring
         self._clock = clock
@@ -67,11 +70,12 @@ class Hierarchy:
         self.counters = Counters()
         self.index: dict[BlockId, Entry] = {}
         self._ghosts = Ghosts()
-        events = Events(serving=self._share, retired=self._unshare, dropped=self._dropped)
-        self.arena = Arena(limits.host_bytes, memory, executor.submit, events)
+        self._sink = sink
+        watch = Watch(serving=self._share, retired=self._unshare, dropped=self._dropped)
+        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
         self.roster = Roster()
-        self._recalls = Recalls(self.arena, self.index, limits, self.counters, self._ghosts, self._namers)
-        self._spills = Spills(self.arena, self.index, self.counters, self._namers)
+        self._recalls = Recalls(self.arena, self.index, limits, self._emit, self._ghosts, self._namers)
+        self._spills = Spills(self.arena, self.index, self._emit, self._namers)
         self._work: deque[Iterator[None]] = deque()
 
     # members ----------------------------------------------------------------------------------------------------------
@@ -104,6 +108,8 @@ class Hierarchy:
         for slab in self.arena.serving(session.owner):
             self._share_with(session, slab)
         self.arena.populate(session.owner)
+        assert session.scheduler is not None
+        self._emit(e.SessionOpened(session.number, session.scheduler.hello.label[:64], len(session.workers)))
         for member in session.members:
             member.send(m.Ready(session.number), ())
 
@@ -139,7 +145,7 @@ class Hierarchy:
         session.transfers.clear()
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self.roster.quarantines.remove(quarantine)
-        self.counters.total["sessions_ended"] += 1
+        self._emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
         for member in session.members:
             for slab in self.arena.serving(session.owner) if session.owner else ():
                 slab.mapped.discard(member.number)
@@ -155,6 +161,7 @@ class Hierarchy:
     # slabs ------------------------------------------------------------------------------------------------------------
 
     def _share(self, slab: Slab) -> None:
+        self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self.roster.sessions.values():
             if session.phase is Phase.LIVE and session.owner == slab.owner:
                 self._share_with(session, slab)
@@ -167,6 +174,7 @@ class Hierarchy:
             member.send(message, (slab.memory.fd,))
 
     def _unshare(self, slab: Slab) -> None:
+        self._emit(e.SlabRetired(slab.layout.nbytes))
         self._recalls.changed = True  # nobody needs to wait until it is mapped
         for session in self.roster.sessions.values():
             if session.owner == slab.owner:
@@ -176,7 +184,7 @@ class Hierarchy:
     def _dropped(self, entry: Entry, reason: str) -> None:
         if self.index.get(entry.id) is entry:
             del self.index[entry.id]
-        self.counters.drops[reason] += 1
+        self._emit(e.BlockDropped(reason))
         if reason in ("evicted", "retired"):
             self._ghosts.add(entry.id)
 
@@ -224,7 +232,7 @@ class Hierarchy:
             case m.Forget():
                 self._work.append(self._forget(session, message))
             case m.Report(counts=counts):
-                self._report(counts)
+                self._emit(e.EngineReported(counts))
             case _:
                 raise _not_now(message)
 
@@ -253,13 +261,9 @@ class Hierarchy:
                     self.arena.drop(entry, "failed_check")
             yield
 
-    def _report(self, counts: dict[str, int]) -> None:
-        room = 64 - len(self.counters.engine)
-        for name, n in counts.items():
-            name = name[:48]
-            if name in self.counters.engine or room > 0:
-                room -= name not in self.counters.engine
-                self.counters.engine[name] += max(n, 0)
+    def _emit(self, event: Event) -> None:
+        self.counters(event)
+        self._sink(event)
 
     def _namers(self, session: Session, epoch: int) -> tuple[Namer, ...]:
         namers = session.namers.get(epoch)
@@ -294,7 +298,7 @@ class Hierarchy:
 
     @property
     def holds_blocks(self) -> bool:
-        return any(e.state is State.RESIDENT for e in self.index.values())
+        return self.arena.blocks > 0
 
     @property
     def sessions(self) -> int:
@@ -309,11 +313,6 @@ class Hierarchy:
             "quarantined_sessions": len(self.roster.quarantines),
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
-            "hits": 0,
-            "recalled_blocks": 0,
-            "recalled_bytes": 0,
-            "spilled_blocks": 0,
-            "spilled_bytes": 0,
             **self.counters.values(),
             "trouble": str(self.arena.trouble or ""),
         }

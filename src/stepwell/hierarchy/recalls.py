@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
+from stepwell.events import BlocksRecalled, RunAnswered, Sink
 from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.counters import Counters, Ghosts
+from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
@@ -28,14 +29,14 @@ class Recalls:
         arena: Arena,
         index: dict[BlockId, Entry],
         limits: Limits,
-        counters: Counters,
+        emit: Sink,
         ghosts: Ghosts,
         namers: Callable[[Session, int], tuple[Namer, ...]],
     ) -> None:
         self._arena = arena
         self._index = index
         self._limits = limits
-        self._counters = counters
+        self._emit = emit
         self._ghosts = ghosts
         self._namers = namers
         self._waiting: dict[Ticket, Session] = {}
@@ -44,7 +45,6 @@ class Recalls:
     def ask(self, session: Session, message: Ask) -> Iterator[None]:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
         session.tickets[ticket.number] = ticket
-        self._counters.total["requests"] += 1
         return self._follow(session, ticket)
 
     def retry(self) -> list[Iterator[None]]:
@@ -58,12 +58,12 @@ class Recalls:
 
     def _follow(self, session: Session, ticket: Ticket) -> Iterator[None]:
         namers = self._namers(session, ticket.epoch)
-        reason, waits = "end", False
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 return
             at = len(ticket.pinned)
             if at == ticket.blocks:
+                reason, waits = "end", False
                 break
             entry, id = self._find(namers, ticket.digests[32 * at : 32 * at + 32])
             reason, waits = self._obstacle(session, ticket, entry, id)
@@ -82,10 +82,7 @@ class Recalls:
             ticket.waiting = new_wait
             self._tell(session, ticket, more=waits, reason=reason)
         if not waits:
-            self._counters.total["hits"] += len(ticket.pinned)
-            missed = ticket.blocks - len(ticket.pinned)
-            if missed:
-                self._counters.misses[reason] += missed
+            self._emit(RunAnswered(len(ticket.pinned), ticket.blocks - len(ticket.pinned), reason))
 
     def _find(self, namers: tuple[Namer, ...], digest: bytes) -> tuple[Entry | None, BlockId]:
         """The block under the tenant's newest key epoch, else under an older one; what it is called now if it is not
@@ -103,17 +100,16 @@ class Recalls:
             return ("evicted" if id in self._ghosts else "never_seen"), False
         if entry.state is State.FILLING:
             return "filling", id in session.filling
-        if any(not session.copiers <= slab.mapped for slab, _ in entry.slots):
-            return "mapping", True
-        if not self._room(ticket, entry):
+        for slab, _ in entry.slots:
+            if not session.copiers <= slab.mapped:
+                return "mapping", True
+        if not entry.pins and not self._room(ticket, entry):
             self._ask_way(session, ticket)
             return "pins", True
         return "", False
 
     def _room(self, ticket: Ticket, entry: Entry) -> bool:
-        if entry.pins:
-            return True
-        would = self._arena.pinned_bytes + self._arena.bytes_of(entry)
+        would = self._arena.pinned_bytes + entry.nbytes
         if would <= self._limits.pin_waiting * self._limits.host_bytes:
             return True
         alone = self._arena.pins == len(ticket.pinned)
@@ -132,7 +128,7 @@ class Recalls:
         news = ticket.pinned[ticket.told :]
         self._arena.touch(news)
         if session.scheduler is not None:
-            found = Found(ticket.number, ticket.told, self._arena.refs(news), more, reason)
+            found = Found(ticket.number, ticket.told, b"".join(e.refs for e in news), more, reason)
             session.scheduler.send(found, ())
         ticket.told = len(ticket.pinned)
 
@@ -148,8 +144,7 @@ class Recalls:
         self.release(session, message.ticket)
         ranks = {m.hello.rank for m in session.workers.values()}
         session.transfers[message.transfer] = Transfer(entries, ranks)
-        self._counters.total["recalled_blocks"] += len(entries)
-        self._counters.total["recalled_bytes"] += sum(map(self._arena.bytes_of, entries))
+        self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
     def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
         for number in transfers:

@@ -5,6 +5,7 @@ Nothing here touches blocks: the hierarchy is told what to open and what to clea
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from itertools import count
 
@@ -20,7 +21,8 @@ DEFAULT_TENANT = "default"
 
 class Roster:
     def __init__(self) -> None:
-        self._numbers = count(1)
+        # From a random start: an engine must not take the session of a new well for that of the one before.
+        self._numbers = count(secrets.randbits(48) + 1)
         self.sessions: dict[int, Session] = {}
         self.quarantines: list[Quarantine] = []
 
@@ -69,12 +71,15 @@ class Roster:
         layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes)
         session.namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
         session.owner = Owner(session.tenant, session.namespace.encode(), first.shard_bytes)
+        session.copiers = frozenset(m.number for m in session.workers.values())
         session.phase = Phase.LIVE
 
     def leave(self, session: Session) -> Quarantine | None:
         """Ends the session; a quarantine for what its copying processes may still touch, if any of them lives."""
-        session.phase = Phase.ENDED
+        was_live, session.phase = session.phase is Phase.LIVE, Phase.ENDED
         del self.sessions[session.number]
+        if not was_live:
+            return None  # it was never leased anything
         alive = {rank: m.number for rank, m in session.workers.items() if not m.exited}
         if not alive:
             return None

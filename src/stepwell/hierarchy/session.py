@@ -97,6 +97,7 @@ class Session:
     workers: dict[int, Member] = field(default_factory=dict)
     namespace: Namespace | None = None
     owner: Owner | None = None
+    copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
     namers: dict[int, tuple[Namer, ...]] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
@@ -106,11 +107,6 @@ class Session:
     @property
     def members(self) -> list[Member]:
         return [m for m in (self.scheduler, *self.workers.values()) if m is not None]
-
-    @property
-    def copiers(self) -> frozenset[int]:
-        """Numbers of the members that copy: a slab is usable when all of them have mapped it."""
-        return frozenset(m.number for m in self.workers.values())
 
     @property
     def complete(self) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
+from stepwell.events import BlockSpilled, Sink, SpillRefused
 from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.counters import Counters
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.session import Fill, Phase, Session
 from stepwell.protocol.messages import Granted, Reserve
@@ -19,12 +19,12 @@ class Spills:
         self,
         arena: Arena,
         index: dict[BlockId, Entry],
-        counters: Counters,
+        emit: Sink,
         namers: Callable[[Session, int], tuple[Namer, ...]],
     ) -> None:
         self._arena = arena
         self._index = index
-        self._counters = counters
+        self._emit = emit
         self._namers = namers
         self._leases = 0
 
@@ -42,26 +42,26 @@ class Spills:
                 return
             leases.append(0)
             if full:
-                self._counters.refused_spills["no_room"] += 1
+                self._emit(SpillRefused("no_room"))
                 continue
             id = namer.name(message.digests[at : at + 32])
             entry = self._index.get(id)
             if entry is not None:
-                self._counters.refused_spills["filling" if entry.state is State.FILLING else "resident"] += 1
+                self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
             else:
                 if parent is not None and self._index.get(parent.id) is not parent:
                     parent = None  # dropped since the last slice
                 entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
                 if entry is None:
                     full = True
-                    self._counters.refused_spills["no_room"] += 1
+                    self._emit(SpillRefused("no_room"))
                     continue
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry
             yield
         if session.scheduler is not None:
-            session.scheduler.send(Granted(message.spill, leases, self._arena.refs(granted)), ())
+            session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
         self._arena.populate(session.owner)
 
     def _lease(self, session: Session, entry: Entry) -> int:
@@ -88,8 +88,7 @@ class Spills:
                 continue
             self._settle(session, number)
             self._arena.commit(fill.entry)
-            self._counters.total["spilled_blocks"] += 1
-            self._counters.total["spilled_bytes"] += self._arena.bytes_of(fill.entry)
+            self._emit(BlockSpilled(fill.entry.nbytes))
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:
@@ -99,7 +98,7 @@ class Spills:
             if self._index.get(fill.entry.id) is fill.entry:
                 del self._index[fill.entry.id]
             self._arena.fail(fill.entry, quarantine=quarantine)
-            self._counters.refused_spills["abandoned"] += 1
+            self._emit(SpillRefused("abandoned"))
 
     @staticmethod
     def _settle(session: Session, number: int) -> Fill | None:

@@ -22,7 +22,7 @@ from_well: msgspec.msgpack.Decoder[FromWell] = msgspec.msgpack.Decoder(FromWell)
 
 T = TypeVar("T")
 
-# What msgspec raises for bytes that are not ours: broken text, endless nesting and claimed sizes have no class of its own.
+# What msgspec raises for bytes that are not ours; for broken text and endless nesting it has no class of its own.
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError)
 
 

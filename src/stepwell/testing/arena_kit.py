@@ -13,7 +13,7 @@ import pytest
 from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
-from stepwell.hierarchy.arena import Arena, Events
+from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.io.memory import Memory
@@ -46,8 +46,8 @@ class Bench:
         self.retired: list[Slab] = []
         self.dropped: list[tuple[Entry, str]] = []
         self._maps = maps
-        events = Events(self._serving, self.retired.append, lambda entry, why: self.dropped.append((entry, why)))
-        self.arena = kit.make(host_bytes, self.memory, self.executor, events)
+        watch = Watch(self._serving, self.retired.append, lambda entry, why: self.dropped.append((entry, why)))
+        self.arena = kit.make(host_bytes, self.memory, self.executor, watch)
 
     def _serving(self, slab: Slab) -> None:
         self.served.append(slab)
@@ -81,11 +81,11 @@ class Bench:
 
 class ArenaKit(ABC):
     @abstractmethod
-    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, events: Events) -> Arena: ...
+    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> Arena: ...
 
     def bench(self, host_bytes: int = SLAB, *, maps: bool = True) -> Bench:
         seed = random.randrange(1 << 32)
-        print("seed", seed)
+        print("seed", seed)  # noqa: T201 - what repeats a failure
         return Bench(self, host_bytes, seed=seed, maps=maps)
 
     def test_nothing_is_leased_before_it_is_populated(self) -> None:

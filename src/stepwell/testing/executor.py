@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from stepwell.io.executor import Done, Job
 
-
 T = TypeVar("T")
 
 
@@ -34,7 +33,7 @@ class Faults:
 class SeededExecutor:
     """An `Executor` that does nothing by itself. `faults` may be replaced at any time."""
 
-    def __init__(self, seed: int, faults: Faults = Faults()) -> None:  # noqa: B008 - frozen
+    def __init__(self, seed: int, faults: Faults = Faults()) -> None:
         self.seed = seed
         self.faults = faults
         self._random = random.Random(seed)

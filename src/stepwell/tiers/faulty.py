@@ -32,8 +32,8 @@ from stepwell.tiers.base import (
 class TierFaults:
     """Probabilities, each of 0 to 1, drawn per call.
 
-    fail: the device says no. busy: it says not now. short: a read ends early, noticed. flip: one bit of what was read is
-    another one, unnoticed. lose: a write is confirmed and not done. slow: the call first waits `slow_s` seconds.
+    fail: the device says no. busy: it says not now. short: a read ends early, noticed. flip: one bit of what was read
+    is another one, unnoticed. lose: a write is confirmed and not done. slow: the call first waits `slow_s` seconds.
     """
 
     fail: float = 0.0

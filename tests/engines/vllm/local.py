@@ -2,41 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from stepwell.engines.vllm.connector import StepwellConnector
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.local import LocalWell, open_well
 
 from .build import Setup
 from .harness import Harness
+from .outcome import Outcome
+
+
+class Engine(Harness):
+    """A harness whose connector joined `well`."""
+
+    def __init__(self, setup: Setup, well: LocalWell) -> None:
+        self.well = well
+        with joining(well):
+            super().__init__(setup)
+
+    def restart_engine(self, *, kill: bool = False, **changes: Any) -> None:
+        with joining(self.well):
+            super().restart_engine(kill=kill, **changes)
+
+    @property
+    def half(self) -> SchedulerHalf:
+        assert self.connector is not None
+        return self.connector._sched
+
+    @property
+    def client(self) -> Any:
+        return self.connector._client
+
+    @property
+    def worker_clients(self) -> list[Any]:
+        return [w.connector._client for w in self.workers]
+
+    def forget(self) -> None:
+        """The engine's own prefix cache forgets everything, when nothing runs."""
+        assert self.reset_prefix_cache() or not self.setup.prefix_caching
+
+    def recall(self, tokens: list[int], **add: Any) -> Outcome:
+        """Serves a prompt that only the well remembers."""
+        self.forget()
+        return self.serve(tokens, **add)
+
+    def right(self, outcome: Outcome, reason: str = "length") -> bool:
+        """It ended well, with the tokens that its prompt leads to."""
+        expected = self.chain(outcome.request_id).output(len(outcome.tokens))
+        return outcome.finish_reason == reason and outcome.tokens == expected
+
+    def entries(self) -> list[Entry]:
+        """The well's blocks, oldest first."""
+        return list(self.well.hierarchy.index.values())
+
+    def stat(self, name: str) -> Any:
+        return self.well.stats().get(name, 0)
+
+    def counted(self, name: str) -> int:
+        """What the engine side counted, reported or not."""
+        return self.client._counts[name] + self.stat(f"engine_{name}")
+
+    def assert_quiet(self) -> None:
+        """Nothing wrong, nothing held, nothing remembered: neither in the engine, nor in the connector or the well."""
+        self.assert_clean()
+        self.well.check()
+        half = self.half
+        left = half.tracked, half.busy, half._spilling, half._held, self.client._asks, self.client._spills
+        assert not any(left), left
+        for name in ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots"):
+            assert self.stat(name) == 0, name
+
+    @contextmanager
+    def spoiled(self, *blocks: int, rank: int = 0) -> Iterator[None]:
+        """Slots of these blocks (numbers in `entries`) change between every offer and its load in here."""
+        recall, entries = self.client.recall, self.entries()
+
+        def then_spoil(*args: Any) -> Any:
+            answer = recall(*args)
+            for number in blocks:
+                slab, slot = entries[number].slots[rank]
+                slab.renew(slot)
+            return answer
+
+        with patch.object(self.client, "recall", then_spoil):
+            yield
 
 
 @contextmanager
-def engines_on(well: LocalWell) -> Iterator[None]:
+def joining(well: LocalWell, find: Callable[[], Any] | None = None) -> Iterator[None]:
     """Connectors made in here join this well, without threads."""
-    before = StepwellConnector.dialler, StepwellConnector.threaded
-    StepwellConnector.dialler = staticmethod(lambda settings: lambda: well.dial)
-    StepwellConnector.threaded = False
-    try:
+    with (
+        patch.object(StepwellConnector, "dialler", staticmethod(lambda settings: find or (lambda: well.dial))),
+        patch.object(StepwellConnector, "threaded", False),
+    ):
         yield
-    finally:
-        StepwellConnector.dialler, StepwellConnector.threaded = staticmethod(before[0]), before[1]
+
+
+def setup_in(folder: Path, *, extra: dict[str, Any] | None = None, **fields: Any) -> Setup:
+    """An engine with a block per page, unless `extra` says otherwise."""
+    settings = {"home": str(folder / "home"), "weights_id": "w", "block_tokens": fields.get("page", 16)}
+    return Setup("StepwellConnector", folder / "model", extra={**settings, **(extra or {})}, **fields)
 
 
 @contextmanager
-def harness(tmp_path: Path, *, host: str | int = "32MiB", extra: dict[str, Any] | None = None, **setup: Any) -> Iterator[Harness]:
-    """One engine on a well of its own. `h.well` is the well; its books are checked at the end."""
-    with open_well(host) as well, engines_on(well):
-        settings = Setup(
-            "StepwellConnector",
-            tmp_path / "model",
-            extra={"home": str(tmp_path / "home"), "weights_id": "w", "block_tokens": setup.get("page", 16), **(extra or {})},
-            **setup,
-        )
-        with Harness(settings) as h:
-            h.well = well  # type: ignore[attr-defined]
-            yield h
+def engine(
+    folder: Path, *, host: str | int = "32MiB", extra: dict[str, Any] | None = None, **fields: Any
+) -> Iterator[Engine]:
+    """One engine on a well of its own, whose books are checked at the end."""
+    with open_well(host) as well, Engine(setup_in(folder, extra=extra, **fields), well) as h:
+        yield h
         well.check()
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(32_000) for _ in range(length)]

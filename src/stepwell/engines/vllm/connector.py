@@ -7,6 +7,7 @@ line (`strict` refuses to start instead). Only this module and its siblings know
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
@@ -58,7 +59,9 @@ def guarded(answer: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
             try:
                 return hook(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the boundary to the engine: a hook that raises ends it
-                self._caught(hook.__name__, error, args)
+                self._caught(hook.__name__, error)
+                if args and hasattr(args[0], "request_id"):
+                    self._go_without(args[0])
                 return answer  # type: ignore[no-any-return]
 
         return open_hook
@@ -97,12 +100,12 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                 self._open_scheduler()
         except StepwellError as error:
             self._inert(error)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
             self._inert(
                 Unsupported(
                     "SW-710",
                     what="this vLLM lacks something that stepwell needs",
-                    why=str(error),
+                    why=f"{type(error).__name__}: {error}",
                     fix="use a vLLM that the README lists as tested",
                 )
             )
@@ -151,7 +154,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             joined=lambda welcome: voice.welcome(welcome, who),
             threaded=self.threaded,
         )
-        self._sched = SchedulerHalf(shape, client)
+        self._sched = SchedulerHalf(shape, client, self._caught)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""
@@ -192,16 +195,20 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
         return known
 
-    @guarded(None)
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Raises only where the user asked for that (`strict`)."""
         if self._is_scheduler or self._client is not None or not hasattr(self, "_settings"):
             return
         try:
-            copies = CpuCopies(kv_caches, self._kv_cache_config.num_blocks)
-            shape = self._shape(copies.page_bytes)
+            self._open_worker(kv_caches)
         except StepwellError as error:
             self._inert(error)
-            return
+        except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
+            self._caught("register_kv_caches", error)
+
+    def _open_worker(self, kv_caches: Mapping[str, Any]) -> None:
+        copies = CpuCopies(kv_caches, self._kv_cache_config.num_blocks)
+        shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
         facts = {"page_bytes": str(copies.page_bytes), "layers": ",".join(kv_caches)}
         who = worker_client.Identity(
@@ -216,17 +223,20 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._work = WorkerHalf(who.rank, shape.shard_bytes, copies, client)
 
-    def _caught(self, hook: str, error: Exception, args: tuple[Any, ...]) -> None:
-        """An exception in a hook. The request that it was about, if any, goes on without stepwell."""
+    def _caught(self, hook: str, error: Exception) -> None:
+        """An exception in a hook. Raises nothing."""
+        self._errors += 1
         self._limited.log(
             logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
         )
-        self._errors += 1
-        if self._sched is not None and isinstance(self._client, scheduler_client.SchedulerClient):
-            self._client.count("hook_errors")
-            request_id = getattr(args[0], "request_id", None) if args else None
-            if request_id is not None:
-                self._sched.drop(request_id)
+        if isinstance(self._client, scheduler_client.SchedulerClient):
+            with contextlib.suppress(Exception):  # the client may be what raised
+                self._client.count("hook_errors")
+
+    def _go_without(self, request: Any) -> None:
+        """The request that an exception was about goes on without stepwell."""
+        if self._sched is not None:
+            self._sched.drop(request.request_id)
 
     def _inert(self, error: StepwellError) -> None:
         """Serves nothing from here on. Raises where the user asked for that."""
@@ -245,17 +255,20 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._sched.matched(request, num_computed_tokens) if self._sched is not None else (0, False)
 
-    @guarded(None)
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if self._sched is not None:
-            self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        if self._sched is None:
+            return
+        pages = blocks.get_block_ids()[0]
+        try:
+            self._sched.allocated(request, pages, num_external_tokens)
+        except Exception as error:  # noqa: BLE001 - the boundary to the engine
+            self._caught("update_state_after_alloc", error)
+            self._go_without(request)
+            if num_external_tokens:
+                self._sched.refuse(request.request_id, pages, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepPlan:
-        return self._plan(scheduler_output) or StepPlan()
-
-    @guarded(None)
-    def _plan(self, scheduler_output: SchedulerOutput) -> StepPlan | None:
-        return self._sched.plan(scheduler_output) if self._sched is not None else None
+        return self._sched.plan(scheduler_output) if self._sched is not None else StepPlan()
 
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -332,6 +345,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         """Tidy where it is called; nothing relies on it."""
         if self._fingerprint is not None:
             self._fingerprint.close()
+        if self._work is not None:
+            self._work.close()
         if self._client is not None:
             self._client.close()
 

@@ -40,8 +40,10 @@ class CpuCopies:
         self.page_bytes = sum(self._sizes)
 
     def gather(self, pages: Sequence[int], slot: Bytes) -> None:
-        """Copies whole pages into a slot, in order."""
+        """Copies whole pages into a slot, in order; they must fill it."""
         self._check(pages, slot)
+        if len(pages) * self.page_bytes != len(slot):
+            raise IndexError(f"{len(pages)} pages do not fill a slot of {len(slot)} bytes")
         at = 0
         for page in pages:
             for row, size in zip(self._rows, self._sizes, strict=True):

@@ -14,10 +14,12 @@ Ref = tuple[int, int, int]
 class Load:
     """Recall into a request's pages. `blocks` holds, per block, its refs by rank and the pages to fill.
 
-    A recall may start inside a block: `skip` pages of the first block are the engine's own.
+    A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
+    than `session` fails the load: what refs and transfers mean ends with it.
     """
 
     request: str
+    session: int
     transfer: int
     skip: int
     blocks: list[tuple[list[Ref], list[int]]]
@@ -25,8 +27,9 @@ class Load:
 
 @dataclass(slots=True)
 class Save:
-    """Spill one block: its lease, its refs by rank, the pages to read."""
+    """Spill one block: its lease in `session`, its refs by rank, the pages to read."""
 
+    session: int
     lease: int
     refs: list[Ref]
     pages: list[int]

@@ -25,31 +25,45 @@ class Pending:
 
 
 @dataclass(slots=True, eq=False)
+class Loading:
+    """A recall on its way into a request's pages: tokens [start, start + tokens), from block `first` on. `good` is how
+    many of its blocks arrived on all ranks that have reported."""
+
+    load: Load
+    first: int
+    start: int
+    tokens: int
+    good: int
+    seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
+
+
+@dataclass(slots=True, eq=False)
 class Tracked:
     """One request. Tokens of its sequence, half-open ranges:
 
     0 ---- KV in `pages`, step confirmed ---- confirmed ---- in a step under way ---- planned
     0 ---- block is in the well or was offered to it ---- known x block_tokens
 
-    `chain` is None for requests that bypass stepwell.
+    `chain` is None for requests that bypass stepwell. `life` is another number after each restart: a step that was
+    planned in an earlier life confirms nothing.
     """
 
     request: Any
     order: int
     chain: Chain | None
     epoch: int
+    life: int
     ask: Ask | None = None
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     offered_from: int = 0
-    load: Load | None = None
-    load_first: int = 0  # its first block
+    loading: Loading | None = None  # until the request is scheduled again
+    failed: bool = False  # its load has; it is not offered another before it has been scheduled
     pages: list[int] = field(default_factory=list)
     known: int = 0
     confirmed: int = 0
     admitted: bool = False  # scheduled since its last (re)start
-    life: int = 0  # counts preemptions: a step planned in an earlier life confirms nothing
     pending: list[Pending] = field(default_factory=list)
-    mute: bool = False  # no spills any more: the weights changed while it ran
+    mute: bool = False  # no spills any more: it had KV when the weights changed
     held_since: float = 0.0  # its pages are held for its last saves
     asked_at: float = 0.0
     recalled_tokens: int = 0
@@ -73,5 +87,5 @@ class Tracked:
                     refs = [(int(r["slab"]), int(r["slot"]), int(r["generation"])) for r in spill.refs[row]]
                     row += 1
                     at = block * pages_per_block
-                    yield Save(lease, refs, self.pages[at : at + pages_per_block])
+                    yield Save(spill.session, lease, refs, self.pages[at : at + pages_per_block])
         self.pending = [p for p in self.pending if not p.settled]

@@ -4,15 +4,17 @@ A block's way out:  planned in step N -> slots reserved while N runs -> N confir
 A request's way in: asked when it arrives -> offered when the scheduler asks -> loads planned at its allocation
 
 Nothing here waits for the well, except at most a millisecond at a request's first ask. Hooks are called in any order
-and number (facts are in docs/design/vllm.md); state is cleaned up by `finished_req_ids` and the worker's reports.
+and number (facts are in docs/design/vllm.md); state is cleaned up by `finished_req_ids` and the worker's reports. What
+goes wrong with one request costs that one its recalls and spills, and no other anything.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -20,7 +22,7 @@ from stepwell.block.digest import Chain, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
 from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
-from stepwell.engines.vllm.requests import Pending, Tracked
+from stepwell.engines.vllm.requests import Loading, Pending, Tracked
 
 FIRST_ASK_WAIT_S = 0.001
 HOLD_S = 0.1
@@ -28,6 +30,12 @@ HOLD_S = 0.1
 
 SAVE_BYTES_PER_STEP = 64 << 20
 """Bytes a step may copy out: bounds what spilling adds to the step's time."""
+
+MOST_STEPS = 64
+"""Steps whose reports may be outstanding; an older one will not come any more."""
+
+Trouble = Callable[[str, Exception], None]
+"""Is told of an exception and where it was caught; raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +52,37 @@ class Shape:
         return self.block_tokens // self.page
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step under way: (request, life, tokens computed after it), and how many ranks have ended it well."""
+
+    planned: list[tuple[str, int, int]] = field(default_factory=list)
+    ranks: int = 0
+
+
 class SchedulerHalf:
-    def __init__(self, shape: Shape, client: SchedulerClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        client: SchedulerClient,
+        trouble: Trouble,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._shape = shape
         self._client = client
+        self._trouble = trouble
         self._clock = clock
+        self._lives = count(1)
         self._orders = count(1)
         self._hurry = count(-1, -1)  # orders of preempted requests: the last one preempted goes first
         self._tracked: dict[str, Tracked] = {}
         self._steps = count(1)
-        self._planned: dict[int, list[tuple[str, int, int]]] = {}  # step -> (request, life, tokens computed after it)
+        self._under_way: dict[int, _Step] = {}
         self._loads: list[Load] = []
         self._urgent: list[Save] = []
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, or held
         self._held: set[str] = set()
+        self._released: list[str] = []
         self._restarted: set[str] = set()  # since the last plan
         self._epoch = LOADED_FROM_FILES
 
@@ -71,7 +96,9 @@ class SchedulerHalf:
     def _track(self, request: Any) -> Tracked:
         known = self._tracked.get(request.request_id)
         if known is not None:
-            return known
+            if known.request is request:
+                return known
+            self._forget(request.request_id)  # its id is used again
         chain: Chain | None = None
         reason = _foreign_input(request)
         if reason:
@@ -79,7 +106,7 @@ class SchedulerHalf:
         else:
             chain = Chain(self._shape.block_tokens, salt_extras(request.cache_salt))
             chain.extend(request.all_token_ids[:])
-        tracked = Tracked(request, next(self._orders), chain, self._epoch)
+        tracked = Tracked(request, next(self._orders), chain, self._epoch, next(self._lives))
         self._tracked[request.request_id] = tracked
         return tracked
 
@@ -90,6 +117,8 @@ class SchedulerHalf:
             return 0, False
         if tracked.pages:
             self._restart(tracked)
+        if tracked.failed:
+            return 0, False
         if tracked.ask is None and not tracked.asked:
             tracked.chain.extend(request.all_token_ids[tracked.chain.tokens :])
             tracked.ask = self._client.ask(tracked.chain.digests, tracked.epoch, tracked.order)
@@ -119,12 +148,10 @@ class SchedulerHalf:
         tracked.pages = []
         tracked.confirmed = 0
         tracked.admitted = False
-        tracked.life += 1
+        tracked.life = next(self._lives)
         tracked.asked = False
-        tracked.load = None
+        tracked.loading = None
         tracked.order = next(self._hurry)
-        if tracked.mute:
-            tracked.mute, tracked.known = False, 0
 
     def _hurry_out(self, tracked: Tracked) -> None:
         """Its pages are the engine's again: what can be saved is saved before the next forward, the rest is given up
@@ -138,7 +165,8 @@ class SchedulerHalf:
             tracked.ask = None
 
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
-        """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already)."""
+        """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
+        raises, the caller must `refuse` them: the request is parked until its load is reported."""
         tracked = self._track(request)
         tracked.pages = list(pages)
         if external == 0:
@@ -146,71 +174,99 @@ class SchedulerHalf:
             return
         ask = tracked.ask
         if ask is None:
-            return
+            raise LookupError("tokens were allocated that nobody offered")
         bt, page = self._shape.block_tokens, self._shape.page
         start, end = tracked.offered_from, tracked.offered_from + external
         first, last = start // bt, -(-end // bt)
-        transfer, refs = self._client.recall(ask, first, last - first)
         tracked.ask = None
+        transfer, refs = self._client.recall(ask, first, last - first)
         blocks = []
-        for i, row in enumerate(refs):
-            low, high = max(start, (first + i) * bt), min(end, (first + i + 1) * bt)
+        for i, row in zip(range(first, last), refs, strict=True):
+            low, high = max(start, i * bt), min(end, (i + 1) * bt)
             ranks = [(int(r["slab"]), int(r["slot"]), int(r["generation"])) for r in row]
             blocks.append((ranks, tracked.pages[low // page : high // page]))
-        tracked.load = Load(request.request_id, transfer, start % bt // page, blocks)
-        tracked.load_first = first
-        tracked.recalled_tokens += external
-        self._loads.append(tracked.load)
+        load = Load(request.request_id, ask.session, transfer, start % bt // page, blocks)
+        tracked.loading = Loading(load, first, start, external, len(blocks))
+        self._loads.append(load)
+
+    def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
+        """Lets a recall fail that could not be planned. A parked request's table ends with what it waits for."""
+        self._loads.append(Load(request_id, 0, 0, 0, [([], list(pages)[-external // self._shape.page :])]))
 
     # a step is planned ------------------------------------------------------------------------------------------------
 
     def plan(self, out: Any) -> StepPlan:
-        """The plan of this step. Called once a step, also for empty ones."""
-        step = next(self._steps)
+        """The plan of this step. Called once a step, also for empty ones. Raises nothing: a plan that is lost would
+        leave requests waiting for ever."""
+        number = next(self._steps)
+        saves: list[Save] = []
+        try:
+            self._observe(number, out)
+            self._collect(saves)
+        except Exception as error:  # noqa: BLE001 - page tables may have got out of step with the engine's: trust none
+            self._trouble("build_connector_meta", error)
+            for request_id in list(self._tracked):
+                self.drop(request_id)
+        plan = StepPlan(number, self._loads, self._urgent, saves, self._released)
+        self._loads, self._urgent, self._released = [], [], []
+        return plan
+
+    def _observe(self, number: int, out: Any) -> None:
         for request_id in out.preempted_req_ids or ():
             tracked = self._tracked.get(request_id)
             if tracked is not None and tracked.pages and request_id not in self._restarted:
-                self._restart(tracked)
+                with self._apart(request_id):
+                    self._restart(tracked)
         self._restarted.clear()
-        planned: list[tuple[str, int, int]] = []
+        step = _Step()
         for new in out.scheduled_new_reqs:
-            tracked = self._tracked.get(new.req_id)
-            if tracked is not None:
-                tracked.pages = list(new.block_ids[0])
-                self._foresee(tracked, new.req_id, new.num_computed_tokens, out, planned)
+            if (tracked := self._tracked.get(new.req_id)) is not None:
+                tracked.pages = []
+            self._scheduled(new.req_id, new.block_ids, new.num_computed_tokens, out, step)
         cached = out.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             tracked = self._tracked.get(request_id)
-            if tracked is None:
-                continue
-            new_pages = cached.new_block_ids[i]
-            if request_id in cached.resumed_req_ids:
-                tracked.pages = list(new_pages[0])
-            elif new_pages:
-                tracked.pages.extend(new_pages[0])
-            self._foresee(tracked, request_id, cached.num_computed_tokens[i], out, planned)
-        if planned:
-            self._planned[step] = planned
+            if tracked is not None and request_id in cached.resumed_req_ids:
+                tracked.pages = []  # what comes is its whole table
+            self._scheduled(request_id, cached.new_block_ids[i], cached.num_computed_tokens[i], out, step)
+        if step.planned:
+            self._under_way[number] = step
+            while len(self._under_way) > MOST_STEPS:
+                del self._under_way[next(iter(self._under_way))]
         for request_id in out.finished_req_ids:
-            if request_id not in self._held:
-                self._forget(request_id)
-        plan = StepPlan(step, self._loads, self._urgent)
-        self._loads, self._urgent = [], []
-        self._collect_saves(plan)
-        return plan
+            tracked = self._tracked.get(request_id)  # perhaps of a new request with this id
+            if tracked is not None and request_id not in self._held and tracked.request.is_finished():
+                with self._apart(request_id):
+                    self._forget(request_id)
 
-    def _foresee(
-        self, tracked: Tracked, request_id: str, computed: int, out: Any, planned: list[tuple[str, int, int]]
-    ) -> None:
+    @contextmanager
+    def _apart(self, request_id: str) -> Iterator[None]:
+        """What goes wrong in here costs this request its recalls and spills, and no other anything."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the boundary to the engine
+            self._trouble("build_connector_meta", error)
+            self.drop(request_id)
+
+    def _scheduled(self, request_id: str, more: Any, computed: int, out: Any, step: _Step) -> None:
+        """`more`: pages by KV group that are appended to the request's table, or None."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        if more:
+            tracked.pages.extend(more[0])
+        with self._apart(request_id):
+            self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], step)
+
+    def _foresee(self, tracked: Tracked, request_id: str, computed: int, scheduled: int, step: _Step) -> None:
         """Notes what the step computes and reserves slots for the blocks that it completes."""
         chain = tracked.chain
         if chain is None:
             return
-        if not tracked.admitted or computed < tracked.confirmed:
-            # Admission: engine hits and what was recalled are there. Or a failed load has thrown the request back.
-            tracked.admitted, tracked.confirmed = True, computed
-        after = computed + out.num_scheduled_tokens[request_id]
-        planned.append((request_id, tracked.life, after))
+        if not tracked.admitted:
+            self._admit(tracked, computed)
+        after = computed + scheduled
+        step.planned.append((request_id, tracked.life, after))
         blocks = after // self._shape.block_tokens
         if blocks <= tracked.known or tracked.mute:
             return
@@ -228,57 +284,77 @@ class SchedulerHalf:
             self._spilling[request_id] = tracked
             tracked.known = upto
 
-    def _collect_saves(self, plan: StepPlan) -> None:
+    def _admit(self, tracked: Tracked, computed: int) -> None:
+        """Its first step since it (re)started: engine hits and what was recalled are in its pages."""
+        tracked.admitted, tracked.failed, tracked.confirmed = True, False, computed
+        loading, tracked.loading = tracked.loading, None
+        if loading is not None:
+            arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
+            tracked.recalled_tokens += max(0, min(loading.tokens, arrived))
+            tracked.recall_s += loading.seconds
+
+    def _collect(self, saves: list[Save]) -> None:
         room = SAVE_BYTES_PER_STEP
         now = self._clock()
         for request_id, tracked in list(self._spilling.items()):
-            for save in tracked.ready(self._shape.block_tokens, self._shape.pages_per_block):
-                plan.saves.append(save)
-                room -= self._shape.shard_bytes
-                if room <= 0:
-                    return
-            if request_id in self._held:
-                if not tracked.pending or now - tracked.held_since > HOLD_S:
-                    plan.release.append(request_id)
-                    self._forget(request_id)
-            elif not tracked.pending:
-                del self._spilling[request_id]
+            with self._apart(request_id):
+                for save in tracked.ready(self._shape.block_tokens, self._shape.pages_per_block):
+                    saves.append(save)
+                    room -= self._shape.shard_bytes
+                    if room <= 0:
+                        return
+                if request_id in self._held:
+                    if not tracked.pending or now - tracked.held_since > HOLD_S:
+                        self._held.discard(request_id)
+                        self._released.append(request_id)
+                        self._forget(request_id)
+                elif not tracked.pending:
+                    del self._spilling[request_id]
 
     # a step has ended -------------------------------------------------------------------------------------------------
 
-    def stepped(self, report: StepReport | None) -> None:
-        """What the workers say of the steps that they ended."""
-        if report is None:
-            return
-        for step, ranks in report.done.items():
-            if ranks < self._shape.world:
+    def stepped(self, report: StepReport) -> None:
+        """What the workers say of the steps that they ended, all ranks together or one after the other."""
+        for number, ranks in report.done.items():
+            step = self._under_way.get(number)
+            if step is None:
                 continue
-            for request_id, life, after in self._planned.pop(step, ()):
+            step.ranks += ranks
+            if step.ranks < self._shape.world:
+                continue
+            for request_id, life, after in step.planned:
                 tracked = self._tracked.get(request_id)
                 if tracked is not None and tracked.life == life:
                     tracked.confirmed = max(tracked.confirmed, after)
-            for old in [s for s in self._planned if s < step]:
-                del self._planned[old]  # its report is lost, or it raised: it confirms nothing
+            for old in [n for n in self._under_way if n <= number]:
+                del self._under_way[old]  # an earlier one that is not confirmed by now will not be
         for request_id, transfer, bad in report.failed:
-            self._load_failed(request_id, transfer, bad)
+            with self._apart(request_id):
+                self._load_failed(request_id, transfer, bad)
         for request_id, transfer in report.loaded:
-            tracked = self._tracked.get(request_id)
-            if tracked is not None and tracked.load is not None and tracked.load.transfer == transfer:
-                tracked.load = None
-                tracked.recall_s += self._clock() - tracked.asked_at
+            loading = self._loading(request_id, transfer)
+            if loading is not None:
+                loading.seconds = self._clock() - self._tracked[request_id].asked_at
+
+    def _loading(self, request_id: str, transfer: int) -> Loading | None:
+        tracked = self._tracked.get(request_id)
+        loading = tracked.loading if tracked is not None else None
+        return loading if loading is not None and loading.load.transfer == transfer else None
 
     def _load_failed(self, request_id: str, transfer: int, bad: int) -> None:
-        """The block is dropped before the scheduler asks again, or it would be offered for ever."""
+        """The block is dropped before anybody asks again, or it would be offered for ever."""
         self._client.count("failed_loads")
-        tracked = self._tracked.get(request_id)
-        if tracked is None or tracked.chain is None or tracked.load is None or tracked.load.transfer != transfer:
+        loading = self._loading(request_id, transfer)
+        if loading is None:
             return
-        block = tracked.load_first + bad
-        self._client.forget(tracked.chain.digests[32 * block : 32 * block + 32], tracked.epoch)
+        tracked = self._tracked[request_id]
+        tracked.failed = True
+        loading.good = min(loading.good, bad)
+        block = loading.first + bad
         tracked.known = min(tracked.known, block)
-        tracked.admitted = False
-        tracked.recalled_tokens = 0
-        tracked.load = None
+        if tracked.chain is not None:
+            digest = tracked.chain.digests[32 * block : 32 * block + 32]
+            self._client.forget(loading.load.session, digest, tracked.epoch)
 
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """Whether the request's pages must be held for its last saves, and its receipt."""
@@ -294,7 +370,7 @@ class SchedulerHalf:
                 "recall_ms": round(1e3 * tracked.recall_s, 3),
             }
         }
-        if tracked.pending and tracked.pages and not tracked.load and not tracked.mute:
+        if tracked.pending and tracked.pages and tracked.loading is None:
             tracked.held_since = self._clock()
             self._held.add(request_id)
             return True, receipt
@@ -319,24 +395,32 @@ class SchedulerHalf:
     # the rest ---------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The weights may have changed: a new epoch, in which nothing of before is ever found. Requests that live now
-        spill nothing more unless they start again."""
+        """The weights may have changed: a new epoch, in which nothing of before is ever found. Requests that have KV
+        now spill nothing more; those that the engine has just preempted for this, or not started, have none."""
         self._epoch = secrets.randbits(64) or 1
-        for tracked in self._tracked.values():
-            self._end_ask(tracked)
-            self._give_up(tracked)
-            tracked.mute, tracked.epoch = True, self._epoch
+        for request_id, tracked in list(self._tracked.items()):
+            tracked.epoch = self._epoch
+            tracked.mute = tracked.mute or tracked.request.num_computed_tokens > 0
+            with self._apart(request_id):
+                self._end_ask(tracked)
+                self._give_up(tracked)
+            tracked.known = 0
 
     def drop(self, request_id: str) -> None:
-        """After an exception in a hook: this request goes on without stepwell."""
+        """After an exception: this request goes on without stepwell. Raises nothing."""
         tracked = self._tracked.get(request_id)
-        if tracked is not None and request_id not in self._held:
-            self._forget(request_id)
+        if tracked is None:
+            return
+        tracked.chain = None
+        with suppress(Exception):  # the client may be what raised: then its session cleans up
+            self._end_ask(tracked)
+        with suppress(Exception):
+            self._give_up(tracked)
 
     @property
     def busy(self) -> bool:
         """The engine must go on stepping."""
-        return bool(self._held or self._loads or self._urgent)
+        return bool(self._held or self._loads or self._urgent or self._released)
 
     @property
     def tracked(self) -> int:
@@ -351,4 +435,6 @@ def _foreign_input(request: Any) -> str:
         return "multimodal"
     if request.prompt_embeds is not None:
         return "prompt_embeds"
+    if getattr(request, "resumable", False):
+        return "streamed_prompt"  # its tokens are not only appended to
     return ""

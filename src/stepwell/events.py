@@ -1,0 +1,93 @@
+"""What happens in a hierarchy, as values: counted, logged, tested and one day explained by whoever listens.
+
+A sink is called on the hierarchy's thread, once for each event, after it has happened. It must not block, raise or
+call back. Nothing in an event tells tokens, prompts or tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """All members of an engine are here. `label` is the model's name as the engine gave it."""
+
+    session: int
+    label: str
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """`quarantined`: slots that its processes may still be writing."""
+
+    session: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabServing:
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabRetired:
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswered:
+    """A request has its final answer: blocks of its leading run, blocks beyond it, and why it ended there."""
+
+    hits: int
+    missed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRecalled:
+    """Leased for copying into an engine."""
+
+    blocks: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpilled:
+    """Published: every rank has written its shard."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpillRefused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDropped:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """Counts of what only the engine side sees."""
+
+    counts: dict[str, int]
+
+
+Event = (
+    SessionOpened
+    | SessionEnded
+    | SlabServing
+    | SlabRetired
+    | RunAnswered
+    | BlocksRecalled
+    | BlockSpilled
+    | SpillRefused
+    | BlockDropped
+    | EngineReported
+)
+Sink = Callable[[Event], None]
