@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,12 +42,6 @@ class Well:
 
     def pid(self) -> int:
         return int(self.stats()["pid"])
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid(), number)
-
-    def log(self) -> str:
-        return (self.home / "stepwell.log").read_text()
 
     def is_idle(self) -> bool:
         """Nothing is held for anybody."""

@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from stepwell.block.digest import Chain
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
+from stepwell.hierarchy.spills import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
@@ -158,9 +159,27 @@ def test_nothing_is_granted_before_all_workers_have_mapped_it(rig: Rig) -> None:
     engine = FakeEngine(rig, TWO)
     rig.executor.drain()
     rig.turns()
+    engine.scheduler.say(m.Reserve(1, 0, b"", chain(1)))
+    rig.turns()
+    assert not engine.scheduler.take(m.Granted)  # waits, rather than evicting or refusing
     for worker, granted in zip(engine.workers, (False, True), strict=True):
         worker.map()
-        assert bool(engine.reserve(chain(1))[0][0]) is granted
+        rig.turns()
+        answers = engine.scheduler.take(m.Granted)
+        assert [bool(a.leases[0]) for a in answers] == [True] * granted
+
+
+def test_waiting_for_a_slab_ends(rig: Rig) -> None:
+    """A worker that never maps its slab costs a block, not the session."""
+    engine = FakeEngine(rig, TWO)
+    rig.executor.drain()
+    rig.turns()
+    engine.scheduler.say(m.Reserve(1, 0, b"", chain(1)))
+    rig.turns()
+    rig.clock.advance(SLAB_WAIT_S)
+    rig.turns()
+    (answer,) = engine.scheduler.take(m.Granted)
+    assert answer.leases == [0]
 
 
 # recalls -------------------------------------------------------------------------------------------------------------

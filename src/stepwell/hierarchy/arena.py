@@ -21,6 +21,9 @@ from stepwell.hierarchy.recency import Recency
 from stepwell.hierarchy.slab import Owner, Phase, Slab
 from stepwell.io.memory import Memory
 
+AHEAD_BYTES = 128 << 20
+"""Populated before it is asked for: KV of one long prompt."""
+
 Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
 
 
@@ -51,7 +54,7 @@ class _Holding:
 class Watch:
     """What the arena tells its owner about."""
 
-    serving: Callable[[Slab], None]  # populated: may be shared with members
+    serving: Callable[[Slab | None], None]  # populated: may be shared with members; None: could not be made
     retired: Callable[[Slab], None]  # to be unmapped by members
     dropped: Callable[[Entry, str], None]  # a resident block is gone, and why
 
@@ -79,12 +82,18 @@ class Arena:
     # slabs ------------------------------------------------------------------------------------------------------------
 
     def populate(self, owner: Owner) -> None:
-        """Sees to it that the owner has or gets a slab's worth of free slots, if `host` allows it."""
+        """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
+        room (one long prompt), though no more than a quarter of `host`."""
         holding = self._holdings.setdefault(owner, _Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
-        if holding.making or holding.free > layout.slots // 2 or not layout.slots:
+        if holding.making or not layout.slots:
             return
-        if self.bytes + layout.nbytes > self.host_bytes and not self._retire_for(owner, layout.nbytes):
+        short = holding.free <= layout.slots // 2
+        if self.bytes + layout.nbytes <= self.host_bytes:
+            ahead = min(AHEAD_BYTES, self.host_bytes // 4) // layout.nbytes
+            if not short and holding.free >= ahead * layout.slots:
+                return
+        elif not short or not self._retire_for(owner, layout.nbytes):
             return
         try:
             memory = self._memory.make(layout.nbytes)
@@ -108,6 +117,7 @@ class Arena:
                 self.trouble = error if isinstance(error, StepwellError) else None
                 self._holdings[slab.owner].making = False
                 self._give_back(slab)
+                self._watch.serving(None)
                 return
             slab.populated += length
             if slab.populated < slab.layout.nbytes:
@@ -121,6 +131,7 @@ class Arena:
             holding.roomy[slab.number] = slab
             holding.free += len(slab.free)
             self._watch.serving(slab)
+            self.populate(slab.owner)
 
         self._submit(lambda: slab.memory.populate(start, length), done)
 
@@ -198,6 +209,15 @@ class Arena:
         self._submit(slab.memory.punch, gone)
 
     # slots ------------------------------------------------------------------------------------------------------------
+
+    def awaits_slab(self, owner: Owner, members: frozenset[int]) -> bool:
+        """No slot is free for these members, but a slab is being made, or mapped by them: better to wait for it than to
+        evict. Starts making one where `host` has room."""
+        self.populate(owner)
+        holding = self._holdings[owner]
+        if any(members <= slab.mapped for slab in holding.roomy.values()):
+            return False
+        return holding.making or bool(holding.roomy)
 
     def reserve(
         self, owner: Owner, id: BlockId, parent: Entry | None, shards: int, members: frozenset[int]

@@ -12,7 +12,7 @@ executor that reorders, delays and fails completions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId, Namer
@@ -27,7 +27,8 @@ from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
 from stepwell.hierarchy.slab import Slab
-from stepwell.hierarchy.spills import Spills
+from stepwell.hierarchy.spills import SLAB_WAIT_S, Spills
+from stepwell.hierarchy.work import Step, Work
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
@@ -75,8 +76,10 @@ class Hierarchy:
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
         self.roster = Roster()
         self._recalls = Recalls(self.arena, self.index, limits, self._emit, self._ghosts, self._namers)
-        self._spills = Spills(self.arena, self.index, self._emit, self._namers)
-        self._work: deque[Iterator[None]] = deque()
+        self._spills = Spills(self.arena, self.index, clock, self._emit, self._namers)
+        self._work: deque[Work] = deque()
+        self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
+        self._slabs_changed = False
 
     # members ----------------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,10 @@ class Hierarchy:
 
     # slabs ------------------------------------------------------------------------------------------------------------
 
-    def _share(self, slab: Slab) -> None:
+    def _share(self, slab: Slab | None) -> None:
+        self._slabs_changed = True
+        if slab is None:
+            return
         self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self.roster.sessions.values():
             if session.phase is Phase.LIVE and session.owner == slab.owner:
@@ -242,6 +248,7 @@ class Hierarchy:
                 slab = self.arena.slab(number)
                 if slab is not None and slab.owner == session.owner:
                     slab.mapped.add(member.number)
+                    self._slabs_changed = True
                     self._recalls.changed = True
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
@@ -251,7 +258,7 @@ class Hierarchy:
             case _:
                 raise _not_now(message)
 
-    def _forget(self, session: Session, message: m.Forget) -> Iterator[None]:
+    def _forget(self, session: Session, message: m.Forget) -> Work:
         for at in range(0, len(message.digests) - 31, 32):
             if session.phase is not Phase.LIVE:
                 return
@@ -259,7 +266,7 @@ class Hierarchy:
                 entry = self.index.get(namer.name(message.digests[at : at + 32]))
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
-            yield
+            yield Step.DONE
 
     def _emit(self, event: Event) -> None:
         self.counters(event)
@@ -282,17 +289,30 @@ class Hierarchy:
         """One slice of pending work; True if more is waiting."""
         if self._recalls.changed:
             self._work.extend(self._recalls.retry())
+        self._unpark()
         budget = TURN_BLOCKS
         while budget > 0 and self._work:
             work = self._work.popleft()
-            for _ in work:
+            for step in work:
                 budget -= 1
+                if step is Step.PARK:
+                    self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
+                    break
                 if budget <= 0:
                     self._work.appendleft(work)
                     break
             else:
                 budget -= 1
-        return bool(self._work) or self._recalls.changed
+        return bool(self._work) or self._recalls.changed or (self._slabs_changed and bool(self._parked))
+
+    def _unpark(self) -> None:
+        """Work that waits for a slab goes on when one has come, or gives up waiting after a while."""
+        if self._slabs_changed:
+            self._work.extend(work for _, work in self._parked)
+            self._parked.clear()
+            self._slabs_changed = False
+        while self._parked and self._parked[0][0] <= self._clock.now():
+            self._work.append(self._parked.popleft()[1])
 
     # looking ----------------------------------------------------------------------------------------------------------
 

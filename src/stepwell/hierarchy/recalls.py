@@ -7,7 +7,7 @@ pins) the ticket waits and is followed again when something changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
@@ -17,6 +17,7 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
+from stepwell.hierarchy.work import Step, Work
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
 SLICE = 128
@@ -42,12 +43,12 @@ class Recalls:
         self._waiting: dict[Ticket, Session] = {}
         self.changed = False  # something happened that a waiting ticket may have waited for
 
-    def ask(self, session: Session, message: Ask) -> Iterator[None]:
+    def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)
 
-    def retry(self) -> list[Iterator[None]]:
+    def retry(self) -> list[Work]:
         """Work for the tickets that waited, earliest request first."""
         self.changed = False
         again = sorted(self._waiting.items(), key=lambda pair: pair[0].order)
@@ -56,7 +57,7 @@ class Recalls:
             ticket.queued = True
         return [self._follow(session, ticket) for ticket, session in again]
 
-    def _follow(self, session: Session, ticket: Ticket) -> Iterator[None]:
+    def _follow(self, session: Session, ticket: Ticket) -> Work:
         namers = self._namers(session, ticket.epoch)
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
@@ -73,7 +74,7 @@ class Recalls:
             ticket.pinned.append(entry)
             if len(ticket.pinned) - ticket.told >= SLICE:
                 self._tell(session, ticket, more=True)
-            yield
+            yield Step.DONE
         ticket.queued = False
         new_wait = reason if waits else ""
         if waits:

@@ -3,7 +3,7 @@ its shard. Until then nobody can read it; if any rank drops it, nobody ever will
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
@@ -11,7 +11,12 @@ from stepwell.events import BlockSpilled, Sink, SpillRefused
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.session import Fill, Phase, Session
+from stepwell.hierarchy.work import Step, Work
+from stepwell.io.clock import Clock
 from stepwell.protocol.messages import Granted, Reserve
+
+SLAB_WAIT_S = 1.0
+"""How long a Reserve may wait for a slab that is being made or mapped, before it evicts instead."""
 
 
 class Spills:
@@ -19,16 +24,18 @@ class Spills:
         self,
         arena: Arena,
         index: dict[BlockId, Entry],
+        clock: Clock,
         emit: Sink,
         namers: Callable[[Session, int], tuple[Namer, ...]],
     ) -> None:
         self._arena = arena
         self._index = index
+        self._clock = clock
         self._emit = emit
         self._namers = namers
         self._leases = 0
 
-    def reserve(self, session: Session, message: Reserve) -> Iterator[None]:
+    def reserve(self, session: Session, message: Reserve) -> Work:
         """Leases a slot set per block, in order; stops at the first that finds no room (a tail without its head is
         useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
         assert session.owner is not None
@@ -37,6 +44,7 @@ class Spills:
         leases: list[int] = []
         granted: list[Entry] = []
         full = False
+        patient_until = self._clock.now() + SLAB_WAIT_S
         for at in range(0, len(message.digests), 32):
             if session.phase is not Phase.LIVE:
                 return
@@ -45,12 +53,20 @@ class Spills:
                 self._emit(SpillRefused("no_room"))
                 continue
             id = namer.name(message.digests[at : at + 32])
+            while (
+                id not in self._index
+                and self._arena.awaits_slab(session.owner, session.copiers)
+                and self._clock.now() < patient_until
+            ):
+                yield Step.PARK
+                if session.phase is not Phase.LIVE:
+                    return
+            if parent is not None and self._index.get(parent.id) is not parent:
+                parent = None  # dropped since the last slice
             entry = self._index.get(id)
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
             else:
-                if parent is not None and self._index.get(parent.id) is not parent:
-                    parent = None  # dropped since the last slice
                 entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
                 if entry is None:
                     full = True
@@ -59,7 +75,7 @@ class Spills:
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry
-            yield
+            yield Step.DONE
         if session.scheduler is not None:
             session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
         self._arena.populate(session.owner)

@@ -49,7 +49,9 @@ class Bench:
         watch = Watch(self._serving, self.retired.append, lambda entry, why: self.dropped.append((entry, why)))
         self.arena = kit.make(host_bytes, self.memory, self.executor, watch)
 
-    def _serving(self, slab: Slab) -> None:
+    def _serving(self, slab: Slab | None) -> None:
+        if slab is None:
+            return
         self.served.append(slab)
         if self._maps:
             slab.mapped |= MEMBER

@@ -1,0 +1,154 @@
+"""Engines and wells die, stop and come back: requests end well, blocks survive what they can, nothing is left behind.
+
+In bfloat16, with pages of 32 tokens that are blocks of their own. The tests form one story and run in this order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepwell.demo.engine import Engine, EngineFailed
+from stepwell.demo.wire import Answer, Question
+
+from .wells import Well, config, eventually, forget, receipt, start, warm_up
+
+PAGE = 32
+PROMPT, WHOLE = 530, 512
+BLOCKS = WHOLE // PAGE
+LOGPROBS = {"logprobs": 0}
+
+
+@dataclass
+class Lives:
+    """The engine of the moment; `next` starts another one."""
+
+    new: Callable[[int], Engine]
+    number: int = 0
+
+    def next(self) -> Engine:
+        self.number += 1
+        self.engine = self.new(self.number)
+        return self.engine
+
+
+@pytest.fixture(scope="module")
+def lives(model: Path, folder: Path, well: Well) -> Iterator[Lives]:
+    with ExitStack() as stack:
+
+        def new(number: int) -> Engine:
+            settings = config(model, well.connector(), page=PAGE, pool_pages=50)
+            engine = stack.enter_context(start(settings, folder, f"engine{number}"))
+            warm_up(engine, PAGE)
+            return engine
+
+        yield Lives(new)
+
+
+def in_thread(ask: Callable[[], list[Answer]]) -> Future[list[Answer]]:
+    future: Future[list[Answer]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except EngineFailed as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def serving(engine: Engine, well: Well, texts: list[list[int]]) -> Future[list[Answer]]:
+    """Three requests under way, of which the well has heard."""
+    before = well.stats()["requests"]
+    future = in_thread(lambda: engine.ask_all([Question(text[:300], 48) for text in texts]))
+    eventually(lambda: well.stats()["requests"] > before, "the well is asked")
+    return future
+
+
+def answered(future: Future[list[Answer]], limit_s: float = 120) -> None:
+    for answer in future.result(limit_s):
+        assert (answer.finish_reason, len(answer.token_ids)) == ("length", 48)
+
+
+def test_a_recall_in_bfloat16_equals_an_engine_hit(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    engine, prompt = lives.next(), texts[0][:PROMPT]
+    engine.ask(prompt, 32)
+    hit = engine.ask(prompt, 32, **LOGPROBS)
+    forget(engine)
+    recalled = engine.ask(prompt, 32, **LOGPROBS)
+    assert (hit.local_tokens, hit.external_tokens) == (WHOLE, 0)
+    assert (recalled.local_tokens, recalled.external_tokens) == (0, WHOLE)
+    assert recalled.token_ids == hit.token_ids
+    assert recalled.logprobs == hit.logprobs
+    print(f"ttft hit {hit.ttft_s:.3f} recalled {recalled.ttft_s:.3f} s, {receipt(recalled)}")
+
+
+def test_the_well_is_killed_while_requests_run(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    killed = well.pid()
+    future = serving(lives.engine, well, texts[1:4])
+    os.kill(killed, signal.SIGKILL)
+    answered(future)
+    warm_up(lives.engine, PAGE)
+    assert well.pid() != killed
+    assert well.stats()["sessions"] == 1
+
+
+def test_the_well_is_stopped_while_requests_run(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    engine, prompt, pid = lives.engine, texts[0][:PROMPT], well.pid()
+    expected = engine.ask(prompt, 32).token_ids
+    future = serving(engine, well, texts[4:7])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answered(future)
+        forget(engine)
+        missed = engine.ask(prompt, 32)
+        assert (missed.local_tokens, missed.external_tokens) == (0, 0)
+        assert missed.token_ids == expected
+        print(f"with the well stopped: ttft {missed.ttft_s:.3f} s")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    warm_up(engine, PAGE)
+    assert well.pid() == pid
+    eventually(well.is_idle, "nothing is held")
+
+
+def test_a_killed_engine_leaves_nothing_but_blocks(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    """The last request's blocks are spilled with no other request behind it."""
+    before = well.stats()["spilled_blocks"]
+    lives.engine.ask(texts[7][:PROMPT], 1)
+    eventually(lambda: well.stats()["spilled_blocks"] >= before + BLOCKS, "the idle engine has spilled")
+    lives.engine.kill()
+    eventually(well.is_alone, "the dead engine holds nothing")
+    assert well.stats()["blocks"] >= BLOCKS
+
+
+def test_a_new_engine_recalls_what_a_killed_one_spilled(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    engine, prompt = lives.next(), texts[7][:PROMPT]
+    recalled, hit = engine.ask(prompt, 32, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
+    assert (recalled.local_tokens, recalled.external_tokens) == (0, WHOLE)
+    assert (hit.local_tokens, hit.external_tokens) == (WHOLE, 0)
+    assert recalled.token_ids == hit.token_ids
+    assert recalled.logprobs == hit.logprobs
+
+
+def test_a_killed_worker_ends_its_engine_and_nothing_else(lives: Lives, well: Well, texts: list[list[int]]) -> None:
+    engine, pid = lives.engine, well.pid()
+    workers = [p for p in engine.pids() if b"Worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    assert len(workers) == 1
+    future = serving(engine, well, texts[8:11])
+    os.kill(workers[0], signal.SIGKILL)
+    with pytest.raises(EngineFailed):
+        future.result(120)
+    engine.kill()
+    eventually(well.is_alone, "quarantine has ended with the engine's processes")
+    assert well.pid() == pid
+    assert well.stats()["blocks"] >= BLOCKS

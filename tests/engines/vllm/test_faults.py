@@ -1,0 +1,385 @@
+"""Faults: forwards that raise, slots that change, clients that raise, wells that are lost. The engine serves."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the engine")
+
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.client.worker import WorkerClient
+from stepwell.hierarchy.local import open_well
+
+from .local import Engine, engine, joining, prompt, setup_in
+from .worker import ForwardFailed
+
+
+@pytest.mark.parametrize("runner_v2", [False, True])
+def test_half_a_forward_is_never_recalled(tmp_path: Path, runner_v2: bool) -> None:
+    with engine(tmp_path, batch_tokens=128, runner_v2=runner_v2) as h:
+        h.add(prompt(400))
+        h.step()
+        h.step()
+        h.fail_forward_next(layer=0)
+        with pytest.raises(ForwardFailed):
+            h.run()
+        h.restart_engine()
+        seen = h.serve(prompt(400), max_tokens=3)
+        assert seen.external <= 256 and h.right(seen)
+        h.assert_quiet()
+
+
+def test_the_first_rank_ends_the_step_and_the_second_raises(tmp_path: Path) -> None:
+    with engine(tmp_path, ranks=2, batch_tokens=128) as h:
+        h.add(prompt(400))
+        h.step()
+        h.fail_forward_next(layer=1, rank=1)
+        with pytest.raises(ForwardFailed):
+            h.run()
+        h.restart_engine(kill=True)
+        h.well.check()
+        seen = h.serve(prompt(400), max_tokens=3)
+        assert seen.external == 0 and h.right(seen)
+        h.assert_clean()
+
+
+@pytest.mark.parametrize("block", [0, 4, 11])
+@pytest.mark.parametrize("policy", [None, "fail", "recompute"])
+def test_a_spoilt_slot_is_recomputed_whatever_the_policy(tmp_path: Path, policy: str | None, block: int) -> None:
+    """vLLM's default for a failed load is to fail the request."""
+    with engine(tmp_path, load_failure_policy=policy) as h:
+        h.serve(prompt(200))
+        h.forget()
+        steps = h.steps
+        with h.spoiled(block):
+            seen = h.serve(prompt(200), max_tokens=3)
+        assert h.right(seen) and sum(h.failures.values()) == 12 - block
+        assert h.steps - steps < 15, "a bad block is not offered again and again"
+        assert seen.computed == 200 + 2 - 16 * block
+        assert h.recall(prompt(200)).external == 192, "spilled anew"
+        h.assert_quiet()
+
+
+def test_a_slab_that_is_gone_on_one_rank(tmp_path: Path) -> None:
+    with engine(tmp_path, ranks=2) as h:
+        h.serve(prompt(200))
+        h.forget()
+        slabs = h.worker_clients[1]._slabs
+        kept = dict(slabs)
+        slabs.clear()
+        seen = h.serve(prompt(200), max_tokens=3)
+        assert h.right(seen) and sum(h.failures.values()) == 12
+        slabs.update(kept)
+        h.assert_quiet()
+
+
+def test_nothing_is_stored_from_pages_whose_load_failed(tmp_path: Path) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        for tail in range(4):
+            h.forget()
+            with h.spoiled(3 + tail):
+                assert h.right(h.serve(prompt(200) + prompt(60, seed=5 + tail), max_tokens=20))
+        for tail in range(4):
+            assert h.right(h.recall(prompt(200) + prompt(60, seed=5 + tail), max_tokens=20))
+        h.assert_quiet()
+
+
+def test_a_load_that_always_fails_ends(tmp_path: Path) -> None:
+    """Even if the well keeps the block that failed: a request is offered no second load before it has run."""
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        h.client.forget = lambda *args: None
+        with h.spoiled(0):
+            rid = h.add(prompt(200), max_tokens=3)
+            h.run(20)
+        assert h.right(h.requests[rid])
+        h.assert_clean()
+
+
+SCHEDULER = ["ask", "settle", "offer", "recall", "release", "reserve", "abandon", "forget", "count"]
+WORKER = ["copying", "slot", "verify", "filled", "recalled"]
+
+
+@pytest.mark.parametrize("method", [*SCHEDULER, *WORKER])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_client_that_raises_costs_no_request(tmp_path: Path, method: str, after: int) -> None:
+    """`after`: how many calls go well before all others raise."""
+    kind = SchedulerClient if method in SCHEDULER else WorkerClient
+    original, calls = getattr(kind, method), [0]
+
+    def raises(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            raise ValueError(f"{method} raised on purpose")
+        return original(*args, **kwargs)
+
+    with engine(tmp_path, num_pages=41, max_seqs=4) as h:
+        h.serve(prompt(200))
+        h.forget()
+        with patch.object(kind, method, raises):
+            ids = [h.add(prompt(200) + prompt(40, seed), max_tokens=30) for seed in range(4)]
+            h.add(prompt(200), max_tokens=30, lora_request=None)
+            for _ in range(4):
+                h.step()
+            h.preempt(next(r.request_id for r in h.scheduler.running))
+            h.abort(ids[3])
+            with h.spoiled(2):
+                h.add(prompt(200) + prompt(16, seed=9))
+                h.run()
+        assert calls[0] > after
+        assert all(h.right(h.requests[rid]) for rid in ids[:3])
+        h.assert_clean()
+        assert h.half.tracked == 0
+        assert h.right(h.recall(prompt(200), max_tokens=3)), "and goes on"
+        h.assert_clean()
+
+
+def test_a_hook_without_its_arguments_costs_no_request(tmp_path: Path) -> None:
+    """A scheduler output of a vLLM that we do not know: all requests go on without stepwell."""
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        rid = h.add(prompt(200) + prompt(100, seed=3), max_tokens=10)
+        with patch.object(type(h.half), "_observe", side_effect=AttributeError("no such field")):
+            h.step()
+            h.step()
+        h.run()
+        assert h.right(h.requests[rid])
+        h.assert_quiet()
+
+
+def test_an_engine_killed_while_it_spills(tmp_path: Path) -> None:
+    """Its slots are in quarantine until it has exited; nothing of it is ever published."""
+    with engine(tmp_path, ranks=2) as h:
+        clients = h.worker_clients
+        clients[1].filled = lambda *args: None  # killed before the second rank says so
+        h.add(prompt(200))
+        h.step()
+        h.step()
+        old = h.client
+        assert h.stat("filling") == 12
+        h.restart_engine(kill=True)
+        assert h.serve(prompt(200), max_tokens=2).external == 0
+        old.membership.outbox._link._well.leave(old.membership.outbox._link.member, exited=False)
+        assert h.stat("quarantined_slots") == 12
+        assert h.recall(prompt(200), max_tokens=2).external == 192
+        h.well.check()
+        for client in clients:
+            client.close()
+        h.assert_quiet()
+
+
+def lose(h: Engine) -> None:
+    """Every connection to the well breaks."""
+    for client in (h.client, *h.worker_clients):
+        outbox = client.membership.outbox
+        if outbox is not None:
+            outbox._link._well.leave(outbox._link.member, exited=False)
+            outbox._link.end()
+
+
+def rejoin(h: Engine) -> None:
+    for client in (h.client, *h.worker_clients):
+        assert client.membership.attempt()
+
+
+@pytest.mark.parametrize("scheduler_first", [False, True])
+def test_a_lost_well_is_rejoined_with_nothing_stale(tmp_path: Path, scheduler_first: bool) -> None:
+    with engine(tmp_path, ranks=2, batch_tokens=64) as h:
+        h.serve(prompt(200))
+        for at in range(8):
+            h.forget()
+            ids = [h.add(prompt(200) + prompt(90, seed=10 * at + n), max_tokens=20) for n in range(3)]
+            for _ in range(at):
+                h.step()
+            lose(h)
+            assert not h.client.live
+            h.step()
+            members = [h.client, *h.worker_clients]
+            for client in members if scheduler_first else reversed(members):
+                assert client.membership.attempt()
+            assert h.client.live
+            h.run()
+            assert all(h.right(h.requests[rid]) for rid in ids)
+            h.assert_quiet()
+        assert h.recall(prompt(200)).external == 192
+        assert h.stat("blocks") > 12, "spills go on"
+
+
+def test_without_a_well_the_engine_serves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        rid = h.add(prompt(200) + prompt(100, seed=2), max_tokens=20)
+        h.step()
+        h.well.close()
+        h.run()
+        seen = h.recall(prompt(200), max_tokens=3)
+        assert h.right(h.requests[rid]) and h.right(seen) and seen.external == 0
+        assert h.counted("missed_no_session") >= 1
+        h.assert_clean()
+        assert not h.half.tracked
+
+
+def test_what_was_planned_for_a_lost_well_does_not_touch_the_next(tmp_path: Path) -> None:
+    """A new well counts its slabs, slots and leases from the start, as the lost one did."""
+    with open_well("32MiB") as first, Engine(setup_in(tmp_path, num_pages=33, max_seqs=2), first) as h:
+        h.serve(prompt(200))
+        h.forget()
+        busy = h.add(prompt(300, seed=3), max_tokens=100)
+        h.step()
+        offered = h.add(prompt(200), max_tokens=4)  # pinned, offered, and waiting for pages
+        h.step()
+        assert h.status(offered) == "WAITING"
+        first.close()
+        with open_well("32MiB") as second:
+            with Engine(setup_in(tmp_path / "other", extra={"weights_id": "w"}), second) as other:
+                other.serve(prompt(200, seed=8))  # the same slots, of other tokens
+            for client in (h.client, *h.worker_clients):
+                client.membership._find = lambda: second.dial
+            rejoin(h)
+            assert h.client.live
+            h.run()
+            assert h.right(h.requests[busy]) and h.right(h.requests[offered])
+            h.assert_clean()
+            h.well = second
+            assert h.right(h.recall(prompt(200, seed=8), max_tokens=2))
+            h.assert_quiet()
+
+
+def test_stale_saves_and_acknowledgements_stay_away(tmp_path: Path) -> None:
+    """A plan of a lost session neither writes slots nor ends leases of the present one."""
+    with engine(tmp_path) as h:
+        plans = []
+        work = h.workers[0].connector._work
+        end = work.end_of_step
+        work.end_of_step = lambda plan: plans.append(plan) if plan.saves else end(plan)
+        h.add(prompt(200), max_tokens=3)
+        h.step()
+        h.step()
+        stale = plans[0]
+        assert stale.saves
+        lose(h)
+        rejoin(h)
+        work.end_of_step = end
+        writes: list[Any] = []
+        with patch.object(h.worker_clients[0], "_post", writes.append), patch.object(work._copies, "gather", writes.append):
+            work._client.filled(stale.saves[0].session, [stale.saves[0].lease], [])
+        work.end_of_step(stale)
+        assert h.stat("blocks") == 0
+        h.run()
+        h.assert_clean()
+
+
+def test_hooks_that_are_gone() -> None:
+    """Every member that the connector overrides exists in vLLM's base class, with a signature that takes its calls."""
+    import inspect
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from stepwell.engines.vllm.connector import StepwellConnector
+
+    ours = {"dialler", "threaded"}
+    bases = {**vars(SupportsHMA), **vars(KVConnectorBase_V1)}
+    for name, member in vars(StepwellConnector).items():
+        if name in ours or (name.startswith("_") and name not in ("__init__", "_cache_hit_source")):
+            continue
+        base = getattr(KVConnectorBase_V1, name, None) or getattr(SupportsHMA, name, None)
+        assert base is not None or name in bases, f"vLLM has no {name} any more"
+        if inspect.isfunction(member) and inspect.isfunction(base):
+            mine, theirs = inspect.signature(member).parameters, inspect.signature(base).parameters
+            positional = [p.name for p in theirs.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+            assert [p.name for p in mine.values() if p.kind is p.POSITIONAL_OR_KEYWORD][: len(positional)] == positional
+    assert not StepwellConnector.__abstractmethods__
+    fields = {
+        SchedulerOutput: "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids preempted_req_ids",
+        NewRequestData: "req_id block_ids num_computed_tokens",
+        CachedRequestData: "req_ids new_block_ids num_computed_tokens resumed_req_ids",
+        KVConnectorOutput: "kv_connector_worker_meta",
+    }
+    for kind, names in fields.items():
+        assert set(names.split()) <= set(inspect.signature(kind).parameters), kind
+    request = Request("r", [1, 2], _params(), None)
+    for name in (
+        "request_id num_tokens all_token_ids cache_salt skip_reading_prefix_cache num_computed_tokens is_finished "
+        "lora_request mm_features prompt_embeds resumable"
+    ).split():
+        assert hasattr(request, name), name
+
+
+def _params() -> Any:
+    from vllm.sampling_params import SamplingParams
+
+    return SamplingParams(max_tokens=1)
+
+
+class Refusing:
+    """A well that judges wishes as a real one does."""
+
+    def __init__(self, well: Any) -> None:
+        from stepwell.config.settings import Settings
+        from stepwell.serve.wishes import judge
+
+        well.hierarchy._judge = judge(Settings())
+
+
+def test_a_misspelt_key_of_the_extra_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_well("32MiB") as well, caplog.at_level(logging.WARNING, "stepwell"):
+        Refusing(well)
+        with Engine(setup_in(tmp_path, extra={"hots": "1GiB"}), well) as h:
+            assert h.right(h.serve(prompt(100), max_tokens=3))
+            told = [r.getMessage() for r in caplog.records if "hots" in r.getMessage()]
+            assert told and "host" in told[0], told
+            assert len(told) <= 2  # one of each half that asked
+            h.assert_clean()
+
+
+INERT = [
+    ({"kv_role": "kv_producer"}, "SW-706"),
+    ({"extra": {"block_tokens": 24}}, "SW-102"),
+    ({"extra": {"strict": "yes"}}, "SW-102"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code"), INERT, ids=str)
+def test_what_cannot_be_served_leaves_the_connector_inert(
+    tmp_path: Path, fields: dict[str, Any], code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_well("32MiB") as well, caplog.at_level(logging.ERROR, "stepwell"):
+        with Engine(setup_in(tmp_path, **fields), well) as h:
+            assert h.half is None
+            told = [r for r in caplog.records if code in r.getMessage()]
+            assert len(told) == 2, "one line in each process"
+            assert h.right(h.serve(prompt(100), max_tokens=3))
+            assert h.reset_prefix_cache(connector=True)
+            h.assert_clean()
+        strict = {**fields, "extra": {**fields.get("extra", {}), "strict": True}}
+        if fields.get("extra", {}).get("strict") is None:
+            with pytest.raises(Exception, match=code):
+                Engine(setup_in(tmp_path, **strict), well)
+
+
+def test_strict_refuses_to_start_without_a_well(tmp_path: Path) -> None:
+    from stepwell.errors import BackendDown
+
+    def find() -> Any:
+        raise BackendDown("SW-502", what="the well did not start", why="a test", fix="none")
+
+    with joining(open_well("32MiB"), find):
+        from .harness import Harness
+
+        with pytest.raises(BackendDown, match="SW-502"):
+            Harness(setup_in(tmp_path, extra={"strict": True}))
+        with Harness(setup_in(tmp_path)) as h:
+            outcome = h.serve(prompt(100), max_tokens=3)
+            assert outcome.finish_reason == "length"
+            h.assert_clean()
