@@ -14,7 +14,7 @@ import pytest
 from stepwell.demo.engine import Engine
 from stepwell.demo.wire import Answer, Question
 
-from .wells import Well, config, eventually, forget, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, recalled, recalled_all, receipt, start, warm_up
 
 PAGE, BLOCK = 32, 128
 PROMPT, WHOLE = 530, 512  # tokens, and those of them that a hit can have, in pages as well as in blocks
@@ -51,28 +51,30 @@ def test_what_was_pushed_out_is_recalled_and_equal_to_an_engine_hit(
     engine: Engine, well: Well, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     for prompt, first in zip(prompts, cold, strict=True):  # the others have pushed it out by now
-        recalled, hit = engine.ask(prompt, 32, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
-        print(f"ttft cold {first.ttft_s:.3f} recalled {recalled.ttft_s:.3f} hit {hit.ttft_s:.3f} s")
-        assert (recalled.local_tokens, recalled.external_tokens) == (0, WHOLE)
+        again, hit = recalled(engine, prompt, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
+        print(f"ttft cold {first.ttft_s:.3f} recalled {again.ttft_s:.3f} hit {hit.ttft_s:.3f} s")
+        assert (again.local_tokens, again.external_tokens) == (0, WHOLE)
         assert (hit.local_tokens, hit.external_tokens) == (WHOLE, 0)
-        assert recalled.cached_tokens == hit.cached_tokens == WHOLE
-        assert receipt(recalled)["tiers"] == {"host": WHOLE}
-        assert recalled.token_ids == hit.token_ids == first.token_ids
-        assert recalled.logprobs == hit.logprobs
+        assert again.cached_tokens == hit.cached_tokens == WHOLE
+        assert receipt(again)["tiers"] == {"host": WHOLE}
+        assert again.token_ids == hit.token_ids == first.token_ids
+        assert again.logprobs == hit.logprobs
     eventually(well.is_idle, "nothing is held")
 
 
 def test_a_recall_goes_on_inside_a_block_where_an_engine_hit_ends(
     engine: Engine, texts: list[list[int]], prompts: list[list[int]], cold: list[Answer]
 ) -> None:
-    forget(engine)
-    engine.ask(prompts[0], 32)
-    engine.ask([*texts[5], *texts[6][:260]], 1)  # 31 pages: takes the last 5 of the 18 from the one before
-    answer = engine.ask(prompts[0], 32)
-    local, recalled = answer.local_tokens, answer.external_tokens
-    assert local is not None and recalled is not None
-    assert local + recalled == WHOLE
-    assert local % BLOCK != 0 and recalled > 0
+    for _ in range(RECALL_ATTEMPTS):
+        forget(engine)
+        engine.ask(prompts[0], 32)
+        engine.ask([*texts[5], *texts[6][:260]], 1)  # 31 pages: takes the last 5 of the 18 from the one before
+        answer = engine.ask(prompts[0], 32)
+        if answer.external_tokens:
+            break
+    assert answer.local_tokens is not None and answer.external_tokens is not None
+    assert answer.local_tokens + answer.external_tokens == WHOLE
+    assert answer.local_tokens % BLOCK != 0 and answer.external_tokens > 0
     assert answer.token_ids == cold[0].token_ids
 
 
@@ -80,7 +82,7 @@ def test_generated_tokens_are_spilled_too(engine: Engine, texts: list[list[int]]
     question = texts[4][:120]
     answered = engine.ask(question, 32)
     forget(engine)
-    again = engine.ask([*question, *answered.token_ids[:20]], 12)
+    again = recalled(engine, [*question, *answered.token_ids[:20]], 12)
     assert (again.local_tokens, again.external_tokens) == (0, BLOCK)
     assert again.token_ids == answered.token_ids[20:]
 
@@ -89,33 +91,32 @@ def test_requests_at_the_same_time_are_answered_alike(
     engine: Engine, well: Well, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     forget(engine)
-    together = engine.ask_all([Question(prompt, 32) for prompt in prompts])
+    together = recalled_all(engine, [Question(prompt, 32) for prompt in prompts])
     assert [answer.token_ids for answer in together] == [answer.token_ids for answer in cold]
     assert all(receipt(answer)["recalled_tokens"] >= WHOLE for answer in together)
     eventually(well.is_idle, "nothing is held")
 
 
 def test_salts_share_nothing(engine: Engine, prompts: list[list[int]], cold: list[Answer]) -> None:
-    def ask(salt: str) -> Answer:
-        forget(engine)
-        return engine.ask_all([Question(prompts[0], 32, salt=salt)])[0]
-
-    assert ask("one").external_tokens == 0
-    recalled = ask("one")
-    assert recalled.external_tokens == WHOLE
-    other = ask("two")
-    assert (other.local_tokens, other.external_tokens) == (0, 0)
-    assert recalled.token_ids == other.token_ids == cold[0].token_ids
+    one, two = [Question(prompts[0], 32, salt="one")], [Question(prompts[0], 32, salt="two")]
+    forget(engine)
+    first = engine.ask_all(one)[0]
+    second = engine.ask_all(two)[0]
+    assert (first.local_tokens, first.external_tokens) == (second.local_tokens, second.external_tokens) == (0, 0)
+    forget(engine)
+    again = recalled_all(engine, one)[0]
+    assert (again.local_tokens, again.external_tokens) == (0, WHOLE)
+    assert first.token_ids == second.token_ids == again.token_ids == cold[0].token_ids
 
 
 def test_after_a_reset_of_the_connector_nothing_of_before_is_recalled(
     engine: Engine, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     forget(engine)
-    assert engine.ask(prompts[0], 1).external_tokens == WHOLE
+    assert recalled(engine, prompts[0], 1).external_tokens == WHOLE
     forget(engine, connector=True)
     fresh = engine.ask(prompts[0], 32)
     assert (fresh.local_tokens, fresh.external_tokens) == (0, 0)
     assert fresh.token_ids == cold[0].token_ids
     forget(engine)
-    assert engine.ask(prompts[0], 1).external_tokens == WHOLE
+    assert recalled(engine, prompts[0], 1).external_tokens == WHOLE

@@ -19,7 +19,7 @@ import pytest
 from stepwell.demo.engine import Engine, EngineFailed
 from stepwell.demo.wire import Answer, Question
 
-from .wells import Well, config, eventually, forget, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, recalled, receipt, start, warm_up
 
 PAGE = 32
 PROMPT, WHOLE = 530, 512
@@ -84,12 +84,12 @@ def test_a_recall_in_bfloat16_equals_an_engine_hit(lives: Lives, well: Well, tex
     engine.ask(prompt, 32)
     hit = engine.ask(prompt, 32, **LOGPROBS)
     forget(engine)
-    recalled = engine.ask(prompt, 32, **LOGPROBS)
+    again = recalled(engine, prompt, **LOGPROBS)
     assert (hit.local_tokens, hit.external_tokens) == (WHOLE, 0)
-    assert (recalled.local_tokens, recalled.external_tokens) == (0, WHOLE)
-    assert recalled.token_ids == hit.token_ids
-    assert recalled.logprobs == hit.logprobs
-    print(f"ttft hit {hit.ttft_s:.3f} recalled {recalled.ttft_s:.3f} s, {receipt(recalled)}")
+    assert (again.local_tokens, again.external_tokens) == (0, WHOLE)
+    assert again.token_ids == hit.token_ids
+    assert again.logprobs == hit.logprobs
+    print(f"ttft hit {hit.ttft_s:.3f} recalled {again.ttft_s:.3f} s, {receipt(again)}")
 
 
 def test_the_well_is_killed_while_requests_run(lives: Lives, well: Well, texts: list[list[int]]) -> None:
@@ -133,11 +133,11 @@ def test_a_killed_engine_leaves_nothing_but_blocks(lives: Lives, well: Well, tex
 
 def test_a_new_engine_recalls_what_a_killed_one_spilled(lives: Lives, well: Well, texts: list[list[int]]) -> None:
     engine, prompt = lives.next(), texts[7][:PROMPT]
-    recalled, hit = engine.ask(prompt, 32, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
-    assert (recalled.local_tokens, recalled.external_tokens) == (0, WHOLE)
+    again, hit = recalled(engine, prompt, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
+    assert (again.local_tokens, again.external_tokens) == (0, WHOLE)
     assert (hit.local_tokens, hit.external_tokens) == (WHOLE, 0)
-    assert recalled.token_ids == hit.token_ids
-    assert recalled.logprobs == hit.logprobs
+    assert again.token_ids == hit.token_ids
+    assert again.logprobs == hit.logprobs
 
 
 def test_a_killed_worker_ends_its_engine_and_nothing_else(lives: Lives, well: Well, texts: list[list[int]]) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 from stepwell.client import control
 from stepwell.demo.engine import Engine, EngineConfig
-from stepwell.demo.wire import Answer
+from stepwell.demo.wire import Answer, Question
 from stepwell.errors import BackendDown
 
-PATIENCE_S = 60.0  # until a test gives up on what must happen; never waited for in full
+PATIENCE_S = 120.0  # until a test gives up on what must happen; never waited for in full
+
+RECALL_ATTEMPTS = 5
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
@@ -37,7 +39,7 @@ class Well:
             "kv_connector_extra_config": {"home": str(self.home), "host": "256MiB", **extra},
         }
 
-    def stats(self) -> dict[str, int | float | str]:
+    def stats(self) -> dict[str, Any]:
         return control.stats(self.home, seconds=10)
 
     def pid(self) -> int:
@@ -69,8 +71,9 @@ def living() -> list[int]:
 
 
 def leftovers() -> set[str]:
-    """Names in shared memory that no living process has mapped: what the dead have left."""
-    names = {path.name for path in Path("/dev/shm").iterdir()}
+    """Names in shared memory that no living process has mapped: what the dead have left. Semaphores do not tell who has
+    them; they are multiprocessing's, which stepwell does not use."""
+    names = {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
     mapped = b"\n".join(_read(f"/proc/{pid}/maps") for pid in living())
     return {name for name in names if f"/dev/shm/{name}".encode() not in mapped}
 
@@ -119,6 +122,23 @@ def warm_up(engine: Engine, page: int) -> None:
 def forget(engine: Engine, *, connector: bool = False) -> None:
     """The engine's own cache is empty afterwards. It declines as long as pages wait for their spill."""
     eventually(lambda: engine.reset_prefix_cache(connector=connector), "the engine's cache is reset")
+
+
+def recalled(engine: Engine, prompt: list[int], tokens: int = 32, **sampling: Any) -> Answer:
+    """The answer to a question whose prefix is in the well."""
+    return recalled_all(engine, [Question(prompt, tokens, sampling=sampling)])[0]
+
+
+def recalled_all(engine: Engine, questions: list[Question]) -> list[Answer]:
+    """An engine does not wait for a well that cannot keep its limits, as on a machine that is far too busy: then it is
+    asked again."""
+    for _ in range(RECALL_ATTEMPTS):
+        answers = engine.ask_all(questions)
+        if all(receipt(answer)["recalled_tokens"] for answer in answers):
+            return answers
+        print(f"not recalled in time: {[receipt(answer) for answer in answers]}")
+        forget(engine)
+    raise AssertionError(f"not recalled in {RECALL_ATTEMPTS} attempts")
 
 
 def receipt(answer: Answer) -> dict[str, Any]:

@@ -397,8 +397,10 @@ class Well(RuleBasedStateMachine):
     @rule()
     def rest(self) -> None:
         """Everything is delivered: each request has its answer, or a reason to wait that we know of."""
-        self.rig.settle()
-        self.listen()
+        asked = -1
+        while asked != (asked := sum(len(engine.requests) for engine in self.live)):
+            self.rig.settle()
+            self.listen()  # may give way, which is news to the others
         for engine in self.live:
             for request in engine.requests.values():
                 assert request.more is not None, "asked and never answered"

@@ -2,22 +2,19 @@
 
 The halves of the adapter are called as vLLM calls them (see `standin`), over a real socket to a real well. A request
 comes twice: once cold, so that it spills, and once recalled. Then the well is halted by SIGSTOP, as a wedged one would
-be, and as many requests come again. Times are wall time: what another process takes of this core while a hook runs is in
-them, so the 99th percentile needs a quiet machine.
+be, and more requests come. Times are wall time: what another process takes of this core while a hook runs is in them,
+so the 99th percentile needs a quiet machine.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.bench import stats, wells
+from stepwell.bench import processes, stats, wells
 from stepwell.bench.report import Result, Row, Target
 
 if TYPE_CHECKING:
@@ -73,13 +70,14 @@ def run(quick: bool) -> Result:
             short = _of(engine, "on_new_request", 4096)
             rows += _slopes(engine, size, short, judged)
             engine.times.clear()
-            with _stopped(home):
+            with processes.halted([wells.process(home)]):
                 _requests(engine, size.stopped)
             rows += _rows(engine, f"{block_tokens}-token blocks, well stopped", judged)
             requests += len(engine.receipts)
             troubles += len(engine.troubles)
     remarks = [
-        "128-token blocks are this engine's own (its page); 16-token blocks are for reading, vLLM on a GPU has such pages"
+        "measured: the 99th percentile",
+        "vLLM on CPUs has pages of 128 tokens; blocks of 16, such as on a GPU, are for reading",
     ]
     return Result("hooks", rows, {"requests": requests, "exceptions_in_hooks": troubles}, remarks)
 
@@ -88,8 +86,8 @@ def _requests(engine: StandIn, rounds: int) -> None:
     """Each prompt twice, several requests at a time, as a batch under way makes the steps' hooks longer."""
     from stepwell.bench.standin import prompts
 
-    for number in range(rounds):
-        source = [next(prompts(length, hash((number, length, time.monotonic_ns())))) for length in SHORT]
+    for _ in range(rounds):
+        source = [next(prompts(length, secrets.randbits(64))) for length in SHORT]
         for _ in range(2):
             for at in range(0, len(source), _TOGETHER):
                 for prompt in source[at : at + _TOGETHER]:
@@ -101,19 +99,20 @@ def _requests(engine: StandIn, rounds: int) -> None:
 def _rows(engine: StandIn, where: str, judged: bool) -> list[Row]:
     rows = []
     for hook in HOOKS:
-        seconds = [s for _, s in engine.times[hook]]
-        if not seconds:
-            rows.append(Row(f"{hook} p99, {where}", "us", None, note="never called"))
+        calls = engine.times[hook]
+        if not calls:
+            rows.append(Row(f"{hook}, {where}", "us", None, beside="never called"))
             continue
-        bound = FIRST_ASK_US if hook.endswith("first") else BOUND_US
-        p99 = stats.percentile(seconds, 99).times(1e6)
-        rows.append(Row(f"{hook} p50, {where}", "us", stats.median(seconds).times(1e6)))
-        rows.append(Row(f"{hook} p99, {where}", "us", p99, Target("<=", bound) if judged else None))
+        wall, cpu = [call.wall_s for call in calls], [call.cpu_s for call in calls]
+        target = Target("<=", FIRST_ASK_US if hook.endswith("first") else BOUND_US) if judged else None
+        half, cpu99 = stats.median(wall).times(1e6), stats.percentile(cpu, 99).times(1e6)
+        beside = f"p50 {half.value:.0f}; p99 of the thread's own CPU time {cpu99.value:.0f}"
+        rows.append(Row(f"{hook}, {where}", "us", stats.percentile(wall, 99).times(1e6), target, beside))
     return rows
 
 
 def _of(engine: StandIn, hook: str, tokens: int) -> list[float]:
-    return [seconds for length, seconds in engine.times[hook] if length == tokens]
+    return [call.wall_s for call in engine.times[hook] if call.tokens == tokens]
 
 
 def _slopes(engine: StandIn, size: Size, short: Sequence[float], judged: bool) -> list[Row]:
@@ -134,19 +133,8 @@ def _slopes(engine: StandIn, size: Size, short: Sequence[float], judged: bool) -
         further = length / 1024 - 4
         more = stats.percentile(seconds, 99)
         base = stats.percentile(short, 99).value
-        slope = stats.Estimate(
-            *((value - base) * 1e6 / further for value in (more.value, more.low, more.high)), count=len(seconds)
-        )
-        what = f"on_new_request p99, {length >> 10}K tokens: per 1K beyond 4K, {engine.kv.block_tokens}-token blocks"
-        rows.append(Row(what, "us", slope, Target("<=", PER_1K_US) if judged else None))
+        slope = more.plus(-base).times(1e6 / further)
+        half = (stats.median(seconds).value - stats.median(short).value) * 1e6 / further
+        what = f"on_new_request, {length >> 10}K tokens, each 1K beyond 4K, {engine.kv.block_tokens}-token blocks"
+        rows.append(Row(what, "us", slope, Target("<=", PER_1K_US) if judged else None, f"p50 {half:.0f}"))
     return rows
-
-
-@contextlib.contextmanager
-def _stopped(home: Path) -> Iterator[None]:
-    pid = wells.process(home)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)

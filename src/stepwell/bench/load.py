@@ -8,6 +8,7 @@ its own, so that its Python does not stand in the measurer's way.
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import sys
@@ -35,13 +36,15 @@ NEW_BLOCKS = 16
 class Members:
     """Both members of one engine's session, without an engine."""
 
-    def __init__(self, home: Path, shard_bytes: int = SHARD_BYTES, block_tokens: int = BLOCK_TOKENS) -> None:
+    def __init__(
+        self, home: Path, shard_bytes: int = SHARD_BYTES, *, worker: type[WorkerClient] = WorkerClient
+    ) -> None:
         engine, layout = secrets.token_hex(8), b"l" * 32
-        self.worker = WorkerClient(
+        self.worker = worker(
             WorkerIdentity(engine, 0, 1, shard_bytes, layout), lambda: dial(find(home)), trouble=_raise
         )
         self.scheduler = SchedulerClient(
-            SchedulerIdentity(engine, 1, shard_bytes, block_tokens, layout, b"m" * 32, "bench"),
+            SchedulerIdentity(engine, 1, shard_bytes, BLOCK_TOKENS, layout, b"m" * 32, "bench"),
             lambda: b"w" * 32,
             lambda: dial(find(home)),
             trouble=_raise,
@@ -62,7 +65,7 @@ class Members:
         """Makes a chain of blocks resident, whatever their bytes are. Waits for room."""
         for at in range(0, len(digests), 32 * MOST_RESERVED):
             some, parent = digests[at : at + 32 * MOST_RESERVED], digests[max(0, at - 32) : at]
-            until(lambda some=some, parent=parent: self._filled(some, parent), "no room for blocks")
+            until(functools.partial(self._filled, some, parent), "no room for blocks")
 
     def _filled(self, digests: bytes, parent: bytes) -> bool:
         spill = self.reserve(digests, parent)

@@ -140,7 +140,8 @@ class _Pinger:
 
 def _in_turn(one: Callable[[], float], other: Callable[[], float], count: int) -> tuple[list[float], list[float]]:
     """`count` times each, alternating also in who goes first, with pauses as between an engine's messages."""
-    ones, others = [], []
+    ones: list[float] = []
+    others: list[float] = []
     for number in range(count):
         for call, seconds in [(one, ones), (other, others)][:: 1 if number % 2 else -1]:
             time.sleep(_PING_PAUSE_S)
@@ -168,8 +169,8 @@ class _UnderWay:
     def remark(self, size: Size) -> str:
         rate = self.asks / self.seconds if self.seconds else 0.0
         return (
-            f"load: {size.engines} engines, each asking for {LOAD_TOKENS >> 10}K tokens every {size.load_every_s:g} s and "
-            f"then acknowledging 16 new blocks: {rate:.0f} asks a second in all, {self.incomplete} not answered in full"
+            f"load: {size.engines} engines, each asking for {LOAD_TOKENS >> 10}K tokens every {size.load_every_s:g} s "
+            f"and then spilling 16 blocks: {rate:.0f} asks a second in all, {self.incomplete} not answered in full"
         )
 
 

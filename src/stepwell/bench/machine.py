@@ -31,14 +31,21 @@ def facts() -> Facts:
         "python": platform.python_version(),
         "packages": versions(),
         "revision": revision(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "load_average": load_average(),
     }
+
+
+def load_average() -> list[float]:
+    """Of 1, 5 and 15 minutes."""
+    return [round(load, 2) for load in os.getloadavg()]
 
 
 def cpu_model(cpuinfo: str) -> str:
     """The model's name, with its number where that tells more (virtual machines like to say just "Processor")."""
     found = dict(re.findall(r"^(model name|model|cpu family)\s*:\s*(.+)$", cpuinfo, re.MULTILINE))
-    numbers = ", ".join(f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found)
+    numbers = ", ".join(
+        f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found
+    )
     name = found.get("model name", platform.machine())
     return f"{name} ({numbers})" if numbers else name
 

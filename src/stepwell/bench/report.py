@@ -35,13 +35,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`measured` None: it could not be measured here, and `note` says why."""
+    """`measured` None: it could not be measured here, and `beside` says why; else that says what helps to read it."""
 
     what: str
     unit: str
     measured: Estimate | None
     target: Target | None = None
-    note: str = ""
+    beside: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -63,27 +63,27 @@ class Result:
 
 def table(result: Result) -> str:
     """Plain text, as wide as its longest row."""
-    head = ("", "target", "measured", "95 % interval", "")
+    head = ("", "target", "measured", "95 % interval", "", "")
     lines = [head, *(_cells(row) for row in result.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = [f"{result.name}"]
     for line in lines:
-        first, *rest = line
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        text.append("  ".join(cells).rstrip())
-    text += [f"  {row.what}: {row.note}" for row in result.rows if row.note]
+        first, *numbers, verdict, beside = line
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=False))]
+        text.append("  ".join([*cells, verdict.ljust(widths[-2]), beside]).rstrip())
     if result.counts:
         text.append("  " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in result.counts.items()))
     return "\n".join([*text, *(f"  {remark}" for remark in result.remarks)])
 
 
-def _cells(row: Row) -> tuple[str, str, str, str, str]:
+def _cells(row: Row) -> tuple[str, str, str, str, str, str]:
     target = f"{row.target} {row.unit}".rstrip() if row.target is not None else ""
     if row.measured is None:
-        return row.what, target, "not measured", "", ""
+        return row.what, target, "not measured", "", "", row.beside
     found = row.measured
     verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-    return row.what, target, f"{_short(found.value)} {row.unit}".rstrip(), f"{_short(found.low)} to {_short(found.high)}", verdict
+    interval = f"{_short(found.low)} to {_short(found.high)}"
+    return row.what, target, f"{_short(found.value)} {row.unit}".rstrip(), interval, verdict, row.beside
 
 
 def _short(value: float) -> str:
@@ -115,7 +115,7 @@ def as_dict(result: Result) -> dict[str, Any]:
                 "interval": [found.low, found.high] if found is not None else None,
                 "samples": found.count if found is not None else 0,
                 "met": row.met,
-                "note": row.note,
+                "beside": row.beside,
             }
         )
     return {"rows": rows, "counts": result.counts, "remarks": list(result.remarks)}

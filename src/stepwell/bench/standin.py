@@ -8,6 +8,7 @@ worker share this process, whose main thread is both; each has its link, as in a
 from __future__ import annotations
 
 import itertools
+import random
 import secrets
 import time
 from collections import defaultdict, deque
@@ -33,9 +34,6 @@ from stepwell.engines.vllm.plan import StepPlan
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
 from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.errors import StepwellError
-
-TOKENS_A_STEP = 2048
-"""vLLM's usual budget: longer prompts are prefilled in several steps."""
 
 T = TypeVar("T")
 
@@ -110,12 +108,26 @@ class Kv:
         return self.layers * self.layer_bytes * self.block_tokens // self.page
 
 
-class StandIn:
-    """`times` holds, by hook, (tokens of the request or of the step's requests, seconds) of every call."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a hook: tokens of its request or of its step's requests, wall seconds, seconds of this thread on a
+    processor (the rest it waited, or another process had the core)."""
 
-    def __init__(self, home: Path, kv: Kv, *, pause_s: float = 0.0, model: bytes = b"m" * 32) -> None:
+    tokens: int
+    wall_s: float
+    cpu_s: float
+
+
+class StandIn:
+    """`times` holds every call, by hook. `tokens_a_step`: longer prompts are prefilled in several steps; the default is
+    vLLM's own."""
+
+    def __init__(
+        self, home: Path, kv: Kv, *, pause_s: float = 0.0, tokens_a_step: int = 2048, model: bytes = b"m" * 32
+    ) -> None:
         self.kv = kv
-        self.times: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        self.times: defaultdict[str, list[Call]] = defaultdict(list)
+        self._tokens_a_step = tokens_a_step
         self.troubles: list[str] = []
         self.receipts: list[dict[str, Any]] = []
         self._pause_s = pause_s
@@ -130,9 +142,7 @@ class StandIn:
         def find_well() -> Callable[..., Any]:
             return dial(find(home))
 
-        self.caches = {
-            f"layer {n}": torch.zeros(kv.pages, kv.layer_bytes, dtype=torch.uint8) for n in range(kv.layers)
-        }
+        self.caches = {f"layer {n}": torch.zeros(kv.pages, kv.layer_bytes, dtype=torch.uint8) for n in range(kv.layers)}
         self.worker_client = WorkerClient(
             WorkerIdentity(engine, 0, 1, kv.shard_bytes, layout), find_well, trouble=self._trouble
         )
@@ -154,7 +164,10 @@ class StandIn:
 
     def wait_ready(self) -> None:
         """Until the session is complete and a slab is mapped. Raises TimeoutError."""
-        until(lambda: self.client.live and self.worker_client.mapped > 0, "no session, or no slab")
+        try:
+            until(lambda: self.client.live and self.worker_client.mapped > 0, "no session, or no slab")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {'; '.join(self.troubles) or 'no trouble was told'}") from None
 
     def close(self) -> None:
         self.worker.close()
@@ -195,7 +208,7 @@ class StandIn:
                 raise TimeoutError(f"{len(self._live)} requests do not end")
         self.step()
 
-    # --- one step, in vLLM's order --------------------------------------------------------------------------------------
+    # --- one step, in vLLM's order ------------------------------------------------------------------------------------
 
     def step(self) -> None:
         out = self._schedule()
@@ -230,7 +243,7 @@ class StandIn:
                 self._received.discard(live.request.request_id)
                 self._allocated(live, 0)
                 live.phase = Phase.RUNNING
-        budget = TOKENS_A_STEP
+        budget = self._tokens_a_step
         for live in self._live.values():
             count = min(budget, live.request.num_tokens - live.computed)
             if live.phase is Phase.RUNNING and count > 0:
@@ -256,9 +269,7 @@ class StandIn:
 
     def _allocated(self, live: Live, external: int) -> None:
         tokens = live.request.num_tokens
-        self._timed(
-            "update_state_after_alloc", tokens, self.scheduler.allocated, live.request, live.pages, external
-        )
+        self._timed("update_state_after_alloc", tokens, self.scheduler.allocated, live.request, live.pages, external)
 
     @staticmethod
     def _put(out: Output, live: Live, count: int) -> None:
@@ -293,16 +304,15 @@ class StandIn:
             self._free.extend(live.pages)
 
     def _timed(self, hook: str, tokens: int, call: Callable[..., T], *arguments: Any) -> T:
-        began = time.perf_counter()
+        cpu, began = time.thread_time(), time.perf_counter()
         answer = call(*arguments)
-        self.times[hook].append((tokens, time.perf_counter() - began))
+        ended = time.perf_counter()
+        self.times[hook].append(Call(tokens, ended - began, time.thread_time() - cpu))
         return answer
 
 
 def prompts(length: int, seed: int) -> Iterator[list[int]]:
     """Endless distinct prompts of random tokens."""
-    import random
-
     source = random.Random(seed)
     while True:
         yield [source.randrange(32_000) for _ in range(length)]

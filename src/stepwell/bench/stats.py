@@ -5,7 +5,7 @@ Medians of paired ratios are `demo.measure.ratio`, as in the demo; this module h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,9 @@ class Estimate:
     high: float
     count: int
 
+    def plus(self, offset: float) -> Estimate:
+        return Estimate(self.value + offset, self.low + offset, self.high + offset, self.count)
+
     def times(self, factor: float) -> Estimate:
         """In another unit."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.count)
@@ -42,24 +45,12 @@ def median(values: Sequence[float], seed: int = 0) -> Estimate:
     return percentile(values, 50, seed)
 
 
-def ratio_of_percentiles(
-    above: Sequence[float], below: Sequence[float], percent: float, seed: int = 0
-) -> Estimate:
+def ratio_of_percentiles(above: Sequence[float], below: Sequence[float], percent: float, seed: int = 0) -> Estimate:
     """One group's percentile over the other's, for groups without pairs; both are resampled. `count` is the smaller
     group's. Raises ValueError for an empty group."""
     a, b = _samples(above), _samples(below)
     value = float(np.percentile(a, percent) / np.percentile(b, percent))
     return _estimate(value, _spread(a, percent, seed) / _spread(b, percent, seed + 1), min(len(a), len(b)))
-
-
-def bootstrap(
-    statistic: Callable[[Floats], float], values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
-) -> Estimate:
-    """Any statistic of the values. Raises ValueError for no values."""
-    samples = _samples(values)
-    random = np.random.default_rng(seed)
-    drawn = np.array([statistic(random.choice(samples, len(samples))) for _ in range(resamples)])
-    return _estimate(float(statistic(samples)), drawn, len(samples))
 
 
 def _samples(values: Sequence[float]) -> Floats:

@@ -17,6 +17,8 @@ from stepwell.block.facts import lp
 RECIPE = b"stepwell digest 1"
 """Version of everything below. Part of each digest, so another recipe never meets this one's blocks."""
 
+_NO_EXTRAS = lp(b"")
+
 ROOT = bytes(32)
 """Parent of a prompt's first block."""
 
@@ -60,10 +62,12 @@ class Chain:
         """Appends tokens; every block that became full gets its digest."""
         data = self._rest + pack_tokens(tokens)
         size = self.block_tokens * 4
-        made, parent, at = [self.digests], self._parent, 0
-        while at + size <= len(data):
-            parent = blake3(RECIPE + parent + data[at : at + size] + lp(self._extras)).digest()
+        full = len(data) // size * size
+        made, parent, extras = [self.digests], self._parent, lp(self._extras)
+        for at in range(0, full, size):  # a scheduler waits for this loop: nothing is called that need not be
+            parent = blake3(RECIPE + parent + data[at : at + size] + extras).digest()
             made.append(parent)
-            self._extras = b""
-            at += size
-        self._parent, self._rest, self.digests = parent, data[at:], b"".join(made)
+            extras = _NO_EXTRAS
+        if full:
+            self._parent, self._extras, self.digests = parent, b"", b"".join(made)
+        self._rest = data[full:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 SMALLEST_SHARD = 512 << 10
 """Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
@@ -47,6 +48,7 @@ class SlabLayout:
         return self.offset + self.slots * self.stride
 
     @staticmethod
+    @lru_cache(maxsize=256)  # asked for with every block that is reserved
     def within(host_bytes: int, slot_bytes: int) -> SlabLayout:
         """A slab of host/16, at least 8 slots and 16 MiB, at most 1 GiB, and never more than host.
 

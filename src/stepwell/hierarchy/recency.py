@@ -48,5 +48,6 @@ class Recency:
         return None
 
     def few(self, n: int) -> Iterator[Entry]:
-        """Some of the oldest candidates: the top of the heap, not sorted."""
+        """Some of the oldest candidates, the oldest among them: the top of the heap, not sorted."""
+        self.oldest()
         return (entry for _, _, entry in self._heap[:n] if entry.evictable)

@@ -56,12 +56,12 @@ class StepReport(KVConnectorWorkerMetadata):
     """Workers to scheduler, once per step; aggregated over ranks.
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
-    loaded: (request, transfer).
+    loaded: (request, transfer, seconds of copying).
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: list[tuple[str, int, int]] = field(default_factory=list)
-    loaded: list[tuple[str, int]] = field(default_factory=list)
+    loaded: list[tuple[str, int, float]] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)

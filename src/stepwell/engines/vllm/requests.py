@@ -35,6 +35,7 @@ class Loading:
     tokens: int
     good: int
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
+    copy_s: float = 0.0  # of the slowest rank
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,10 @@ class Tracked:
     mute: bool = False  # no spills any more: it had KV when the weights changed
     held_since: float = 0.0  # its pages are held for its last saves
     asked_at: float = 0.0
+    offered_at: float = 0.0
     recalled_tokens: int = 0
+    wait_s: float = 0.0  # from the scheduler's first ask to the offer; part of recall_s, as is copy_s
+    copy_s: float = 0.0
     recall_s: float = 0.0
 
     def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
@@ -84,7 +88,7 @@ class Tracked:
                 pending.next += 1
                 if lease:
                     assert spill.refs is not None
-                    refs = [(int(r["slab"]), int(r["slot"]), int(r["generation"])) for r in spill.refs[row]]
+                    refs = spill.refs[row].tolist()  # tuples of Python's own integers
                     row += 1
                     at = block * pages_per_block
                     yield Save(spill.session, lease, refs, self.pages[at : at + pages_per_block])

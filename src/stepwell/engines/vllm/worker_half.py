@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 
@@ -105,7 +106,7 @@ class WorkerHalf:
 
     def _load(self, load: Load) -> None:
         """Copies, and reports. Raises nothing: a load that nobody reports would leave its request waiting for ever."""
-        good = 0
+        good, began = 0, time.monotonic()
         try:
             with self._client.copying():
                 skip = load.skip
@@ -122,7 +123,7 @@ class WorkerHalf:
                 for _, pages in load.blocks[good:]:
                     self._bad_pages.update(pages)
             else:
-                self._report.loaded.append((load.request, load.transfer))
+                self._report.loaded.append((load.request, load.transfer, time.monotonic() - began))
             self._received.add(load.request)
         try:
             self._client.recalled(load.session, [load.transfer])

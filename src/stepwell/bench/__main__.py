@@ -1,0 +1,62 @@
+"""`python -m stepwell.bench [NAME ...] [--quick] [--out DIR]`: runs benchmarks, prints tables, keeps results.
+
+One after the other, in one process, each with wells and engines of its own. A target that is missed is printed and
+kept, and is no failure of the run; a benchmark that cannot run is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepwell.bench import machine, report
+from stepwell.demo.engine import EngineFailed
+from stepwell.errors import StepwellError
+
+NAMES = ("lookup", "hooks", "firstspill", "ttft", "noreuse")
+RESULTS = Path("benchmarks/results")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = options.names or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
+    out: Path | None = options.out or (None if options.quick else RESULTS)
+    command = " ".join(["python -m stepwell.bench", *options.names, *(["--quick"] if options.quick else [])])
+    failed = False
+    for name in names:
+        facts, began = machine.facts(), time.monotonic()
+        try:
+            result = importlib.import_module(f"stepwell.bench.{name}").run(options.quick)
+        except (StepwellError, EngineFailed, TimeoutError) as error:
+            print(f"{name}: {error}\n", file=sys.stderr, flush=True)
+            failed = True
+            continue
+        facts["seconds"] = round(time.monotonic() - began, 1)
+        facts["load_average_after"] = machine.load_average()
+        print(report.table(result), flush=True)
+        if out is not None:
+            report.save(result, out, facts, command=command, quick=options.quick)
+            print(f"  kept in {out / result.name}.json")
+        print(flush=True)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stepwell.bench", description="stepwell's benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
+    parser.add_argument("--quick", action="store_true", help="a few samples: shows that it runs, measures nothing")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"where results are kept ({RESULTS}; with --quick nowhere)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""A workload without reuse: what spilling every prompt costs, where nothing is ever recalled.
+
+Two engines live side by side, one with stepwell and one plain, and get the same prompts, all of them different from
+their first token on; which one is asked first alternates. The other one is halted meanwhile (SIGSTOP), since vLLM's
+processes spin while they wait. Time is the request's wall time, and the CPU time of all processes of the engine and of
+the well, read a moment after the answer, when spilling has ended. The ratio with the narrower interval is judged.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stepwell.bench import engines, processes, stats
+from stepwell.bench.engines import Shape
+from stepwell.bench.report import Result, Row, Target
+from stepwell.client import control
+from stepwell.demo.documents import Encode, library_texts
+from stepwell.demo.engine import Engine
+from stepwell.demo.measure import Ratio, ratio
+from stepwell.demo.well import DemoWell
+
+PAGE = 128
+SHORTEST, LONGEST, OUTPUT = 1024, 2048, 16
+_HOST = 384 << 20
+_PAUSE_S = 0.05  # for what is done behind the last token
+_WARM_UP_LIMIT = 40
+_SEED = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    pairs: int
+
+
+FULL, QUICK = Size(24), Size(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    wall_s: float
+    cpu_s: float
+
+
+def run(quick: bool) -> Result:
+    size = QUICK if quick else FULL
+    with engines.bench(_HOST) as bench:
+        shape = Shape(PAGE, 3 * LONGEST // PAGE, LONGEST + PAGE)
+        with bench.engine("stepwell", shape) as ours, bench.engine("plain", shape, stepwell=False) as plain:
+            prompts = _prompts(bench.encode)
+            spilled = control.stats(bench.well.home)
+            warm_ups = _populate(ours, plain, bench.well, prompts)
+            pairs, dropped = _pairs(ours, plain, bench.well, prompts, size)
+            after = control.stats(bench.well.home)
+            counts = {
+                "pairs": len(pairs),
+                "dropped": dropped,
+                "warm_up_requests": warm_ups,
+                "spilled_blocks": int(after["spilled_blocks"]) - int(spilled["spilled_blocks"]),
+                "recalled_blocks": int(after["recalled_blocks"]) - int(spilled["recalled_blocks"]),
+            }
+    remarks = [
+        f"prompts of {SHORTEST} to {LONGEST} tokens, {OUTPUT} of output, engine page {PAGE}, one request at a time; "
+        "the arena is full, so that every spill evicts"
+    ]
+    return Result("noreuse", rows(pairs), counts, remarks)
+
+
+def rows(pairs: Sequence[tuple[Cost, Cost]]) -> list[Row]:
+    """`pairs` are (with stepwell, plain). The target is on the steadier ratio."""
+    if not pairs:
+        return [Row("time per request over plain vLLM's", "", None, Target("<=", 1.02), "no pair was left")]
+    cpu, wall = ratio([a.cpu_s / b.cpu_s for a, b in pairs]), ratio([a.wall_s / b.wall_s for a, b in pairs])
+    assert cpu is not None and wall is not None
+    steadier = cpu if cpu.high - cpu.low <= wall.high - wall.low else wall
+    found = []
+    for name, value in (("CPU seconds", cpu), ("wall seconds", wall)):
+        judged = value is steadier
+        found.append(
+            Row(
+                f"{name} per request over plain vLLM's",
+                "",
+                _estimate(value),
+                Target("<=", 1.02) if judged else None,
+                "the steadier one, judged" if judged else "",
+            )
+        )
+    for name, which in (("with stepwell", 0), ("plain", 1)):
+        found.append(Row(f"  CPU, {name}", "s", stats.median([pair[which].cpu_s for pair in pairs])))
+        found.append(Row(f"  wall, {name}", "s", stats.median([pair[which].wall_s for pair in pairs])))
+    return found
+
+
+def _estimate(value: Ratio) -> stats.Estimate:
+    return stats.Estimate(value.median, value.low, value.high, value.count)
+
+
+def _pairs(
+    ours: Engine, plain: Engine, well: DemoWell, prompts: Iterator[list[int]], size: Size
+) -> tuple[list[tuple[Cost, Cost]], int]:
+    pairs: list[tuple[Cost, Cost]] = []
+    well_process = int(control.stats(well.home)["pid"])
+    for number in range(size.pairs):
+        prompt = next(prompts)
+        found = {}
+        for engine, other in [(ours, plain), (plain, ours)][:: 1 if number % 2 else -1]:
+            found[engine] = _ask(engine, other, prompt, [well_process] if engine is ours else [])
+        a, b = found[ours], found[plain]
+        if a is not None and b is not None:
+            pairs.append((a, b))
+    return pairs, size.pairs - len(pairs)
+
+
+def _ask(engine: Engine, other: Engine, prompt: list[int], beside: Sequence[int]) -> Cost | None:
+    """What the request costs this engine and the processes `beside` it. None: something was cached, or a process came
+    or went."""
+    with processes.halted(other.pids()):
+        time.sleep(_PAUSE_S)
+        before = processes.cpu_seconds([*engine.pids(), *beside])
+        answer = engine.ask(prompt, OUTPUT)
+        time.sleep(_PAUSE_S)
+        cpu_s = processes.spent_between(before, processes.cpu_seconds([*engine.pids(), *beside]))
+    return None if cpu_s is None or answer.cached_tokens else Cost(answer.total_s, cpu_s)
+
+
+def _populate(ours: Engine, plain: Engine, well: DemoWell, prompts: Iterator[list[int]]) -> int:
+    """Asks both until the arena is full of blocks: all its slabs are populated, and every further spill evicts."""
+    for number in range(_WARM_UP_LIMIT):
+        prompt = next(prompts)
+        for engine, other in ((ours, plain), (plain, ours)):
+            _ask(engine, other, prompt, [])
+        if int(control.stats(well.home).get("dropped_evicted", 0)):
+            return number + 1
+    raise TimeoutError(f"the arena is not full after {_WARM_UP_LIMIT} prompts")
+
+
+def _prompts(encode: Encode) -> Iterator[list[int]]:
+    """Pieces of the standard library's sources; a number in front makes each one new from its first token on."""
+    source = random.Random(_SEED)
+    tokens: list[int] = []
+    for _, text in library_texts():
+        tokens += encode(text[:40_000])
+        if len(tokens) > 400_000:
+            break
+    for number in range(1_000_000):
+        length = source.randrange(SHORTEST, LONGEST)
+        at = source.randrange(len(tokens) - length)
+        head = encode(f"{source.randrange(10**9)}, {number}: ")
+        yield [*head, *tokens[at : at + length - len(head)]]
