@@ -37,11 +37,12 @@ def test_a_receipt_says_what_was_recalled(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         cold = h.serve(prompt(100))
         warm = h.recall(prompt(100))
-        assert cold.kv_transfer_params == {"stepwell": {"recalled_tokens": 0, "tiers": {"host": 0}, "recall_ms": 0.0}}
+        nothing = {"recalled_tokens": 0, "tiers": {"host": 0}, "recall_ms": 0.0, "wait_ms": 0.0, "copy_ms": 0.0}
+        assert cold.kv_transfer_params == {"stepwell": nothing}
         assert warm.kv_transfer_params is not None
         receipt = warm.kv_transfer_params["stepwell"]
         assert (receipt["recalled_tokens"], receipt["tiers"]) == (96, {"host": 96})
-        assert receipt["recall_ms"] > 0
+        assert receipt["recall_ms"] > receipt["copy_ms"] > 0
         with h.spoiled(3):
             cut = h.recall(prompt(100))
         assert cut.kv_transfer_params is not None
