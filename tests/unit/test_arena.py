@@ -27,7 +27,7 @@ class TestArena(ArenaKit):
             bench.arena.touch(entries)
             for entry in entries:
                 bench.arena.unpin(entry)
-        (holding,) = bench.arena._holdings.values()
+        (holding,) = bench.arena.holdings.values()
         assert len(holding.recency._heap) < 100
         assert holding.recency.oldest() is not None
 

@@ -14,14 +14,15 @@ from stepwell.errors import BackendDown
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
+_LINGER = {"linger": "1h", "linger_empty": "1h"}  # loading an engine's libraries can take minutes; it is stopped anyway
 
 
 @contextmanager
-def well(host_bytes: int, **settings: str | int | float) -> Iterator[Path]:
+def well(host_bytes: int) -> Iterator[Path]:
     """The home of a running well with an arena of `host_bytes`. Raises what keeps it from starting."""
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         home = Path(folder) / "home"
-        find_or_start(home, {"host": f"{-(-host_bytes // MIB)}MiB", **settings})
+        find_or_start(home, {"host": f"{-(-host_bytes // MIB)}MiB", **_LINGER})
         try:
             yield home
         finally:

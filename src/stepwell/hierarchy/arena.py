@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass, field
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
-from stepwell.errors import IntegrityError, StepwellError
+from stepwell.errors import StepwellError
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.recency import Recency
 from stepwell.hierarchy.slab import Owner, Phase, Slab
+from stepwell.hierarchy.sums import Sums
 from stepwell.io.memory import Memory
 
 AHEAD_BYTES = 128 << 20
@@ -28,18 +30,7 @@ Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], 
 
 
 @dataclass(slots=True)
-class Sums:
-    """Kept up to date with every change. `blocks` are resident ones."""
-
-    blocks: int = 0
-    block_bytes: int = 0
-    filling: int = 0
-    leased_blocks: int = 0
-    quarantined_slots: int = 0
-
-
-@dataclass(slots=True)
-class _Holding:
+class Holding:
     """What one owner has. `roomy` are its serving slabs with free slots, by number."""
 
     slabs: list[Slab] = field(default_factory=list)
@@ -68,15 +59,15 @@ class Arena:
         self._memory = memory
         self._submit = submit
         self._watch = watch
-        self._holdings: dict[Owner, _Holding] = {}
-        self._slabs: dict[int, Slab] = {}
+        self.holdings: dict[Owner, Holding] = {}
+        self.slabs: dict[int, Slab] = {}
         self._numbers = 0
         self._tick = 0
         self.bytes = 0
-        self._leaving = 0  # bytes of retired slabs that the system does not have back yet
+        self.leaving = 0  # bytes of retired slabs that the system does not have back yet
         self.pins = 0
         self.pinned_bytes = 0
-        self._sums = Sums()
+        self.sums = Sums()
         self.trouble: StepwellError | None = None
 
     # slabs ------------------------------------------------------------------------------------------------------------
@@ -84,7 +75,7 @@ class Arena:
     def populate(self, owner: Owner) -> None:
         """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
         room (one long prompt), though no more than a quarter of `host`."""
-        holding = self._holdings.setdefault(owner, _Holding())
+        holding = self.holdings.setdefault(owner, Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
         if holding.making or not layout.slots:
             return
@@ -102,7 +93,7 @@ class Arena:
             return
         self._numbers += 1
         slab = Slab(self._numbers, owner, layout, memory)
-        self._slabs[slab.number] = slab
+        self.slabs[slab.number] = slab
         self.bytes += layout.nbytes
         holding.making = True
         self._populate_piece(slab)
@@ -111,11 +102,11 @@ class Arena:
         start, length = slab.next_piece()
 
         def done(error: BaseException | None) -> None:
-            if slab.number not in self._slabs:
+            if slab.number not in self.slabs:
                 return  # closed meanwhile
             if error is not None:
                 self.trouble = error if isinstance(error, StepwellError) else None
-                self._holdings[slab.owner].making = False
+                self.holdings[slab.owner].making = False
                 self._give_back(slab)
                 self._watch.serving(None)
                 return
@@ -125,7 +116,7 @@ class Arena:
                 return
             self.trouble = None
             slab.phase = Phase.SERVING
-            holding = self._holdings[slab.owner]
+            holding = self.holdings[slab.owner]
             holding.making = False
             holding.slabs.append(slab)
             holding.roomy[slab.number] = slab
@@ -137,11 +128,11 @@ class Arena:
 
     def serving(self, owner: Owner) -> Sequence[Slab]:
         """The owner's slabs that members may map."""
-        holding = self._holdings.get(owner)
+        holding = self.holdings.get(owner)
         return tuple(holding.slabs) if holding else ()
 
     def slab(self, number: int) -> Slab | None:
-        return self._slabs.get(number)
+        return self.slabs.get(number)
 
     def _retire_for(self, owner: Owner, nbytes: int) -> bool:
         """Makes room by retiring the least valuable idle slabs of other owners; True if `nbytes` fit now. If not, the
@@ -151,9 +142,9 @@ class Arena:
         evict itself; an owner that has nothing to evict always finds room. Candidates are the slabs of each other
         owner's oldest blocks, which bounds the search by owners x slots of a slab.
         """
-        mine = self._holdings[owner].recency.oldest()
+        mine = self.holdings[owner].recency.oldest()
         candidates: dict[int, Slab] = {}
-        for other, holding in self._holdings.items():
+        for other, holding in self.holdings.items():
             if other == owner:
                 continue
             for slab in holding.slabs:
@@ -165,7 +156,7 @@ class Arena:
         idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
         idle.sort(key=self._worth)
         for slab in idle:
-            if self.bytes - self._leaving + nbytes <= self.host_bytes:
+            if self.bytes - self.leaving + nbytes <= self.host_bytes:
                 break
             if mine is None or self._worth(slab) < mine.used:
                 self._retire(slab, heir=owner)
@@ -184,7 +175,7 @@ class Arena:
     def _retire(self, slab: Slab, heir: Owner) -> None:
         for entry in dict.fromkeys(slab.held.values()):  # once each, however many shards lie here
             self.drop(entry, "retired")
-        holding = self._holdings[slab.owner]
+        holding = self.holdings[slab.owner]
         holding.slabs.remove(slab)
         holding.roomy.pop(slab.number, None)
         holding.free -= len(slab.free)
@@ -195,14 +186,14 @@ class Arena:
     def _give_back(self, slab: Slab, heir: Owner | None = None) -> None:
         """The bytes count until the system has them again; then the heir may get a slab of its own."""
         slab.phase = Phase.RETIRED
-        self._leaving += slab.layout.nbytes
+        self.leaving += slab.layout.nbytes
 
         def gone(error: BaseException | None) -> None:
-            if self._slabs.pop(slab.number, None) is None:
+            if self.slabs.pop(slab.number, None) is None:
                 return  # closed meanwhile
             slab.memory.close()
             self.bytes -= slab.layout.nbytes
-            self._leaving -= slab.layout.nbytes
+            self.leaving -= slab.layout.nbytes
             if heir is not None:
                 self.populate(heir)
 
@@ -214,7 +205,7 @@ class Arena:
         """No slot is free for these members, but a slab is being made, or mapped by them: better to wait for it than to
         evict. Starts making one where `host` has room."""
         self.populate(owner)
-        holding = self._holdings[owner]
+        holding = self.holdings[owner]
         if any(members <= slab.mapped for slab in holding.roomy.values()):
             return False
         return holding.making or bool(holding.roomy)
@@ -224,7 +215,7 @@ class Arena:
     ) -> Entry | None:
         """A FILLING entry with `shards` populated slots in slabs that all `members` have mapped; None if there is no
         room. Evicts the owner's least recently used blocks where needed."""
-        holding = self._holdings.get(owner)
+        holding = self.holdings.get(owner)
         if holding is None:
             return None
         if parent is not None:
@@ -248,11 +239,11 @@ class Arena:
         for slab, slot in slots:
             slab.held[slot] = entry
         holding.entries += 1
-        self._sums.filling += 1
+        self.sums.filling += 1
         return entry
 
     @staticmethod
-    def _take(holding: _Holding, slab: Slab) -> int:
+    def _take(holding: Holding, slab: Slab) -> int:
         holding.free -= 1
         slot = slab.free.pop()
         if not slab.free:
@@ -261,11 +252,11 @@ class Arena:
 
     def _put(self, slab: Slab, slot: int) -> None:
         slab.free.append(slot)
-        holding = self._holdings[slab.owner]
+        holding = self.holdings[slab.owner]
         holding.free += 1
         holding.roomy[slab.number] = slab
 
-    def _evict(self, holding: _Holding, members: frozenset[int]) -> bool:
+    def _evict(self, holding: Holding, members: frozenset[int]) -> bool:
         """Drops one block. False when none can go (or none would free a slot that these members can use)."""
         victim = holding.recency.oldest()
         if victim is None or not all(members <= s.mapped for s, _ in victim.slots):
@@ -276,21 +267,21 @@ class Arena:
     def commit(self, entry: Entry) -> None:
         """All ranks have written it: RESIDENT from now on."""
         entry.change(Event.LAND)
-        self._sums.filling -= 1
-        self._sums.blocks += 1
-        self._sums.block_bytes += entry.nbytes
+        self.sums.filling -= 1
+        self.sums.blocks += 1
+        self.sums.block_bytes += entry.nbytes
         self._offer(entry)
 
     def fail(self, entry: Entry, *, quarantine: bool) -> None:
         """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`."""
         entry.change(Event.FAIL)
-        self._sums.filling -= 1
+        self.sums.filling -= 1
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
             if quarantine:
                 slab.quarantined.add(slot)
-                self._sums.quarantined_slots += 1
+                self.sums.quarantined_slots += 1
             else:
                 self._put(slab, slot)
 
@@ -298,15 +289,15 @@ class Arena:
         """Nobody can write these quarantined slots any more."""
         for slab, slot in slots:
             slab.quarantined.remove(slot)
-            self._sums.quarantined_slots -= 1
+            self.sums.quarantined_slots -= 1
             self._put(slab, slot)
 
     def drop(self, entry: Entry, reason: str) -> None:
         """Forgets a RESIDENT block at once; while copies still read it, its slots stay with it (DRAINING)."""
         self._watch.dropped(entry, reason)
         entry.change(Event.DRAIN if entry.leases or entry.pins else Event.GONE)
-        self._sums.blocks -= 1
-        self._sums.block_bytes -= entry.nbytes
+        self.sums.blocks -= 1
+        self.sums.block_bytes -= entry.nbytes
         self._unlink(entry)
         if entry.state is State.ABSENT:
             self._free(entry)
@@ -317,7 +308,7 @@ class Arena:
             self._put(slab, slot)
 
     def _unlink(self, entry: Entry) -> None:
-        holding = self._holdings[entry.slots[0][0].owner]
+        holding = self.holdings[entry.slots[0][0].owner]
         holding.entries -= 1
         if entry.parent is not None:
             entry.parent.children -= 1
@@ -346,12 +337,12 @@ class Arena:
             self._settle(entry)
 
     def lease(self, entry: Entry) -> None:
-        self._sums.leased_blocks += not entry.leases
+        self.sums.leased_blocks += not entry.leases
         entry.leases += 1
 
     def release(self, entry: Entry) -> None:
         entry.leases -= 1
-        self._sums.leased_blocks -= not entry.leases
+        self.sums.leased_blocks -= not entry.leases
         self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:
@@ -365,97 +356,38 @@ class Arena:
             self._offer(entry)
 
     def _offer(self, entry: Entry) -> None:
-        holding = self._holdings[entry.slots[0][0].owner]
+        holding = self.holdings[entry.slots[0][0].owner]
         holding.recency.offer(entry)
 
     # books ------------------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """Everything that holds slots."""
-        return list({id(e): e for s in self._slabs.values() for e in s.held.values()}.values())
+        return list({id(e): e for s in self.slabs.values() for e in s.held.values()}.values())
 
     def count(self) -> dict[str, int]:
         """What the arena holds, for `stats`: sums that are kept, so that asking costs nothing."""
         return {
-            "slabs": sum(len(h.slabs) for h in self._holdings.values()),
+            "slabs": sum(len(h.slabs) for h in self.holdings.values()),
             "slab_bytes": self.bytes,
-            **asdict(self._sums),
+            **asdict(self.sums),
             "pinned_bytes": self.pinned_bytes,
-            "free_slots": sum(h.free for h in self._holdings.values()),
+            "free_slots": sum(h.free for h in self.holdings.values()),
         }
 
     @property
     def blocks(self) -> int:
         """Resident blocks."""
-        return self._sums.blocks
-
-    def _recount(self) -> Sums:
-        """The sums from a walk over everything, for `check`."""
-        entries = self.entries()
-        resident = [e for e in entries if e.state is State.RESIDENT]
-        return Sums(
-            blocks=len(resident),
-            block_bytes=sum(e.nbytes for e in resident),
-            filling=sum(e.state is State.FILLING for e in entries),
-            leased_blocks=sum(e.leases > 0 for e in entries),
-            quarantined_slots=sum(len(s.quarantined) for s in self._slabs.values()),
-        )
+        return self.sums.blocks
 
     def check(self) -> None:
         """Raises IntegrityError unless the books balance. For tests and idle moments: walks everything."""
-        wrong: list[str] = []
-        if self._sums != self._recount():
-            wrong.append(f"{self._sums} counted, {self._recount()} found")
-        if self.bytes != sum(s.layout.nbytes for s in self._slabs.values()) or self.bytes > self.host_bytes:
-            wrong.append(f"{self.bytes} bytes of slabs")
-        entries: dict[int, Entry] = {}
-        for slab in self._slabs.values():
-            if slab.phase is Phase.RETIRED:
-                continue
-            slots = [*slab.free, *slab.held, *slab.quarantined]
-            if sorted(slots) != list(range(slab.layout.slots)):
-                wrong.append(f"slab {slab.number}: slots {sorted(slots)}")
-            for slot, entry in slab.held.items():
-                entries[id(entry)] = entry
-                if (slab, slot) not in entry.slots or entry.state is State.ABSENT:
-                    wrong.append(f"slab {slab.number} slot {slot}: entry lies elsewhere or is {entry.state}")
-                if entry.state is State.DRAINING and not (entry.pins or entry.leases):
-                    wrong.append("a draining block that nobody holds")
-        children: dict[int, int] = {}
-        for entry in entries.values():
-            if entry.parent is not None:
-                children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
-        for entry in entries.values():
-            if entry.state is not State.DRAINING and entry.children != children.get(id(entry), 0):
-                wrong.append(f"block counts {entry.children} children, has {children.get(id(entry), 0)}")
-        pinned = sum(e.nbytes for e in entries.values() if e.pins)
-        pins = sum(e.pins for e in entries.values())
-        if (pinned, pins) != (self.pinned_bytes, self.pins):
-            wrong.append(f"{self.pins} pins on {self.pinned_bytes} bytes counted, {pins} on {pinned} found")
-        leaving = sum(s.layout.nbytes for s in self._slabs.values() if s.phase is Phase.RETIRED)
-        if leaving != self._leaving:
-            wrong.append(f"{self._leaving} bytes being given back, {leaving} found")
-        for owner, holding in self._holdings.items():
-            held = {id(e) for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING}
-            free = sum(len(s.free) for s in holding.slabs)
-            if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
-                wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")
-            if holding.entries != len(held):
-                wrong.append(
-                    f"owner of {owner.slot_bytes}-byte slots counts {holding.entries} entries, has {len(held)}"
-                )
-        if wrong:
-            raise IntegrityError(
-                "SW-304",
-                what="the arena's books do not balance",
-                why="; ".join(wrong),
-                fix="report this: it is a bug in stepwell",
-            )
+        audit.arena(self)
 
     def close(self) -> None:
         """Unmaps and closes everything. No job may be running any more."""
-        for slab in self._slabs.values():
+        for slab in self.slabs.values():
             slab.memory.close()
-        self._slabs.clear()
-        self._holdings.clear()
-        self.bytes = self._leaving = 0
+        self.slabs.clear()
+        self.holdings.clear()
+        self.bytes = self.leaving = 0

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from stepwell import events as e
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
-from stepwell.errors import IntegrityError, ProtocolError, StepwellError
+from stepwell.errors import ProtocolError, StepwellError
 from stepwell.events import Event, Sink
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
@@ -340,44 +341,7 @@ class Hierarchy:
     def check(self) -> None:
         """Raises IntegrityError unless all books balance. Walks everything: for tests and idle moments."""
         self.arena.check()
-        wrong: list[str] = []
-        for key, entry in self.index.items():
-            if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
-                wrong.append(f"index holds a block that is {entry.state.value}")
-        pins: dict[int, int] = {}
-        leases: dict[int, int] = {}
-        filling: set[int] = set()
-        for session in self.roster.sessions.values():
-            for ticket in session.tickets.values():
-                for entry in ticket.pinned:
-                    pins[id(entry)] = pins.get(id(entry), 0) + 1
-            for transfer in session.transfers.values():
-                for entry in transfer.entries:
-                    leases[id(entry)] = leases.get(id(entry), 0) + 1
-            filling |= {id(f.entry) for f in session.fills.values()}
-        quarantined = 0
-        for quarantine in self.roster.quarantines:
-            quarantined += len(quarantine.slots)
-            for entry in quarantine.entries:
-                leases[id(entry)] = leases.get(id(entry), 0) + 1
-        counted = self.arena.count()
-        if quarantined != counted["quarantined_slots"]:
-            wrong.append(f"{counted['quarantined_slots']} slots quarantined, {quarantined} accounted for")
-        for entry in self.arena.entries():
-            expected = (pins.get(id(entry), 0), leases.get(id(entry), 0))
-            if (entry.pins, entry.leases) != expected:
-                wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
-            if (entry.state is State.FILLING) != (id(entry) in filling):
-                wrong.append("a block is being filled by nobody")
-            if entry.state is not State.DRAINING and self.index.get(entry.id) is not entry:
-                wrong.append("a block of the arena is not in the index")
-        if wrong:
-            raise IntegrityError(
-                "SW-304",
-                what="the hierarchy's books do not balance",
-                why="; ".join(wrong),
-                fix="report this: it is a bug in stepwell",
-            )
+        audit.hierarchy(self)
 
     def close(self) -> None:
         """Ends all sessions and frees all shared memory. No job may be running any more."""

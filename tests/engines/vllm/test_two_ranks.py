@@ -30,17 +30,20 @@ class Late:
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_block_is_published_when_all_ranks_have_filled_it(tmp_path: Path, slow: int) -> None:
-    with open_well("32MiB") as well:
-        with Engine(setup_in(tmp_path, ranks=2), well) as a, Engine(setup_in(tmp_path, ranks=2), well) as b:
-            late = Late(a.worker_clients[slow])
-            a.serve(prompt(200))
-            assert (a.stat("blocks"), a.stat("filling")) == (0, 12)
-            assert b.serve(prompt(200)).external == 0
-            late.tell()
-            assert a.stat("blocks") == 12
-            assert b.recall(prompt(200)).external == 192
-            a.assert_quiet()
-            b.assert_quiet()
+    with (
+        open_well("32MiB") as well,
+        Engine(setup_in(tmp_path, ranks=2), well) as a,
+        Engine(setup_in(tmp_path, ranks=2), well) as b,
+    ):
+        late = Late(a.worker_clients[slow])
+        a.serve(prompt(200))
+        assert (a.stat("blocks"), a.stat("filling")) == (0, 12)
+        assert b.serve(prompt(200)).external == 0
+        late.tell()
+        assert a.stat("blocks") == 12
+        assert b.recall(prompt(200)).external == 192
+        a.assert_quiet()
+        b.assert_quiet()
 
 
 def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path) -> None:

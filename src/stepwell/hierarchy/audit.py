@@ -1,0 +1,112 @@
+"""Proof of the books: everything that is counted is counted again by walking it. For tests and idle moments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepwell.block.state import State
+from stepwell.errors import IntegrityError
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.slab import Phase
+from stepwell.hierarchy.sums import Sums
+
+if TYPE_CHECKING:
+    from stepwell.hierarchy.arena import Arena
+    from stepwell.hierarchy.hierarchy import Hierarchy
+
+
+def arena(arena: Arena) -> None:
+    """Raises IntegrityError unless slots, entries, pins and sums of the arena agree with each other."""
+    wrong: list[str] = []
+    if arena.sums != _recount(arena):
+        wrong.append(f"{arena.sums} counted, {_recount(arena)} found")
+    if arena.bytes != sum(s.layout.nbytes for s in arena.slabs.values()) or arena.bytes > arena.host_bytes:
+        wrong.append(f"{arena.bytes} bytes of slabs")
+    entries: dict[int, Entry] = {}
+    for slab in arena.slabs.values():
+        if slab.phase is Phase.RETIRED:
+            continue
+        slots = [*slab.free, *slab.held, *slab.quarantined]
+        if sorted(slots) != list(range(slab.layout.slots)):
+            wrong.append(f"slab {slab.number}: slots {sorted(slots)}")
+        for slot, entry in slab.held.items():
+            entries[id(entry)] = entry
+            if (slab, slot) not in entry.slots or entry.state is State.ABSENT:
+                wrong.append(f"slab {slab.number} slot {slot}: entry lies elsewhere or is {entry.state}")
+            if entry.state is State.DRAINING and not (entry.pins or entry.leases):
+                wrong.append("a draining block that nobody holds")
+    children: dict[int, int] = {}
+    for entry in entries.values():
+        if entry.parent is not None:
+            children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
+    for entry in entries.values():
+        if entry.state is not State.DRAINING and entry.children != children.get(id(entry), 0):
+            wrong.append(f"block counts {entry.children} children, has {children.get(id(entry), 0)}")
+    pinned = sum(e.nbytes for e in entries.values() if e.pins)
+    pins = sum(e.pins for e in entries.values())
+    if (pinned, pins) != (arena.pinned_bytes, arena.pins):
+        wrong.append(f"{arena.pins} pins on {arena.pinned_bytes} bytes counted, {pins} on {pinned} found")
+    leaving = sum(s.layout.nbytes for s in arena.slabs.values() if s.phase is Phase.RETIRED)
+    if leaving != arena.leaving:
+        wrong.append(f"{arena.leaving} bytes being given back, {leaving} found")
+    for owner, holding in arena.holdings.items():
+        held = {id(e) for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING}
+        free = sum(len(s.free) for s in holding.slabs)
+        if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")
+        if holding.entries != len(held):
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.entries} entries, has {len(held)}")
+    _verdict("the arena's books do not balance", wrong)
+
+
+def _recount(arena: Arena) -> Sums:
+    entries = arena.entries()
+    resident = [e for e in entries if e.state is State.RESIDENT]
+    return Sums(
+        blocks=len(resident),
+        block_bytes=sum(e.nbytes for e in resident),
+        filling=sum(e.state is State.FILLING for e in entries),
+        leased_blocks=sum(e.leases > 0 for e in entries),
+        quarantined_slots=sum(len(s.quarantined) for s in arena.slabs.values()),
+    )
+
+
+def hierarchy(well: Hierarchy) -> None:
+    """Raises IntegrityError unless index, sessions and arena agree on who holds what."""
+    wrong: list[str] = []
+    for key, entry in well.index.items():
+        if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
+            wrong.append(f"index holds a block that is {entry.state.value}")
+    pins: dict[int, int] = {}
+    leases: dict[int, int] = {}
+    filling: set[int] = set()
+    for session in well.roster.sessions.values():
+        for ticket in session.tickets.values():
+            for entry in ticket.pinned:
+                pins[id(entry)] = pins.get(id(entry), 0) + 1
+        for transfer in session.transfers.values():
+            for entry in transfer.entries:
+                leases[id(entry)] = leases.get(id(entry), 0) + 1
+        filling |= {id(f.entry) for f in session.fills.values()}
+    quarantined = 0
+    for quarantine in well.roster.quarantines:
+        quarantined += len(quarantine.slots)
+        for entry in quarantine.entries:
+            leases[id(entry)] = leases.get(id(entry), 0) + 1
+    counted = well.arena.count()
+    if quarantined != counted["quarantined_slots"]:
+        wrong.append(f"{counted['quarantined_slots']} slots quarantined, {quarantined} accounted for")
+    for entry in well.arena.entries():
+        expected = (pins.get(id(entry), 0), leases.get(id(entry), 0))
+        if (entry.pins, entry.leases) != expected:
+            wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
+        if (entry.state is State.FILLING) != (id(entry) in filling):
+            wrong.append("a block is being filled by nobody")
+        if entry.state is not State.DRAINING and well.index.get(entry.id) is not entry:
+            wrong.append("a block of the arena is not in the index")
+    _verdict("the hierarchy's books do not balance", wrong)
+
+
+def _verdict(what: str, wrong: list[str]) -> None:
+    if wrong:
+        raise IntegrityError("SW-304", what=what, why="; ".join(wrong), fix="report this: it is a bug in stepwell")
