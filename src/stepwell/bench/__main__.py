@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -58,5 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _end(number: int, _: object) -> None:
+    """What is asked to end lets engines go on that it has halted, and ends them and its wells."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     raise SystemExit(main())

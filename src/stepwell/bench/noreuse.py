@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.bench import engines, processes, stats
@@ -24,7 +24,7 @@ from stepwell.demo.well import DemoWell
 
 PAGE = 128
 SHORTEST, LONGEST, OUTPUT = 1024, 2048, 16
-_HOST = 384 << 20
+_HOST = 192 << 20
 _PAUSE_S = 0.05  # for what is done behind the last token
 _WARM_UP_LIMIT = 40
 _SEED = 11
@@ -51,12 +51,14 @@ def run(quick: bool) -> Result:
         with bench.engine("stepwell", shape) as ours, bench.engine("plain", shape, stepwell=False) as plain:
             prompts = _prompts(bench.encode)
             spilled = control.stats(bench.well.home)
-            warm_ups = _populate(ours, plain, bench.well, prompts)
-            pairs, dropped = _pairs(ours, plain, bench.well, prompts, size)
+            with bench.progress.waiting("filling the arena"):
+                warm_ups = _populate(ours, plain, bench.well, prompts)
+            with bench.progress.steps("prompts to both engines", size.pairs) as step:
+                pairs = _pairs(ours, plain, bench.well, prompts, size, step)
             after = control.stats(bench.well.home)
             counts = {
                 "pairs": len(pairs),
-                "dropped": dropped,
+                "dropped": size.pairs - len(pairs),
                 "warm_up_requests": warm_ups,
                 "spilled_blocks": int(after["spilled_blocks"]) - int(spilled["spilled_blocks"]),
                 "recalled_blocks": int(after["recalled_blocks"]) - int(spilled["recalled_blocks"]),
@@ -98,8 +100,13 @@ def _estimate(value: Ratio) -> stats.Estimate:
 
 
 def _pairs(
-    ours: Engine, plain: Engine, well: DemoWell, prompts: Iterator[list[int]], size: Size
-) -> tuple[list[tuple[Cost, Cost]], int]:
+    ours: Engine,
+    plain: Engine,
+    well: DemoWell,
+    prompts: Iterator[list[int]],
+    size: Size,
+    step: Callable[[str], None],
+) -> list[tuple[Cost, Cost]]:
     pairs: list[tuple[Cost, Cost]] = []
     well_process = int(control.stats(well.home)["pid"])
     for number in range(size.pairs):
@@ -110,7 +117,8 @@ def _pairs(
         a, b = found[ours], found[plain]
         if a is not None and b is not None:
             pairs.append((a, b))
-    return pairs, size.pairs - len(pairs)
+        step(f"{len(prompt)} tokens")
+    return pairs
 
 
 def _ask(engine: Engine, other: Engine, prompt: list[int], beside: Sequence[int]) -> Cost | None:

@@ -253,6 +253,7 @@ class ArenaKit(ABC):
     def test_a_slab_in_use_is_not_retired(self, hold: str) -> None:
         bench = self.bench()
         bench.grow(owner(1))
+        bench.fill(owner(1), 2)  # a neighbour that could go
         entry = bench.arena.reserve(owner(1), name(1), None, 1, MEMBER)
         assert entry is not None
         if hold == "quarantine":

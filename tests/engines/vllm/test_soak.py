@@ -85,7 +85,7 @@ def test_anything_in_any_order(tmp_path: Path, seed: int, setup: dict[str, Any])
     with engine(tmp_path, **setup) as h:
         h.client._patience = Patience(0.01, 0.05)
         soak = Soak(h, seed)
-        for step in range(200):
+        for step in range(150):
             soak.step()
             if step % 10 == 0:
                 h.well.check()
