@@ -97,7 +97,7 @@ def _rows(page: int, target: float, pairs: Sequence[Pair]) -> list[Row]:
             rows.append(Row(what, "ms", stats.median(values)))
     rest = [1e3 * (pair.recall.ttft_s - pair.hit.ttft_s) - told["recall_ms"] for pair, told in receipts]
     if rest:
-        rows.append(Row("    the rest of the extra: admission after the load", "ms", stats.median(rest)))
+        rows.append(Row("    the rest of the extra: the step more, and noise", "ms", stats.median(rest)))
     return rows
 
 

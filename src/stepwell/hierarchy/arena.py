@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
-from stepwell.errors import StepwellError
+from stepwell.errors import ConfigError, StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.recency import Recency
@@ -77,6 +77,13 @@ class Arena:
         room (one long prompt), though no more than a quarter of `host`."""
         holding = self.holdings.setdefault(owner, Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
+        if not layout.slots:
+            self.trouble = ConfigError(
+                "SW-107",
+                what=f"a host tier of {self.host_bytes} bytes cannot hold one shard of {owner.slot_bytes} bytes",
+                why="a slot holds a whole shard",
+                fix="raise `host`, or lower `block_tokens`",
+            )
         if holding.making or not layout.slots:
             return
         short = holding.free <= layout.slots // 2
