@@ -35,7 +35,14 @@ def pair(recall_s: float = 0.2, hit_s: float = 0.1, document: int = 0, tokens: t
 
 
 SETTING = Setting(
-    model="m", engine="vllm 0", documents=2, document_tokens=4000, page=128, pool_pages=9, rounds=1, host_bytes=1 << 20,
+    model="m",
+    engine="vllm 0",
+    documents=2,
+    document_tokens=4000,
+    page=128,
+    pool_pages=9,
+    rounds=1,
+    host_bytes=1 << 20,
     seconds=1.0,
 )
 

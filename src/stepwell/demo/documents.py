@@ -18,8 +18,22 @@ MIN_TOKENS, MAX_TOKENS = 2000, 3000
 QUESTION_TOKENS = 32
 # With much prose first; the rest of the library follows by name, for more documents or a library without these.
 PREFERRED = (
-    "argparse", "calendar", "difflib", "configparser", "fractions", "heapq", "optparse", "random", "statistics",
-    "tarfile", "textwrap", "threading", "zipfile", "cmd", "csv", "doctest",
+    "argparse",
+    "calendar",
+    "difflib",
+    "configparser",
+    "fractions",
+    "heapq",
+    "optparse",
+    "random",
+    "statistics",
+    "tarfile",
+    "textwrap",
+    "threading",
+    "zipfile",
+    "cmd",
+    "csv",
+    "doctest",
 )
 _CHARACTERS_READ = 40_000
 

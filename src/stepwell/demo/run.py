@@ -52,7 +52,9 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         for name, value, lowest in (
-            ("documents", self.documents, MIN_DOCUMENTS), ("page", self.page, 32), ("rounds", self.rounds, 1)
+            ("documents", self.documents, MIN_DOCUMENTS),
+            ("page", self.page, 32),
+            ("rounds", self.rounds, 1),
         ):
             if value < lowest or (name == "page" and value % 32):
                 raise ConfigError(
@@ -150,9 +152,7 @@ def _warm_up(engine: Engine, config: EngineConfig) -> bool:
     return False
 
 
-def _ask_in_turn(
-    engine: Engine, chosen: Sequence[Document], rounds: int, text: str, progress: Progress
-) -> list[Pair]:
+def _ask_in_turn(engine: Engine, chosen: Sequence[Document], rounds: int, text: str, progress: Progress) -> list[Pair]:
     pairs = []
     with progress.steps(text, rounds * len(chosen)) as step:
         for _ in range(rounds):
