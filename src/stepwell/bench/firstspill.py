@@ -2,23 +2,26 @@
 
 A worker's KV caches have the demo model's layout (30 layers; pages of 128 and of 32 tokens). A prompt is prefilled in
 small steps; what each step's last hook takes to copy the finished blocks into slots that nobody has written before,
-and to acknowledge them, is one side of a pair. The other is one numpy copy of as many bytes between two private buffers
-that were touched long ago. Both walk through memory that they do not use again soon. `charges` says whose the arena is.
+and to acknowledge them, is one side of a pair. The other is one numpy copy of as many bytes between memory of the same
+kinds: from private memory in small pages, as torch gives it, to shared memory that was touched long ago. A second copy,
+between private buffers in huge pages, is there to be read: it is what the hardware could do and neither kind of memory
+allows. All walk through memory that they do not use again soon. `charges` says whose the arena is.
 """
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stepwell.bench import charges, stats, wells
 from stepwell.bench.report import Result, Row, Target
 from stepwell.demo.measure import ratio
+from stepwell.io.memory import Bytes, Shared
 
 if TYPE_CHECKING:
     from stepwell.bench.standin import StandIn
@@ -28,6 +31,7 @@ LAYOUTS = {128: 96 << 10, 32: 24 << 10}
 """Bytes of a page in one layer, by tokens of a page: SmolLM2-135M in bf16."""
 
 _STEP_TOKENS = 512
+_MADV_NOHUGEPAGE = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,14 @@ def run(quick: bool) -> Result:
         assert shares is not None
         speed = stats.median([pair.nbytes / pair.spill_s / 1e9 for pair in pairs])
         limit = stats.median([pair.nbytes / pair.memcpy_s / 1e9 for pair in pairs])
+        huge = stats.median([pair.nbytes / pair.huge_s / 1e9 for pair in pairs])
         what = f"first spill over memcpy, pages of {page} tokens ({LAYERS} x {layer_bytes >> 10} KiB)"
         estimate = stats.Estimate(shares.median, shares.low, shares.high, shares.count)
         beside = f"{pairs[0].nbytes / block_bytes:.0f} blocks, {pairs[0].nbytes / 2**20:.1f} MiB a copy"
         rows.append(Row(what, "", estimate, Target(">=", 0.8), beside))
         rows.append(Row("  spill", "GB/s", speed))
-        rows.append(Row("  memcpy", "GB/s", limit))
+        rows.append(Row("  memcpy, same kinds of memory", "GB/s", limit))
+        rows.append(Row("  memcpy, private huge pages", "GB/s", huge))
     return Result("firstspill", [*rows, *charges.rows(quick)], {"pairs": copies, "fresh_wells": 2 * size.wells})
 
 
@@ -68,14 +74,14 @@ class Pair:
     nbytes: int
     spill_s: float
     memcpy_s: float
+    huge_s: float
 
 
 class Memcpy:
-    """Copies the next `nbytes` of one private buffer to another, coming round again as late as it can."""
+    """Copies the next `nbytes` of one buffer to another, coming round again as late as it can."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._from: npt.NDArray[np.uint8] = np.full(nbytes, 1, np.uint8)
-        self._to: npt.NDArray[np.uint8] = np.full(nbytes, 2, np.uint8)
+    def __init__(self, source: Bytes, target: Bytes) -> None:
+        self._from, self._to = source, target
         self._at = 0
 
     def __call__(self, nbytes: int) -> float:
@@ -93,7 +99,9 @@ def _fresh_well(size: Size, page: int, layer_bytes: int) -> Iterator[Pair]:
 
     tokens = _STEP_TOKENS * size.steps
     kv = Kv(page, page, tokens // page + 8, LAYERS, layer_bytes)
-    memcpy = Memcpy(kv.shard_bytes * tokens // page)
+    nbytes = kv.shard_bytes * tokens // page
+    memcpy = Memcpy(_small_pages(nbytes), _shared(nbytes))
+    huge = Memcpy(np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8))
     pairs: list[Pair] = []
 
     class Timed(StandIn):
@@ -106,7 +114,7 @@ def _fresh_well(size: Size, page: int, layer_bytes: int) -> Iterator[Pair]:
             began = time.perf_counter()
             super().save(plan)
             spill_s = time.perf_counter() - began
-            pairs.append(Pair(nbytes, spill_s, first or memcpy(nbytes)))
+            pairs.append(Pair(nbytes, spill_s, first or memcpy(nbytes), huge(nbytes)))
 
     with wells.well(size.host) as home, Timed(home, kv, pause_s=0.02, tokens_a_step=_STEP_TOKENS) as engine:
         for cache in engine.caches.values():
@@ -115,6 +123,22 @@ def _fresh_well(size: Size, page: int, layer_bytes: int) -> Iterator[Pair]:
         engine.serve(next(prompts(tokens, page)))
         _check(engine)
     yield from pairs
+
+
+def _small_pages(nbytes: int) -> Bytes:
+    """Private memory in 4 KiB pages, touched."""
+    anonymous = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    anonymous.madvise(_MADV_NOHUGEPAGE)
+    array: Bytes = np.frombuffer(anonymous, np.uint8)
+    array.fill(1)
+    return array
+
+
+def _shared(nbytes: int) -> Bytes:
+    """Shared memory as a slab's, touched."""
+    shared = Shared(nbytes)
+    shared.bytes.fill(2)
+    return shared.bytes
 
 
 def _check(engine: StandIn) -> None:

@@ -65,6 +65,28 @@ def test_a_spoilt_slot_is_recomputed_whatever_the_policy(tmp_path: Path, policy:
         h.assert_quiet()
 
 
+def test_a_slot_that_is_reused_while_it_is_read(tmp_path: Path) -> None:
+    """Its generation is looked at after the copy too: what was copied may be another block by then."""
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        copies = h.workers[0].connector._work._copies
+        scatter, entries, calls = copies.scatter, h.entries(), [0]
+
+        def reused(slot: Any, skip: int, pages: Any) -> None:
+            calls[0] += 1
+            if calls[0] == 5:
+                slab, number = entries[4].slots[0]
+                slab.renew(number)
+                slot[:] = 77
+            scatter(slot, skip, pages)
+
+        copies.scatter = reused
+        seen = h.serve(prompt(200), max_tokens=3)
+        assert h.right(seen) and seen.computed == 200 + 2 - 64
+        h.assert_quiet()
+
+
 def test_a_slab_that_is_gone_on_one_rank(tmp_path: Path) -> None:
     with engine(tmp_path, ranks=2) as h:
         h.serve(prompt(200))

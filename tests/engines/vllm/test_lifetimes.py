@@ -155,7 +155,7 @@ def test_a_preempted_request_resumes_by_recall(
     block = 16 * block_pages
     with engine(tmp_path, num_pages=49, max_seqs=2, extra={"block_tokens": block}, **order) as h:
         rid = h.add(prompt(300), max_tokens=60)
-        h.run_until(lambda: len(h.requests[rid].tokens) >= 20)
+        h.run_until(lambda: len(h.requests[rid].tokens) >= 21)  # 320 tokens have KV: the last block is just full
         if by_reset:
             assert h.reset_prefix_cache(preempt=True)
         else:
@@ -166,20 +166,22 @@ def test_a_preempted_request_resumes_by_recall(
         assert h.right(outcome) and len(outcome.tokens) == 60, "the answer so far survived"
         assert outcome.preemptions == 1
         lost = outcome.computed - (300 + 59)
-        assert lost <= block + (2 if order.get("async_scheduling") else 0)
+        assert lost <= (block + 2 if order.get("async_scheduling") else 0)
         h.assert_quiet()
 
 
-def test_preempted_for_want_of_room(tmp_path: Path) -> None:
-    """Others take its pages at once; each resume recomputes at most a block."""
-    with engine(tmp_path, num_pages=41, max_seqs=4, prefix_caching=False) as h:
+@pytest.mark.parametrize("order", ORDERS[:2], ids=str)
+def test_preempted_for_want_of_room(tmp_path: Path, order: dict[str, Any]) -> None:
+    """Others take its pages at once; each resume recomputes at most a block, and no token that was made is dropped."""
+    with engine(tmp_path, num_pages=41, max_seqs=4, prefix_caching=False, **order) as h:
+        assert not h.scheduler.requires_kv_delivery, "else vLLM drops what is under way at each preemption"
         ids = [h.add(prompt(180, seed), max_tokens=200) for seed in range(3)]
         h.run(4000)
         preemptions = sum(h.requests[rid].preemptions for rid in ids)
         assert preemptions >= 2
         for rid in ids:
             assert h.right(h.requests[rid]) and len(h.requests[rid].tokens) == 200
-        assert sum(h.requests[rid].computed for rid in ids) <= 3 * (180 + 199) + 16 * preemptions
+        assert sum(h.requests[rid].computed for rid in ids) <= 3 * (180 + 199) + (18 if order else 16) * preemptions
         h.assert_quiet()
 
 
