@@ -121,9 +121,10 @@ def test_prompt_logprobs_recall_nothing_and_pin_nothing(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         h.serve(prompt(100))
         h.forget()
+        asked = h.stat("requests")
         rid = h.add(prompt(100), prompt_logprobs=1)
         h.step()
-        assert h.stat("pinned_bytes") == 0
+        assert (h.stat("pinned_bytes"), h.stat("requests")) == (0, asked)
         h.run()
         assert (h.requests[rid].external, h.requests[rid].computed) == (0, 100)
         h.assert_quiet()

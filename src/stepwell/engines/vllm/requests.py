@@ -93,3 +93,16 @@ class Tracked:
                     at = block * pages_per_block
                     yield Save(spill.session, lease, refs, self.pages[at : at + pages_per_block])
         self.pending = [p for p in self.pending if not p.settled]
+
+
+def foreign_input(request: Any) -> str:
+    """The name of an input that shapes the KV and that the digest does not know, or ""."""
+    if request.lora_request is not None:
+        return "adapter"
+    if request.mm_features:
+        return "multimodal"
+    if request.prompt_embeds is not None:
+        return "prompt_embeds"
+    if getattr(request, "resumable", False):
+        return "streamed_prompt"  # its tokens are not only appended to
+    return ""

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -22,7 +22,8 @@ from stepwell.block.digest import Chain, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
 from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
-from stepwell.engines.vllm.requests import Loading, Pending, Tracked
+from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
+from stepwell.engines.vllm.steps import Computes, Steps
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
 HOLD_S = 0.1
@@ -30,9 +31,6 @@ HOLD_S = 0.1
 
 SAVE_BYTES_PER_STEP = 64 << 20
 """Bytes a step may copy out: bounds what spilling adds to the step's time."""
-
-MOST_STEPS = 64
-"""Steps whose reports may be outstanding; an older one will not come any more."""
 
 Trouble = Callable[[str, Exception], None]
 """Is told of an exception and where it was caught; raises nothing."""
@@ -52,14 +50,6 @@ class Shape:
         return self.block_tokens // self.page
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step under way: (request, life, tokens computed after it), and how many ranks have ended it well."""
-
-    planned: list[tuple[str, int, int]] = field(default_factory=list)
-    ranks: int = 0
-
-
 class SchedulerHalf:
     def __init__(
         self,
@@ -76,8 +66,8 @@ class SchedulerHalf:
         self._orders = count(1)
         self._hurry = count(-1, -1)  # orders of preempted requests: the last one preempted goes first
         self._tracked: dict[str, Tracked] = {}
-        self._steps = count(1)
-        self._under_way: dict[int, _Step] = {}
+        self._numbers = count(1)
+        self._steps = Steps(shape.world)
         self._loads: list[Load] = []
         self._urgent: list[Save] = []
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, or held
@@ -100,7 +90,7 @@ class SchedulerHalf:
                 return known
             self._forget(request.request_id)  # its id is used again
         chain: Chain | None = None
-        reason = _foreign_input(request)
+        reason = foreign_input(request)
         if reason:
             self._client.count(f"bypassed_{reason}")
         else:
@@ -198,7 +188,7 @@ class SchedulerHalf:
     def plan(self, out: Any) -> StepPlan:
         """The plan of this step. Called once a step, also for empty ones. Raises nothing: a plan that is lost would
         leave requests waiting for ever."""
-        number = next(self._steps)
+        number = next(self._numbers)
         saves: list[Save] = []
         try:
             self._observe(number, out)
@@ -218,21 +208,18 @@ class SchedulerHalf:
                 with self._apart(request_id):
                     self._restart(tracked)
         self._restarted.clear()
-        step = _Step()
+        computes: list[Computes] = []
         for new in out.scheduled_new_reqs:
             if (tracked := self._tracked.get(new.req_id)) is not None:
                 tracked.pages = []
-            self._scheduled(new.req_id, new.block_ids, new.num_computed_tokens, out, step)
+            self._scheduled(new.req_id, new.block_ids, new.num_computed_tokens, out, computes)
         cached = out.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             tracked = self._tracked.get(request_id)
             if tracked is not None and request_id in cached.resumed_req_ids:
                 tracked.pages = []  # what comes is its whole table
-            self._scheduled(request_id, cached.new_block_ids[i], cached.num_computed_tokens[i], out, step)
-        if step.planned:
-            self._under_way[number] = step
-            while len(self._under_way) > MOST_STEPS:
-                del self._under_way[next(iter(self._under_way))]
+            self._scheduled(request_id, cached.new_block_ids[i], cached.num_computed_tokens[i], out, computes)
+        self._steps.begin(number, computes)
         for request_id in out.finished_req_ids:
             tracked = self._tracked.get(request_id)  # perhaps of a new request with this id
             if tracked is not None and request_id not in self._held and tracked.request.is_finished():
@@ -248,7 +235,7 @@ class SchedulerHalf:
             self._trouble("build_connector_meta", error)
             self.drop(request_id)
 
-    def _scheduled(self, request_id: str, more: Any, computed: int, out: Any, step: _Step) -> None:
+    def _scheduled(self, request_id: str, more: Any, computed: int, out: Any, computes: list[Computes]) -> None:
         """`more`: pages by KV group that are appended to the request's table, or None."""
         tracked = self._tracked.get(request_id)
         if tracked is None:
@@ -256,9 +243,11 @@ class SchedulerHalf:
         if more:
             tracked.pages.extend(more[0])
         with self._apart(request_id):
-            self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], step)
+            self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], computes)
 
-    def _foresee(self, tracked: Tracked, request_id: str, computed: int, scheduled: int, step: _Step) -> None:
+    def _foresee(
+        self, tracked: Tracked, request_id: str, computed: int, scheduled: int, computes: list[Computes]
+    ) -> None:
         """Notes what the step computes and reserves slots for the blocks that it completes."""
         chain = tracked.chain
         if chain is None:
@@ -266,7 +255,7 @@ class SchedulerHalf:
         if not tracked.admitted:
             self._admit(tracked, computed)
         after = computed + scheduled
-        step.planned.append((request_id, tracked.life, after))
+        computes.append((request_id, tracked.life, after))
         blocks = after // self._shape.block_tokens
         if blocks <= tracked.known or tracked.mute:
             return
@@ -316,19 +305,10 @@ class SchedulerHalf:
 
     def stepped(self, report: StepReport) -> None:
         """What the workers say of the steps that they ended, all ranks together or one after the other."""
-        for number, ranks in report.done.items():
-            step = self._under_way.get(number)
-            if step is None:
-                continue
-            step.ranks += ranks
-            if step.ranks < self._shape.world:
-                continue
-            for request_id, life, after in step.planned:
-                tracked = self._tracked.get(request_id)
-                if tracked is not None and tracked.life == life:
-                    tracked.confirmed = max(tracked.confirmed, after)
-            for old in [n for n in self._under_way if n <= number]:
-                del self._under_way[old]  # an earlier one that is not confirmed by now will not be
+        for request_id, life, after in self._steps.ended(report.done):
+            tracked = self._tracked.get(request_id)
+            if tracked is not None and tracked.life == life:
+                tracked.confirmed = max(tracked.confirmed, after)
         for request_id, transfer, bad in report.failed:
             with self._apart(request_id):
                 self._load_failed(request_id, transfer, bad)
@@ -429,16 +409,3 @@ class SchedulerHalf:
     @property
     def tracked(self) -> int:
         return len(self._tracked)
-
-
-def _foreign_input(request: Any) -> str:
-    """The name of an input that shapes the KV and that the digest does not know, or ""."""
-    if request.lora_request is not None:
-        return "adapter"
-    if request.mm_features:
-        return "multimodal"
-    if request.prompt_embeds is not None:
-        return "prompt_embeds"
-    if getattr(request, "resumable", False):
-        return "streamed_prompt"  # its tokens are not only appended to
-    return ""
