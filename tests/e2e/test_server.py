@@ -220,6 +220,7 @@ def test_a_model_of_the_same_name_with_other_weights_recalls_nothing(
         assert (alone.local_tokens, alone.external_tokens) == (0, 0)
         assert (alone.token_ids, alone.logprobs) == (first.token_ids, first.logprobs)
         assert recalled(engine, prompts[0], 1).external_tokens == WHOLE  # its own
+        engine.kill()  # quicker than to close it
 
 
 def change_one_value(weights: Path, tensor: str) -> None:

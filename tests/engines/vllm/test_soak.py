@@ -79,7 +79,7 @@ class Soak:
         self.weights += 1
 
 
-@pytest.mark.parametrize(("seed", "setup"), enumerate(ENGINES), ids=str)
+@pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
 def test_anything_in_any_order(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
     print(f"seed {seed}")
     with engine(tmp_path, **setup) as h:
