@@ -16,6 +16,9 @@ from stepwell.protocol.messages import FromWell, Hello, Message
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
 """Seconds between attempts to join: doubled from the first to the longest."""
 
+PERSON_WAIT = 60.0
+"""Seconds until the next attempt where a person must act first: settings, permissions, an unsuited system."""
+
 Trouble = Callable[[StepwellError], None]
 
 
@@ -95,9 +98,13 @@ class Membership:
             if self.attempt():
                 self._lost.wait()
                 wait = FIRST_WAIT
-            quick = self._outbox is None and self._hello() is None
-            self._closed.wait(0.05 if quick else wait)
-            wait = wait if quick else min(2 * wait, LONGEST_WAIT)
+            if self._outbox is None and self._hello() is None:
+                self._closed.wait(0.05)
+            elif self._told[3:4] in ("1", "6", "7"):
+                self._closed.wait(PERSON_WAIT)
+            else:
+                self._closed.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
 
     def received(self, message: FromWell, fds: Sequence[int]) -> None:
         self._receiver.received(message, fds)

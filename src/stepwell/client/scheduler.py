@@ -160,8 +160,6 @@ class SchedulerClient:
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
         with self._lock:
-            if ask.session != self.session:
-                return 0
             ask.offered = ask.blocks > 0
             return ask.blocks
 
@@ -208,10 +206,16 @@ class SchedulerClient:
         self._post(session, m.Forget(epoch, digests))
 
     def count(self, name: str, n: int = 1) -> None:
-        """Counts what only the engine side sees; reported to the well once a second at most."""
+        """Counts what only the engine side sees, for the next `report`."""
         self._counts[name] += n
+
+    def report(self, *, idle: bool) -> None:
+        """Tells the well what was counted: once a second at most, and when the engine has nothing left to do."""
+        if not self._counts:
+            return
         now = self._clock()
-        if now - self._reported >= 1.0 and self._post(self.session, m.Report(dict(self._counts))):
+        due = idle or now - self._reported >= 1.0
+        if due and self._post(self.session, m.Report(dict(self._counts))):
             self._reported = now
             self._counts.clear()
 

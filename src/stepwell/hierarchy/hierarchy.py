@@ -36,8 +36,9 @@ from stepwell.io.memory import Memory
 from stepwell.protocol import messages as m
 from stepwell.vault.keyring import Keyring
 
-TURN_BLOCKS = 128
-"""Blocks looked up or reserved in one turn (4 us each): keeps a turn under a millisecond."""
+TURN_BLOCKS = 32
+"""Blocks looked up or reserved in one turn (4 us each): what a ping may have to wait for, and still a small share of
+what a turn costs by itself."""
 
 MAX_RESERVE = 256
 """Blocks in one Reserve."""

@@ -170,15 +170,14 @@ def test_a_client_that_raises_costs_no_request(tmp_path: Path, method: str, afte
 
 def test_a_hook_without_its_arguments_costs_no_request(tmp_path: Path) -> None:
     """A scheduler output of a vLLM that we do not know: all requests go on without stepwell."""
-    with engine(tmp_path) as h:
-        h.serve(prompt(200))
-        h.forget()
-        rid = h.add(prompt(200) + prompt(100, seed=3), max_tokens=10)
+    with engine(tmp_path, batch_tokens=64) as h:
+        rid = h.add(prompt(300), max_tokens=40)
+        h.step()
         with patch.object(type(h.half), "_observe", side_effect=AttributeError("no such field")):
-            h.step()
-            h.step()
+            h.step()  # the pages that it appended are not known
         h.run()
         assert h.right(h.requests[rid])
+        assert h.right(h.recall([*prompt(300), *h.requests[rid].tokens], max_tokens=3))
         h.assert_quiet()
 
 
@@ -232,6 +231,7 @@ def test_a_lost_well_is_rejoined_with_nothing_stale(tmp_path: Path, scheduler_fi
             members = [h.client, *h.worker_clients]
             for client in members if scheduler_first else reversed(members):
                 assert client.membership.attempt()
+                h.step()  # while only some of its members are back
             assert h.client.live
             h.run()
             assert all(h.right(h.requests[rid]) for rid in ids)

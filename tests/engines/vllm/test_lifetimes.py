@@ -91,6 +91,7 @@ def test_an_id_may_be_used_again(tmp_path: Path) -> None:
                     h.step()
             h.add(prompt(250, 9), max_tokens=20, request_id="again")
             h.run()
+            assert h.recall(prompt(250, 9)).external == 240, "the end of the first did not end the second"
             for seed in (0, 1, 2, 3, 9):
                 assert h.right(h.recall(prompt(260, seed)[:250], max_tokens=3))
             h.assert_quiet()
@@ -201,7 +202,7 @@ def test_new_weights_under_live_requests(tmp_path: Path, runner_v2: bool) -> Non
         h.forget()
         running = h.add(prompt(200), max_tokens=60)
         h.run_until(lambda: len(h.requests[running].tokens) > 20)
-        waiting = h.add(prompt(200) + prompt(30, seed=2), max_tokens=5)
+        waiting = h.add(prompt(230, seed=2), max_tokens=5)
         assert h.update_weights(7)
         h.run()
         assert h.recall(prompt(200)).external == 192, "preempted by it, so it spills again"

@@ -57,7 +57,7 @@ def test_a_recall_may_start_inside_a_block(tmp_path: Path) -> None:
             h.serve([*prompt(16 * local_pages + 1)[:-1], 7, 8])
             seen = h.serve(prompt(300), max_tokens=3)
             assert (seen.local, seen.external) == (16 * local_pages, 256 - 16 * local_pages)
-            assert h.right(seen)
+            assert h.right(seen) and not h.failures
         h.assert_quiet()
 
 

@@ -202,7 +202,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             self._open_worker(kv_caches)
         except StepwellError as error:
-            self._inert(error)
+            self._inert(error, alone=True)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
             self._caught("register_kv_caches", error)
 
@@ -219,7 +219,11 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             layout=digest_of(facts),
         )
         self._client = client = worker_client.WorkerClient(
-            who, self.dialler(self._settings), trouble=voice.tell, wishes=self._settings.wishes, threaded=self.threaded
+            who,
+            self.dialler(self._settings),
+            trouble=voice.tell_of_worker,
+            wishes=self._settings.wishes,
+            threaded=self.threaded,
         )
         self._work = WorkerHalf(who.rank, shape.shard_bytes, copies, client)
 
@@ -238,11 +242,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         if self._sched is not None:
             self._sched.drop(request.request_id)
 
-    def _inert(self, error: StepwellError) -> None:
-        """Serves nothing from here on. Raises where the user asked for that."""
+    def _inert(self, error: StepwellError, *, alone: bool = False) -> None:
+        """Serves nothing from here on. Raises where the user asked for that. `alone`: only this process knows; what
+        all find at their start is told by the scheduler's."""
         if self._strict:
             raise error
-        log.error("stepwell is inert, the engine goes on without it: %s", error)
+        level = logging.ERROR if alone or self._is_scheduler else logging.DEBUG
+        log.log(level, "stepwell is inert, the engine goes on without it: %s", error)
 
     # engine core, in the order of a step ------------------------------------------------------------------------------
 

@@ -43,3 +43,12 @@ def tell(error: StepwellError) -> None:
     """Trouble that leaves the engine without recalls for now."""
     level = logging.WARNING if error.code in ("SW-402", "SW-504") else logging.ERROR
     log.log(level, "stepwell: no recalls for now: %s", error)
+
+
+def tell_of_worker(error: StepwellError) -> None:
+    """Trouble of a worker's member. What settings, well and permissions have to say, the scheduler's member is told too,
+    and one line is enough."""
+    if error.code[3] in "156":
+        log.debug("stepwell: a worker has not joined: %s", error)
+    else:
+        tell(error)
