@@ -78,6 +78,13 @@ class EngineReported:
     counts: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ArenaTroubled:
+    """Memory for a slab was refused; `error` is the whole line for a person."""
+
+    error: str
+
+
 Event = (
     SessionOpened
     | SessionEnded
@@ -89,5 +96,6 @@ Event = (
     | SpillRefused
     | BlockDropped
     | EngineReported
+    | ArenaTroubled
 )
 Sink = Callable[[Event], None]

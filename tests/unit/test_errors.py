@@ -22,12 +22,12 @@ def test_a_message_is_one_line_with_all_parts() -> None:
 
 
 def test_an_error_survives_being_copied_between_processes() -> None:
-    error = copy.copy(IntegrityError("SW-301", **PARTS))
+    error = copy.copy(IntegrityError("SW-302", **PARTS))
     assert type(error) is IntegrityError
-    assert str(error) == "what: w why: y fix: f [SW-301]"
+    assert str(error) == "what: w why: y fix: f [SW-302]"
 
 
-@pytest.mark.parametrize("code", ["SW-199", "SW-301", "101", "SW-1"])
+@pytest.mark.parametrize("code", ["SW-199", "SW-302", "101", "SW-1"])
 def test_a_code_that_is_unknown_or_of_another_class_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="is not a code of ConfigError") as caught:
         ConfigError(code, **PARTS)

@@ -570,6 +570,16 @@ def test_members_that_describe_different_things_get_no_session(rig: Rig, other: 
     assert rig.hierarchy.stats()["quarantined_sessions"] == 0
 
 
+def test_a_shard_that_no_slab_can_hold_is_refused_and_all_are_told(rig: Rig) -> None:
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(shard_bytes=1 << 30), "engine"
+    worker = FakeMember(rig, engine.worker_hello(0))
+    scheduler = FakeMember(rig, engine.scheduler_hello())
+    assert refused(scheduler) == "SW-107"
+    assert refused(worker) == "SW-107"
+    assert rig.hierarchy.sessions == 0
+
+
 MISUSE: dict[str, tuple[str, m.FromEngine]] = {
     "a worker asks": ("worker", m.Ask(1, 0, 0, bytes(32))),
     "a worker reserves": ("worker", m.Reserve(1, 0, b"", bytes(32))),

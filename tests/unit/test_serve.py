@@ -152,9 +152,9 @@ def test_descriptors_do_not_leak(well: InThread) -> None:
         if n % 2:
             peer.read()
         peer.close()
-    # Members that joined are watched until their process, this one, has exited: 20 of them, and not one more.
+    # Their sessions never came to life, so nobody needs to know when their process exits.
     eventually(lambda: stats(well)["connections"] == 1 and stats(well)["sessions"] == 0)
-    eventually(lambda: ["pidfd" in name for name in open_files() - before] == [True] * 20)
+    eventually(lambda: open_files() <= before)
 
 
 def test_only_a_hello_brings_a_descriptor(well: InThread) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from stepwell import __version__
 from stepwell.cli.output import emit, stats_table
-from stepwell.io.paths import home_dir
+from stepwell.io.paths import home_dir, prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -74,6 +74,7 @@ def serve(
     from stepwell.serve.process import run
 
     place = _home(home)
+    prepare_home(place)
     loaded = load(place, os.environ, path=config, overrides={"host": host})
 
     def ready(socket: Path) -> None:
@@ -110,14 +111,16 @@ def vllm_args(
     as_json: Json = False,
 ) -> None:
     """Print the flags to paste behind `vllm serve MODEL`."""
+    from stepwell.config import Settings, check_sizes
+    from stepwell.io.host import memory_allowed
     from stepwell.units import parse_size
 
     extra: dict[str, Any] = {}
     if host is not None:
-        parse_size(host)
+        check_sizes(Settings(host=parse_size(host)), memory_allowed())
         extra["host"] = host
     if home is not None:
-        extra["home"] = str(home)
+        extra["home"] = str(home.expanduser().absolute())
     if strict:
         extra["strict"] = True
     transfer: dict[str, Any] = {

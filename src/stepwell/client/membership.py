@@ -17,7 +17,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
 """Seconds between attempts to join: doubled from the first to the longest."""
 
 PERSON_WAIT = 60.0
-"""Seconds until the next attempt where a person must act first: settings, permissions, an unsuited system."""
+"""Seconds until the next attempt where a person must act first: settings, shapes, permissions, an unsuited system."""
 
 Trouble = Callable[[StepwellError], None]
 
@@ -40,6 +40,7 @@ class Membership:
         self._trouble = trouble
         self._outbox: Outbox | None = None
         self._told = ""
+        self._wait = FIRST_WAIT
         self._lost = threading.Event()
         self._lost.set()
         self._closed = threading.Event()
@@ -89,22 +90,21 @@ class Membership:
             self._trouble(error)
 
     def settled(self) -> None:
-        """The well has taken us in: the next trouble is news again."""
+        """The session is complete: the next trouble is news again, and the next loss is answered quickly."""
         self._told = ""
+        self._wait = FIRST_WAIT
 
     def _run(self) -> None:
-        wait = FIRST_WAIT
         while not self._closed.is_set():
             if self.attempt():
                 self._lost.wait()
-                wait = FIRST_WAIT
             if self._outbox is None and self._hello() is None:
                 self._closed.wait(0.05)
-            elif self._told[3:4] in ("1", "6", "7"):
+            elif self._told[3:4] in ("1", "6", "7") or self._told == "SW-401":
                 self._closed.wait(PERSON_WAIT)
             else:
-                self._closed.wait(wait)
-                wait = min(2 * wait, LONGEST_WAIT)
+                self._closed.wait(self._wait)
+                self._wait = min(2 * self._wait, LONGEST_WAIT)
 
     def received(self, message: FromWell, fds: Sequence[int]) -> None:
         self._receiver.received(message, fds)

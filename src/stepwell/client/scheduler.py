@@ -194,12 +194,14 @@ class SchedulerClient:
             return None
         return spill
 
-    def abandon(self, spill: Spill, leases: Sequence[int]) -> None:
-        """These leases (all that are still to be granted, if none was) will not be given to a worker."""
+    def abandon(self, spill: Spill, first: int) -> None:
+        """Its blocks from `first` on will not be given to a worker, granted already or not. Under the lock, so that a
+        grant that comes at this moment is either seen here or sees that nobody wants it."""
         with self._lock:
-            spill.cancelled = spill.cancelled or not spill.granted
+            spill.cancelled = not spill.granted
+            leases = [lease for lease in spill.leases[first:] if lease]
         if leases:
-            self._post(spill.session, m.Abandon(list(leases)))
+            self._post(spill.session, m.Abandon(leases))
 
     def forget(self, session: int, digests: bytes, epoch: int) -> None:
         """Blocks that failed their check when this session recalled them."""
@@ -303,6 +305,7 @@ class SchedulerClient:
                 ask.final, ask.reason, ask.blocks = True, "well_lost", 0
             self._asks.clear()
             for spill in self._spills.values():
-                spill.granted, spill.leases = True, [0] * spill.blocks
+                spill.leases = [0] * spill.blocks  # before `granted`, which others read without the lock
+                spill.granted = True
             self._spills.clear()
             self._news.notify_all()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.client.membership import Membership, Trouble
-from stepwell.errors import IntegrityError, StepwellError, as_error
+from stepwell.errors import CapacityError, IntegrityError, StepwellError, as_error
 from stepwell.io.memory import PIECE, Bytes, Mapping
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
@@ -158,6 +158,7 @@ class WorkerClient:
             case m.Welcome(session=session):
                 self._session = session
                 self._left.clear()
+            case m.Ready():
                 self.membership.settled()
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))
@@ -193,7 +194,8 @@ class WorkerClient:
             mapping = Mapping(fds[0], shared.nbytes)
             for start in range(0, shared.nbytes, PIECE):
                 mapping.populate(start, min(PIECE, shared.nbytes - start), write=True)
-        except (StepwellError, OSError):
+        except (StepwellError, OSError, ValueError) as error:
+            self._unmappable(error)
             return  # never reported as mapped, so never leased to us
         finally:
             for fd in fds:
@@ -204,6 +206,19 @@ class WorkerClient:
                 return
             self._slabs[session, shared.slab] = _Slab(shared, mapping)
         self._post(session, m.Mapped(shared.slab))
+
+    def _unmappable(self, error: Exception) -> None:
+        """Blocks in this slab are misses for the whole engine: somebody should know."""
+        cause = error if isinstance(error, StepwellError) else None
+        self.membership.trouble(
+            cause
+            or CapacityError(
+                "SW-202",
+                what="a slab of the arena could not be mapped in a worker",
+                why=str(error),
+                fix="raise the worker's limits on memory and open files",
+            )
+        )
 
     def _unmap(self, gone: Callable[[tuple[int, int]], bool]) -> None:
         with self._idle:

@@ -23,7 +23,8 @@ from stepwell.errors import ConfigError
 FILE_NAME = "stepwell.yaml"
 DEFAULT = "default"
 _PREFIX = "STEPWELL_"
-_NOT_SETTINGS = frozenset({"STEPWELL_HOME", "STEPWELL_CONFIG"})  # they say where to look, before any file is read
+# Two say where to look, before any file is read; the third asks the command line for a traceback.
+_NOT_SETTINGS = frozenset({"STEPWELL_HOME", "STEPWELL_CONFIG", "STEPWELL_DEBUG"})
 
 M = TypeVar("M", bound=BaseModel)
 

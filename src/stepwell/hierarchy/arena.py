@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
-from stepwell.errors import ConfigError, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.recency import Recency
@@ -48,6 +48,7 @@ class Watch:
     serving: Callable[[Slab | None], None]  # populated: may be shared with members; None: could not be made
     retired: Callable[[Slab], None]  # to be unmapped by members
     dropped: Callable[[Entry, str], None]  # a resident block is gone, and why
+    troubled: Callable[[StepwellError], None] = lambda error: None  # memory for a slab was refused
 
 
 class Arena:
@@ -77,13 +78,6 @@ class Arena:
         room (one long prompt), though no more than a quarter of `host`."""
         holding = self.holdings.setdefault(owner, Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
-        if not layout.slots:
-            self.trouble = ConfigError(
-                "SW-107",
-                what=f"a host tier of {self.host_bytes} bytes cannot hold one shard of {owner.slot_bytes} bytes",
-                why="a slot holds a whole shard",
-                fix="raise `host`, or lower `block_tokens`",
-            )
         if holding.making or not layout.slots:
             return
         short = holding.free <= layout.slots // 2
@@ -96,7 +90,7 @@ class Arena:
         try:
             memory = self._memory.make(layout.nbytes)
         except StepwellError as error:
-            self.trouble = error
+            self._troubled(error)
             return
         self._numbers += 1
         slab = Slab(self._numbers, owner, layout, memory)
@@ -105,6 +99,10 @@ class Arena:
         holding.making = True
         self._populate_piece(slab)
 
+    def _troubled(self, error: StepwellError) -> None:
+        self.trouble = error
+        self._watch.troubled(error)
+
     def _populate_piece(self, slab: Slab) -> None:
         start, length = slab.next_piece()
 
@@ -112,7 +110,8 @@ class Arena:
             if slab.number not in self.slabs:
                 return  # closed meanwhile
             if error is not None:
-                self.trouble = error if isinstance(error, StepwellError) else None
+                if isinstance(error, StepwellError):
+                    self._troubled(error)
                 self.holdings[slab.owner].making = False
                 self._give_back(slab)
                 self._watch.serving(None)

@@ -61,6 +61,8 @@ class Counters:
                 self.total["slabs_made"] += 1
             case e.SlabRetired():
                 self.total["slabs_retired"] += 1
+            case e.ArenaTroubled():
+                self.total["troubles"] += 1
             case e.EngineReported(counts):
                 self._reported(counts)
             case never:

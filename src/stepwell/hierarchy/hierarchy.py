@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from stepwell import events as e
+from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namer
 from stepwell.block.state import State
-from stepwell.errors import ProtocolError, StepwellError
+from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena import Arena, Watch
@@ -74,7 +75,12 @@ class Hierarchy:
         self.index: dict[BlockId, Entry] = {}
         self._ghosts = Ghosts()
         self._sink = sink
-        watch = Watch(serving=self._share, retired=self._unshare, dropped=self._dropped)
+        watch = Watch(
+            serving=self._share,
+            retired=self._unshare,
+            dropped=self._dropped,
+            troubled=lambda error: self._emit(e.ArenaTroubled(str(error))),
+        )
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
         self.roster = Roster()
         self._recalls = Recalls(self.arena, self.index, limits, self._emit, self._ghosts, self._namers)
@@ -93,10 +99,15 @@ class Hierarchy:
             member = self.roster.enter(peer, hello, send, close)
             session = member.session
             if session.complete:
+                self._fits(hello.shard_bytes)
                 self.roster.open(session)
         except StepwellError as error:
-            send(m.Refused(error.code, error.what, error.why, error.fix), ())
-            if member is not None:
+            refused = m.Refused(error.code, error.what, error.why, error.fix)
+            if member is None:
+                send(refused, ())
+            else:
+                for other in member.session.members:  # whoever joined last, all are to know why
+                    other.send(refused, ())
                 self._end(member.session, without=member)
             return None
         for old in self.roster.disowned(member):
@@ -107,6 +118,15 @@ class Hierarchy:
         if session.phase is Phase.LIVE:
             self._open(session)
         return member
+
+    def _fits(self, shard_bytes: int) -> None:
+        if not SlabLayout.within(self.limits.host_bytes, shard_bytes).slots:
+            raise ConfigError(
+                "SW-107",
+                what=f"a host tier of {self.limits.host_bytes} bytes cannot hold one shard of {shard_bytes} bytes",
+                why="a slot holds a whole shard of a block",
+                fix="raise `host` of the well, or lower the connector's `block_tokens`",
+            )
 
     def _open(self, session: Session) -> None:
         assert session.owner is not None
@@ -321,6 +341,16 @@ class Hierarchy:
     @property
     def holds_blocks(self) -> bool:
         return self.arena.blocks > 0
+
+    def watches(self, member: Member) -> bool:
+        """It still matters when this member's process exits."""
+        numbers = {n for quarantine in self.roster.quarantines for n in quarantine.alive.values()}
+        return member.session.phase is not Phase.ENDED or member.number in numbers
+
+    @property
+    def next_moment(self) -> float | None:
+        """When time alone gives `turn` something to do; None: never."""
+        return self._parked[0][0] if self._parked else None
 
     @property
     def sessions(self) -> int:

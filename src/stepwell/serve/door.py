@@ -39,6 +39,7 @@ from stepwell.protocol.messages import (
 from stepwell.serve.connection import Connection, is_pidfd
 
 MAX_CONNECTIONS = 1024
+_WATCHED_TIDY = 64  # from here on those that matter no more are looked for at each hello
 MAX_WATCHED = 4096
 """Processes whose exit is awaited; those of ended connections count until they have exited."""
 
@@ -224,6 +225,8 @@ class Door:
             self._send(connection, Welcome(0, hello.protocol, self._hierarchy.well, self._hierarchy.limits.host_bytes))
             return
         watched = connection.pidfd >= 0 and is_pidfd(connection.pidfd)
+        if watched and len(self._watched) >= _WATCHED_TIDY:
+            self._unwatch_the_past()
         if watched and len(self._watched) >= MAX_WATCHED:
             self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
             return
@@ -241,11 +244,20 @@ class Door:
 
     def _exited(self, connection: Connection, member: Member, _: int) -> None:
         """All threads of the process are gone, even if a forked child keeps its socket open."""
+        self._unwatch(connection)
+        self._hierarchy.exited(member)
+        self._drop(connection)
+
+    def _unwatch(self, connection: Connection) -> None:
         self._selector.unregister(connection.pidfd)
         del self._watched[connection.pidfd]
         self._discard_pidfd(connection)
-        self._hierarchy.exited(member)
-        self._drop(connection)
+
+    def _unwatch_the_past(self) -> None:
+        """Members whose sessions have ended and left nothing that their processes could still touch."""
+        for connection in list(self._watched.values()):
+            if connection.closed and connection.member is not None and not self._hierarchy.watches(connection.member):
+                self._unwatch(connection)
 
     def _discard_pidfd(self, connection: Connection) -> None:
         if connection.pidfd >= 0:
@@ -319,6 +331,8 @@ class Door:
             self._discard_pidfd(connection)
         if connection.member is not None:
             self._hierarchy.left(connection.member)
+            if connection.pidfd in self._watched and not self._hierarchy.watches(connection.member):
+                self._unwatch(connection)
 
     def _is_settled(self, connection: Connection) -> bool:
         return connection.closed or (connection.greeted and not connection.ending)

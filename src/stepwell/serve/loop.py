@@ -92,7 +92,8 @@ class Loop:
 
     def _patience(self) -> float | None:
         """Seconds until time alone gives us something to do; None: never."""
-        moments = [moment for moment in (self._door.next_moment(), self._leaves_at()) if moment is not None]
+        every = (self._door.next_moment(), self._leaves_at(), self._hierarchy.next_moment)
+        moments = [moment for moment in every if moment is not None]
         if gc.get_count()[0] > _GC_IDLE:
             moments.append(self._clock.now() + _GC_AFTER_SECONDS)
         return max(0.0, min(moments) - self._clock.now()) if moments else None

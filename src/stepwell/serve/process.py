@@ -31,6 +31,7 @@ from stepwell.io.paths import prepare_home
 from stepwell.log import well_log
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
@@ -87,6 +88,7 @@ def _serve(
         memory=SystemMemory(),
         well=__version__,
         judge=judge(settings),
+        sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers)

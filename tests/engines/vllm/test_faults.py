@@ -305,3 +305,19 @@ def test_stale_saves_and_acknowledgements_stay_away(tmp_path: Path) -> None:
         assert h.stat("blocks") == 0
         h.run()
         h.assert_clean()
+
+
+def test_what_belonged_to_a_lost_session_is_not_said_to_the_next(tmp_path: Path) -> None:
+    """Lease numbers of one session may be those of another request's blocks in the next."""
+    with engine(tmp_path) as h:
+        h.add(prompt(200), max_tokens=3)
+        h.step()
+        assert h.half._spilling, "leased, not handed to the workers yet"
+        lose(h)
+        rejoin(h)
+        said: list[Any] = []
+        with patch.object(h.client.membership.outbox, "post", said.append):
+            h.reset_prefix_cache(connector=True)  # gives up what is not saved
+        assert not said
+        h.run()
+        h.assert_quiet()

@@ -106,7 +106,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                     "SW-710",
                     what="this vLLM lacks something that stepwell needs",
                     why=f"{type(error).__name__}: {error}",
-                    fix="use a vLLM that the README lists as tested",
+                    fix="use vLLM 0.32, the version this was tested with",
                 )
             )
 

@@ -374,7 +374,7 @@ class SchedulerHalf:
         """What was reserved and is not planned yet will not be copied; it may be offered anew."""
         for pending in tracked.pending:
             tracked.known = min(tracked.known, pending.first + pending.next)
-            self._client.abandon(pending.spill, [n for n in pending.spill.leases[pending.next :] if n])
+            self._client.abandon(pending.spill, pending.next)
         tracked.pending = []
 
     # the rest ---------------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def tell(error: StepwellError) -> None:
 
 
 def tell_of_worker(error: StepwellError) -> None:
-    """Trouble of a worker's member. What settings, well and permissions have to say, the scheduler's member is told too,
-    and one line is enough."""
+    """Trouble of a worker's member. What settings, well and permissions have to say, the scheduler's member is told
+    too, and one line is enough."""
     if error.code[3] in "156":
         log.debug("stepwell: a worker has not joined: %s", error)
     else:
