@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -48,7 +49,7 @@ class Mapping:
         raise CapacityError(
             "SW-202",
             what=f"{length} bytes of shared memory could not be populated",
-            why=os.strerror(code),
+            why=os.strerror(code) + (" (MADV_POPULATE_WRITE needs Linux 5.14)" if code == errno.EINVAL else ""),
             fix="lower `host`, or raise the memory limit of the well",
         )
 
