@@ -47,6 +47,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_RUNTIME_DIR", str(base))
     patch.delenv("STEPWELL_HOME", raising=False)
+    patch.delenv("VLLM_LOGGING_LEVEL", raising=False)  # these tests read what the engine logs
     yield base / "stepwell"
     patch.undo()
 
@@ -65,7 +66,7 @@ def well(folder: Path, runtime: Path) -> Iterator[Well]:
     yield well
     well.stop()
     eventually(lambda: leftovers() <= before, "shared memory is as it was")
-    assert well.processes() == []
+    eventually(lambda: well.processes() == [], "the well's process has ended")
     assert names(well.home) <= {"keyring", "README.txt", "stepwell.log", "fingerprints.json"}
     assert all(name.endswith(".lock") for name in names(runtime))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 pytest.importorskip("vllm", reason="needs vLLM")
 
 import torch
