@@ -112,6 +112,7 @@ def vllm_args(
 ) -> None:
     """Print the flags to paste behind `vllm serve MODEL`."""
     from stepwell.config import Settings, check_sizes
+    from stepwell.engines.vllm.plugin import NAME
     from stepwell.io.host import memory_allowed
     from stepwell.units import parse_size
 
@@ -124,7 +125,7 @@ def vllm_args(
     if strict:
         extra["strict"] = True
     transfer: dict[str, Any] = {
-        "kv_connector": "StepwellConnector",
+        "kv_connector": NAME,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
     }

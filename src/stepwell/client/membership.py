@@ -59,10 +59,6 @@ class Membership:
         a message goes to the link that it was meant for, or nowhere."""
         return self._outbox
 
-    @property
-    def linked(self) -> bool:
-        return self._outbox is not None
-
     def attempt(self) -> bool:
         """One try to join. True if a link is up (its answer may still be to come)."""
         if self._outbox is not None or self._closed.is_set():

@@ -236,8 +236,7 @@ class SchedulerClient:
         return True
 
     def close(self) -> None:
-        if self._counts:
-            self._post(self.session, m.Report(dict(self._counts)))
+        self.report(idle=True)
         self.membership.close()
 
     # what the link's thread calls -------------------------------------------------------------------------------------

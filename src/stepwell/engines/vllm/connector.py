@@ -82,7 +82,6 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         voice.adopt_engine_log()
         self._limited = RateLimited(log)
-        self._errors = 0
         self._sched: SchedulerHalf | None = None
         self._work: WorkerHalf | None = None
         self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
@@ -229,7 +228,6 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""
-        self._errors += 1
         self._limited.log(
             logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
         )
