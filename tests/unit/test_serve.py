@@ -218,6 +218,30 @@ def test_an_exit_counts_although_a_child_keeps_the_socket_open(well: InThread) -
     engine.stdout.close()
 
 
+ENGINE = ORPHANED_SOCKET.replace("if os.fork() == 0:", "if False:")
+
+
+def test_an_exit_and_the_end_of_the_socket_may_come_in_one_round(well: InThread) -> None:
+    command = [sys.executable, "-c", ENGINE, str(well.path), str(Path(__file__).parent)]
+    engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    assert engine.stdout.readline() == "joined\n"
+    busy, done = threading.Event(), threading.Event()
+
+    def occupy(_: BaseException | None) -> None:
+        busy.set()
+        done.wait(PATIENCE)
+
+    well.executor.submit(lambda: None, occupy)
+    assert busy.wait(PATIENCE)  # the well's thread looks at nothing now
+    engine.kill()
+    engine.wait()
+    done.set()
+    eventually(lambda: stats(well)["sessions"] == 0)
+    assert stats(well)["quarantined_sessions"] == 0
+    engine.stdout.close()
+
+
 def test_a_burst_is_answered_whole_and_in_order(well: InThread) -> None:
     peer = admin(well)
     count = 20_000

@@ -244,6 +244,8 @@ class Door:
 
     def _exited(self, connection: Connection, member: Member, _: int) -> None:
         """All threads of the process are gone, even if a forked child keeps its socket open."""
+        if connection.pidfd not in self._watched:
+            return  # its socket's end was handled in this same round and left nothing to watch for
         self._unwatch(connection)
         self._hierarchy.exited(member)
         self._drop(connection)
