@@ -180,8 +180,8 @@ def main() -> None:
             break
         ref = spill.refs[0][0]
         slot = members.worker.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
-        slot[:] = 7
-        written += len(slot)
+        slot.bytes[:] = 7
+        written += len(slot.bytes)
         members.acknowledge(spill)
     held, mapped = (sum(column) for column in zip(*touched, strict=True))
     found = {

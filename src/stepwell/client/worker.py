@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +27,28 @@ from stepwell.protocol.link import Dial
 
 
 class _Slab:
-    def __init__(self, shared: m.SlabShared, mapping: Mapping) -> None:
+    def __init__(self, shared: m.SlabShared, shard_bytes: int, mapping: Mapping) -> None:
         self.mapping = mapping
         self.generations: npt.NDArray[np.uint64] = mapping.bytes[: 8 * shared.slots].view(np.uint64)
         end = shared.offset + shared.slots * shared.stride
-        self.slots: npt.NDArray[np.uint8] = mapping.bytes[shared.offset : end].reshape(shared.slots, shared.stride)
+        whole = mapping.bytes[shared.offset : end].reshape(shared.slots, shared.stride)
+        self.slots: Bytes = whole[:, :shard_bytes]
 
     def close(self) -> None:
         del self.generations, self.slots
         self.mapping.close()
+
+
+class Slot(NamedTuple):
+    """Slot `number` of a slab: row `number` of `slots`, (slots, shard_bytes) of shared memory."""
+
+    slots: Bytes
+    number: int
+
+    @property
+    def bytes(self) -> Bytes:
+        row: Bytes = self.slots[self.number]
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +101,10 @@ class WorkerClient:
                 self._copying -= 1
                 self._idle.notify_all()
 
-    def slot(self, session: int, slab: int, slot: int, generation: int) -> Bytes:
-        """The bytes of a leased slot (shard_bytes of them). Raises IntegrityError when the lease no longer holds."""
+    def slot(self, session: int, slab: int, slot: int, generation: int) -> Slot:
+        """A leased slot. Raises IntegrityError when the lease no longer holds."""
         self.verify(session, slab, slot, generation)
-        slots = self._slabs[session, slab].slots
-        return slots[slot, : self._identity.shard_bytes]
+        return Slot(self._slabs[session, slab].slots, slot)
 
     def verify(self, session: int, slab: int, slot: int, generation: int) -> None:
         """Raises IntegrityError unless the session goes on, the slot is mapped and still has this generation. Readers
@@ -204,7 +217,7 @@ class WorkerClient:
             if session != self._session:
                 mapping.close()
                 return
-            self._slabs[session, shared.slab] = _Slab(shared, mapping)
+            self._slabs[session, shared.slab] = _Slab(shared, self._identity.shard_bytes, mapping)
         self._post(session, m.Mapped(shared.slab))
 
     def _unmappable(self, error: Exception) -> None:

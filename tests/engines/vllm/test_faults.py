@@ -71,15 +71,13 @@ def test_a_slot_that_is_reused_while_it_is_read(tmp_path: Path) -> None:
         h.serve(prompt(200))
         h.forget()
         copies = h.workers[0].connector._work._copies
-        scatter, entries, calls = copies.scatter, h.entries(), [0]
+        scatter, entries = copies.scatter, h.entries()
 
-        def reused(slot: Any, skip: int, pages: Any) -> None:
-            calls[0] += 1
-            if calls[0] == 5:
-                slab, number = entries[4].slots[0]
-                slab.renew(number)
-                slot[:] = 77
-            scatter(slot, skip, pages)
+        def reused(shards: Any) -> None:
+            slab, number = entries[4].slots[0]
+            slab.renew(number)
+            shards[4].slot.bytes[:] = 77
+            scatter(shards)
 
         copies.scatter = reused
         seen = h.serve(prompt(200), max_tokens=3)
@@ -298,7 +296,7 @@ def test_stale_saves_and_acknowledgements_stay_away(tmp_path: Path) -> None:
         touched: list[Any] = []
         with (
             patch.object(h.worker_clients[0].membership.outbox, "post", touched.append),
-            patch.object(work._copies, "gather", lambda *args: touched.append(args)),
+            patch.object(work._copies, "gather", touched.extend),
         ):
             work.end_of_step(stale)
         assert not touched

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+from stepwell.errors import IntegrityError
 from stepwell.hierarchy.local import open_well
 
 from .local import Engine, engine, prompt, setup_in
@@ -48,19 +50,30 @@ def test_a_block_is_published_when_all_ranks_have_filled_it(tmp_path: Path, slow
 
 def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path) -> None:
     with engine(tmp_path, ranks=2) as h:
-        copies = h.workers[1].connector._work._copies
-        gather, calls = copies.gather, []
+        client = h.worker_clients[1]
+        slot, calls = client.slot, []
 
-        def third_fails(*args: Any) -> None:
+        def third_fails(*args: Any) -> Any:
             calls.append(args)
             if len(calls) == 3:
-                raise OSError("on purpose")
-            gather(*args)
+                raise IntegrityError("SW-302", what="on purpose", why="", fix="")
+            return slot(*args)
 
-        copies.gather = third_fails
+        client.slot = third_fails
         h.serve(prompt(200))
         assert h.stat("blocks") == 11
         assert h.recall(prompt(200)).external == 32
+        assert h.recall(prompt(200)).external == 192
+        h.assert_quiet()
+
+
+def test_a_step_of_blocks_that_one_rank_cannot_copy_is_nobodys(tmp_path: Path) -> None:
+    with engine(tmp_path, ranks=2) as h:
+        copies = h.workers[1].connector._work._copies
+        with patch.object(copies, "gather", side_effect=OSError("on purpose")):
+            h.serve(prompt(200))
+        assert h.stat("blocks") == 0
+        assert h.serve(prompt(200)).external == 0
         assert h.recall(prompt(200)).external == 192
         h.assert_quiet()
 

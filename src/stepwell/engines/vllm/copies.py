@@ -1,4 +1,4 @@
-"""Copying between the engine's pages and a slot, on CPU. The one class that a CUDA twin will replace.
+"""Copying between the engine's pages and slots, on CPU. The one class that a CUDA twin will replace.
 
 A shard lies in its slot page by page, and within a page layer by layer:
 
@@ -9,19 +9,24 @@ Pages are opaque bytes: on CPU their content is packed for the instruction set, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from stepwell.client.worker import Slot
+from stepwell.engines.vllm.team import Bytes, Team
 from stepwell.errors import Unsupported
 
-Bytes = npt.NDArray[np.uint8]
+
+class Shard(NamedTuple):
+    """A slot, from its page `skip` on, and the engine's pages that go with it, in order."""
+
+    slot: Slot
+    skip: int
+    pages: Sequence[int]
 
 
 class CpuCopies:
-    """Views of one rank's KV caches. Indices are checked here: a wrong one raises IndexError, never touches memory.
+    """Views of one rank's KV caches. Indices are checked before anything is copied: a wrong one raises IndexError.
 
     Raises Unsupported (SW-707) for tensors whose pages are not one contiguous piece of CPU memory each.
     """
@@ -35,33 +40,91 @@ class CpuCopies:
             seen.add(tensor.data_ptr())
             rows.append(_rows(name, tensor, num_pages))
         self._rows = rows
-        self._sizes = [row.shape[1] for row in rows]
+        self._team = Team()
         self.num_pages = num_pages
-        self.page_bytes = sum(self._sizes)
+        self.page_bytes = sum(row.shape[1] for row in rows)
 
-    def gather(self, pages: Sequence[int], slot: Bytes) -> None:
-        """Copies whole pages into a slot, in order; they must fill it."""
-        self._check(pages, slot)
-        if len(pages) * self.page_bytes != len(slot):
-            raise IndexError(f"{len(pages)} pages do not fill a slot of {len(slot)} bytes")
-        at = 0
-        for page in pages:
-            for row, size in zip(self._rows, self._sizes, strict=True):
-                slot[at : at + size] = row[page]
+    def gather(self, shards: Sequence[Shard]) -> None:
+        """Copies the engine's pages into the slots."""
+        self._team.copy([(slots, pages) for pages, slots in self._views(shards)])
+
+    def scatter(self, shards: Sequence[Shard]) -> None:
+        """Copies the slots into the engine's pages."""
+        self._team.copy(list(self._views(shards)))
+
+    def close(self) -> None:
+        self._team.close()
+
+    def _views(self, shards: Sequence[Shard]) -> Iterator[tuple[Bytes, Bytes]]:
+        """The engine's pages, and as many bytes of slots: for each layer and run one pair."""
+        for shard in shards:
+            self._check(shard)
+        for run in _runs(shards):
+            slots, pages = run.slots[run.slot.span(run.count)], run.page.span(run.count)
+            at = run.place * self.page_bytes
+            for row in self._rows:
+                size = row.shape[1]
+                yield row[pages], slots[:, at : at + size]
                 at += size
 
-    def scatter(self, slot: Bytes, skip: int, pages: Sequence[int]) -> None:
-        """Copies a slot's pages, from page `skip` on, into these pages of the engine."""
-        at = skip * self.page_bytes
-        self._check(pages, slot[at:])
-        for page in pages:
-            for row, size in zip(self._rows, self._sizes, strict=True):
-                row[page] = slot[at : at + size]
-                at += size
+    def _check(self, shard: Shard) -> None:
+        (slots, slot), skip, pages = shard
+        fits = 0 <= slot < len(slots) and skip >= 0 and (skip + len(pages)) * self.page_bytes <= slots.shape[1]
+        if not fits or not all(0 <= page < self.num_pages for page in pages):
+            raise IndexError(f"pages {list(pages)} of {self.num_pages} do not fit slot {slot} from its page {skip} on")
 
-    def _check(self, pages: Sequence[int], slot: Bytes) -> None:
-        if len(pages) * self.page_bytes > len(slot) or not all(0 <= page < self.num_pages for page in pages):
-            raise IndexError(f"{len(pages)} pages of {self.num_pages} do not fit a slot of {len(slot)} bytes")
+
+class _Steps:
+    """Evenly spaced numbers, as far as they are known."""
+
+    __slots__ = ("first", "last", "step")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.last = first
+        self.step = 0
+
+    def continued_by(self, number: int) -> bool:
+        step = number - self.last
+        return step == self.step if self.step else step != 0
+
+    def add(self, number: int) -> None:
+        self.step, self.last = number - self.last, number
+
+    def span(self, count: int) -> slice:
+        stop = self.first + count * (self.step or 1)
+        return slice(self.first, stop if stop >= 0 else None, self.step or 1)
+
+
+class _Run:
+    """Page `place` of some slots of one slab and the engine's pages that go with them, both evenly spaced: one numpy
+    call copies a layer of them all."""
+
+    __slots__ = ("count", "page", "place", "slot", "slots")
+
+    def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
+        self.slots, self.slot, self.place, self.page = slots, _Steps(slot), place, _Steps(page)
+        self.count = 1
+
+    def takes(self, slots: Bytes, slot: int, page: int) -> bool:
+        if slots is not self.slots or not (self.slot.continued_by(slot) and self.page.continued_by(page)):
+            return False
+        self.slot.add(slot)
+        self.page.add(page)
+        self.count += 1
+        return True
+
+
+def _runs(shards: Sequence[Shard]) -> list[_Run]:
+    """All pages of the shards, each in one run."""
+    runs: list[_Run] = []
+    growing: dict[int, _Run] = {}  # by place
+    for (slots, slot), skip, pages in shards:
+        for place, page in enumerate(pages, skip):
+            run = growing.get(place)
+            if run is None or not run.takes(slots, slot, page):
+                growing[place] = run = _Run(slots, slot, place, page)
+                runs.append(run)
+    return runs
 
 
 def _rows(name: str, tensor: Any, num_pages: int) -> Bytes:

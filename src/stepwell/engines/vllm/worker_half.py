@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.copies import CpuCopies, Shard
 from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
+from stepwell.errors import StepwellError
 
 log = logging.getLogger("stepwell")
 
@@ -86,16 +87,26 @@ class WorkerHalf:
     # copying ----------------------------------------------------------------------------------------------------------
 
     def _save(self, saves: Sequence[Save]) -> None:
+        if not saves:
+            return
         failed: list[Save] = []
         filled: list[Save] = []
+        shards: list[Shard] = []
         with self._client.copying():
             for save in saves:
                 try:
-                    self._copies.gather(save.pages, self._client.slot(save.session, *save.refs[self._rank]))
+                    shards.append(Shard(self._client.slot(save.session, *save.refs[self._rank]), 0, save.pages))
                     filled.append(save)
-                except Exception as error:  # noqa: BLE001 - a failed spill is a block less, never an engine less
+                except StepwellError as error:
                     log.debug("a block was not spilled: %s", error)
                     failed.append(save)
+            try:
+                self._copies.gather(shards)
+            except Exception as error:  # noqa: BLE001 - a failed spill is a few blocks less, never an engine less
+                log.debug("blocks were not spilled: %s", error)
+                failed, filled = list(saves), []
+            finally:
+                shards.clear()  # views of slots: none may outlive `copying`
         for session, leases in _by_session(filled).items():
             self._client.filled(session, leases, [])
         self._drop(failed)
@@ -109,14 +120,9 @@ class WorkerHalf:
         good, began = 0, time.monotonic()
         try:
             with self._client.copying():
-                skip = load.skip
-                for refs, pages in load.blocks:
-                    ref = refs[self._rank]
-                    self._copies.scatter(self._client.slot(load.session, *ref), skip, pages)
-                    self._client.verify(load.session, *ref)
-                    good, skip = good + 1, 0
+                good = self._copy_in(load)
         except Exception as error:  # noqa: BLE001 - a failed load is recomputed
-            log.debug("a block was not recalled: %s", error)
+            log.debug("blocks were not recalled: %s", error)
         with self._lock:
             if good < len(load.blocks):
                 self._report.failed.append((load.request, load.transfer, good))
@@ -130,13 +136,34 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 - its lease ends with the session
             log.debug("a recall was not acknowledged: %s", error)
 
+    def _copy_in(self, load: Load) -> int:
+        """How many leading blocks are in their pages, as the well has leased them. A slot is checked before it is read,
+        and again afterwards."""
+        shards: list[Shard] = []
+        skip = load.skip
+        try:
+            for refs, pages in load.blocks:
+                shards.append(Shard(self._client.slot(load.session, *refs[self._rank]), skip, pages))
+                skip = 0
+        except StepwellError as error:
+            log.debug("a block was not recalled: %s", error)
+        self._copies.scatter(shards)
+        for good, (refs, _) in enumerate(load.blocks[: len(shards)]):
+            try:
+                self._client.verify(load.session, *refs[self._rank])
+            except StepwellError as error:
+                log.debug("a block was not recalled: %s", error)
+                return good
+        return len(shards)
+
     def _copy_large(self) -> None:
         while (load := self._large.get()) is not None:
             self._load(load)
 
     def close(self) -> None:
-        """Ends the copying thread when it has done what it was given. Does not wait."""
+        """Ends the copying threads when they have done what they were given. Does not wait."""
         self._large.put(None)
+        self._copies.close()
 
 
 def _by_session(saves: Sequence[Save]) -> dict[int, list[int]]:

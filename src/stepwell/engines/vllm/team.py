@@ -1,0 +1,105 @@
+"""Copying with two threads, where the worker may use more than one processor.
+
+One core reads memory at about half of what two do, and a recall's time is its copy's. The second thread is woken for
+large copies only and sent to another processor than the first one's: where an engine's other processes spin, the system
+would leave both on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+ALONE_BYTES = 4 << 20
+"""Up to here waking the second thread costs more than it saves."""
+
+_libc = ctypes.CDLL(None)
+
+
+class _Job:
+    """Copies that the threads take from one iterator; taking is atomic under the GIL, copying releases it."""
+
+    def __init__(self, units: Iterator[tuple[Bytes, Bytes]]) -> None:
+        self.units = units
+        self.error: Exception | None = None
+        self._lock = threading.Lock()
+        self._over = False
+        self._joined = False
+        self._left = threading.Event()
+
+    def work(self) -> None:
+        for to, source in self.units:
+            to[...] = source
+
+    def help(self) -> None:
+        """The second thread's part; nothing if the first one is through already."""
+        with self._lock:
+            if self._over:
+                return
+            self._joined = True
+        try:
+            self.work()
+        except Exception as error:  # noqa: BLE001 - raised by `wait`, on the thread that wants the copy
+            self.error = error
+        finally:
+            self._left.set()
+
+    def wait(self) -> None:
+        """Until nobody copies any more. Raises what the helper raised."""
+        with self._lock:
+            self._over = True
+        if self._joined:
+            self._left.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Team:
+    """May be used by several threads at a time: the helper then helps one after the other, or comes too late."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._helper: threading.Thread | None = None
+
+    def copy(self, units: Sequence[tuple[Bytes, Bytes]]) -> None:
+        """Copies each pair's second array into its first; returns when all is copied, also when it raises."""
+        job = _Job(iter(units))
+        if sum(to.nbytes for to, _ in units) > ALONE_BYTES and self._send_elsewhere():
+            self._jobs.put(job)
+        try:
+            job.work()
+        finally:
+            job.wait()
+
+    def _send_elsewhere(self) -> bool:
+        """Gives the helper the processors that this thread may use and does not at present. False: there is none, as
+        where vLLM binds its workers to one each."""
+        try:
+            others = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
+            if not others:
+                return False
+            if self._helper is None:
+                self._helper = threading.Thread(target=self._help, name="stepwell-copy-2", daemon=True)
+                self._helper.start()
+            assert self._helper.native_id is not None  # set when `start` returns
+            os.sched_setaffinity(self._helper.native_id, others)
+        except (OSError, AttributeError, RuntimeError):  # a libc without sched_getcpu, no thread to be had
+            return False
+        return True
+
+    def _help(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.help()
+            del job  # its views keep mappings alive
+
+    def close(self) -> None:
+        """Ends the helper when it has nothing left to do. Does not wait."""
+        self._jobs.put(None)

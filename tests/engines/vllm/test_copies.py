@@ -1,0 +1,180 @@
+"""Where each byte of a page goes, and that two threads copy all of them once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter needs the engine")
+
+from stepwell.client.worker import Slot
+from stepwell.engines.vllm import team as team_module
+from stepwell.engines.vllm.copies import CpuCopies, Shard, _runs
+from stepwell.engines.vllm.team import Team
+
+PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many
+
+
+def caches(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randint(0, 256, (PAGES, size), dtype=torch.uint8, generator=generator)
+        for name, size in (("a", PAGE), ("b", 2 * PAGE))
+    }
+
+
+def slab(pages_per_block: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (SLOTS, pages_per_block * 3 * PAGE), np.uint8)
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int, list[int]]]]:
+    """Pages in a block, and (slab, slot, skip, pages) without a page or a slot twice. Often evenly spaced."""
+    per_block = draw(st.integers(1, 3))
+    order = draw(st.permutations(range(PAGES)) | st.just(range(PAGES)) | st.just(range(PAGES - 1, -1, -1)))
+    slots = draw(st.permutations(range(SLOTS)) | st.just(range(SLOTS)) | st.just(range(SLOTS - 1, -1, -1)))
+    free, chosen = list(order), []
+    for slot in list(slots)[: draw(st.integers(0, SLOTS))]:
+        skip = draw(st.integers(0, per_block - 1))
+        pages, free = free[: per_block - skip], free[per_block - skip :]
+        chosen.append((draw(st.integers(0, 1)), slot, skip, pages))
+    return per_block, chosen
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves())
+def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tuple[int, int, int, list[int]]]]) -> None:
+    per_block, chosen = plan
+    slabs = [slab(per_block, 1), slab(per_block, 2)]
+    tensors = caches(3)
+    copies = CpuCopies(tensors, PAGES)
+    shards = [Shard(Slot(slabs[n], slot), skip, pages) for n, slot, skip, pages in chosen]
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    for n, slot, skip, pages in chosen:
+        for place, page in enumerate(pages, skip):
+            at = place * 3 * PAGE
+            expected["a"][page] = torch.from_numpy(slabs[n][slot, at : at + PAGE])
+            expected["b"][page] = torch.from_numpy(slabs[n][slot, at + PAGE : at + 3 * PAGE])
+    with patch.object(team_module, "ALONE_BYTES", 0):
+        copies.scatter(shards)
+        assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+        before = [one.copy() for one in slabs]
+        for n, slot, skip, pages in chosen:
+            slabs[n][slot, skip * 3 * PAGE : (skip + len(pages)) * 3 * PAGE] = 0
+        copies.gather(shards)
+    assert all(np.array_equal(one, other) for one, other in zip(slabs, before, strict=True))
+    copies.close()
+
+
+def test_evenly_spaced_pages_are_one_run() -> None:
+    slots = slab(1, 1)
+    forwards = [Shard(Slot(slots, n), 0, [3 + n]) for n in range(5)]
+    assert len(_runs(forwards)) == 1
+    assert len(_runs(forwards[::-1])) == 1
+    assert len(_runs([Shard(Slot(slots, n), 0, [9 - 2 * n]) for n in range(4)])) == 1
+    assert len(_runs([Shard(Slot(slots, n), 0, [page]) for n, page in enumerate([0, 1, 2, 7, 8, 9])])) == 2
+
+
+@pytest.mark.parametrize(
+    ("slot", "skip", "pages"),
+    [(SLOTS, 0, [1]), (-1, 0, [1]), (0, 0, [PAGES]), (0, 0, [-1]), (0, 1, [1, 2]), (0, -1, [1])],
+)
+def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -> None:
+    slots, tensors = slab(2, 1), caches(2)
+    before = slots.copy(), {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = CpuCopies(tensors, PAGES)
+    shards = [Shard(Slot(slots, 1), 0, [0]), Shard(Slot(slots, slot), skip, pages)]
+    for copy in (copies.scatter, copies.gather):
+        with pytest.raises(IndexError):
+            copy(shards)
+    assert np.array_equal(slots, before[0])
+    assert all(torch.equal(tensors[name], before[1][name]) for name in tensors)
+
+
+# the second thread ----------------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """An array whose filling waits until both threads are at one: fails unless two threads copy."""
+
+    nbytes = team_module.ALONE_BYTES
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._barrier.wait(10)
+
+
+needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+
+
+@needs_two
+def test_large_copies_are_shared() -> None:
+    team, barrier = Team(), threading.Barrier(2)
+    for _ in range(3):
+        team.copy([(Meeting(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
+    team.close()
+
+
+@needs_two
+def test_what_the_helper_raises_is_raised_here_when_nobody_copies_any_more() -> None:
+    class Failing(Meeting):
+        def __setitem__(self, key: object, value: object) -> None:
+            super().__setitem__(key, value)
+            if threading.current_thread().name.startswith("stepwell"):
+                raise ValueError("on purpose")
+
+    team, barrier = Team(), threading.Barrier(2)
+    with pytest.raises(ValueError, match="on purpose"):
+        team.copy([(Failing(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
+    team.copy([(Meeting(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
+    team.close()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_one_thread_copies_all_where_there_is_no_other(closed: bool) -> None:
+    """On one processor, and after the end."""
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    units = [(target[n : n + 1], source[n : n + 1]) for n in range(64)]
+    team = Team()
+    with patch.object(team_module, "ALONE_BYTES", 0):
+        if closed:
+            team.copy(units[:1])
+            team.close()
+            team.copy(units)
+        else:
+            with patch.object(os, "sched_getaffinity", lambda _: {team_module._libc.sched_getcpu()}):
+                team.copy(units)
+            assert team._helper is None
+    assert np.array_equal(target, source)
+    team.close()
+
+
+def test_several_threads_may_copy_at_once() -> None:
+    rng = np.random.default_rng(5)
+    sources = [rng.integers(0, 256, 1 << 16, np.uint8) for _ in range(4)]
+    targets = [np.zeros(1 << 16, np.uint8) for _ in range(4)]
+    team = Team()
+
+    def run(source: Any, target: Any) -> None:
+        for _ in range(50):
+            target[:] = 0
+            team.copy([(target[at : at + 512], source[at : at + 512]) for at in range(0, 1 << 16, 512)])
+            assert np.array_equal(target, source)
+        finished.release()
+
+    finished = threading.Semaphore(0)
+    with patch.object(team_module, "ALONE_BYTES", 0):
+        for source, target in zip(sources, targets, strict=True):
+            threading.Thread(target=run, args=(source, target), daemon=True).start()
+        assert all(finished.acquire(timeout=30) for _ in sources)
+    team.close()
