@@ -28,8 +28,9 @@ from hypothesis.stateful import (
 
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
+from stepwell.hierarchy import recalls
 from stepwell.protocol import messages as m
-from stepwell.testing.arena_kit import SLAB
+from stepwell.testing.arena_kit import SLAB, SLOTS
 from stepwell.testing.executor import Faults
 from stepwell.testing.rig import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
 
@@ -120,6 +121,7 @@ class Well(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32 - 1), eighths=st.integers(12, 32))
     def start(self, seed: int, eighths: int) -> None:
         self.rig = Rig(eighths * SLAB // 8, seed=seed)
+        recalls.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
         self.engines: list[Engine] = []
         self.copies: list[Copy] = []
         self.fills: dict[Place, tuple[Fill, int]] = {}

@@ -8,6 +8,7 @@ import pytest
 from blake3 import blake3
 
 from stepwell.block.digest import Chain
+from stepwell.hierarchy import recalls
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.spills import SLAB_WAIT_S
 from stepwell.io.clock import Clock
@@ -448,6 +449,21 @@ def test_pins_of_a_lost_session_end_at_once(rig: Rig) -> None:
     engine.workers[0].leave()
     assert rig.hierarchy.arena.pinned_bytes == 0
     assert rig.hierarchy.stats()["quarantined_sessions"] == 0  # nobody can be copying: there is nothing to wait for
+
+
+def test_a_long_runs_pins_are_let_go_in_slices(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalls, "AT_ONCE", 2)
+    engine, digests = joined(rig), chain(3)
+    engine.spill(digests)
+    short, long = engine.ask(at(digests, 0)), engine.ask(digests)
+    rig.settle()
+    engine.release(short)
+    assert rig.hierarchy.arena.pins == 3
+    engine.release(long)
+    assert rig.hierarchy.arena.pins == 3, "not within the message"
+    rig.hierarchy.check()
+    rig.turns()
+    assert rig.hierarchy.arena.pins == 0
 
 
 def test_blocks_outlive_the_engine(rig: Rig) -> None:

@@ -80,10 +80,10 @@ def hierarchy(well: Hierarchy) -> None:
     pins: dict[int, int] = {}
     leases: dict[int, int] = {}
     filling: set[int] = set()
+    for ticket in (*well.leaving, *(t for s in well.roster.sessions.values() for t in s.tickets.values())):
+        for entry in ticket.pinned:
+            pins[id(entry)] = pins.get(id(entry), 0) + 1
     for session in well.roster.sessions.values():
-        for ticket in session.tickets.values():
-            for entry in ticket.pinned:
-                pins[id(entry)] = pins.get(id(entry), 0) + 1
         for transfer in session.transfers.values():
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1

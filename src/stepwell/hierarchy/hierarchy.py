@@ -12,7 +12,7 @@ executor that reorders, delays and fails completions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
@@ -27,7 +27,7 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
 from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import SLAB_WAIT_S, Spills
 from stepwell.hierarchy.work import Step, Work
@@ -37,9 +37,9 @@ from stepwell.io.memory import Memory
 from stepwell.protocol import messages as m
 from stepwell.vault.keyring import Keyring
 
-TURN_BLOCKS = 32
-"""Blocks looked up or reserved in one turn (4 us each): what a ping may have to wait for, and still a small share of
-what a turn costs by itself."""
+TURN_BLOCKS, TURN_S = 32, 50e-6
+"""Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
+than a turn costs by itself."""
 
 MAX_RESERVE = 256
 """Blocks in one Reserve."""
@@ -83,9 +83,11 @@ class Hierarchy:
         )
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
         self.roster = Roster()
-        self._recalls = Recalls(self.arena, self.index, limits, self._emit, self._ghosts, self._namers)
-        self._spills = Spills(self.arena, self.index, clock, self._emit, self._namers)
         self._work: deque[Work] = deque()
+        self._recalls = Recalls(
+            self.arena, self.index, limits, self._emit, self._ghosts, self._namers, self._work.append
+        )
+        self._spills = Spills(self.arena, self.index, clock, self._emit, self._namers)
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
 
@@ -155,7 +157,7 @@ class Hierarchy:
             return
         quarantine = self.roster.leave(session)
         for number in list(session.tickets):
-            self._recalls.release(session, number)
+            self._recalls.release(session, number, at_once=True)
         for number, fill in list(session.fills.items()):
             still_written = quarantine is not None and bool(fill.missing)
             self._spills.abandon(session, number, quarantine=still_written)
@@ -312,11 +314,11 @@ class Hierarchy:
         if self._recalls.changed:
             self._work.extend(self._recalls.retry())
         self._unpark()
-        budget = TURN_BLOCKS
+        budget, until = TURN_BLOCKS, self._clock.now() + TURN_S
         while budget > 0 and self._work:
             work = self._work.popleft()
             for step in work:
-                budget -= 1
+                budget = budget - 1 if self._clock.now() < until else 0
                 if step is Step.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break
@@ -324,7 +326,7 @@ class Hierarchy:
                     self._work.appendleft(work)
                     break
             else:
-                budget -= 1
+                budget = budget - 1 if self._clock.now() < until else 0
         return bool(self._work) or self._recalls.changed or (self._slabs_changed and bool(self._parked))
 
     def _unpark(self) -> None:
@@ -351,6 +353,11 @@ class Hierarchy:
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
         return self._parked[0][0] if self._parked else None
+
+    @property
+    def leaving(self) -> Collection[Ticket]:
+        """Tickets that have ended and still hold pins."""
+        return self._recalls.leaving
 
     @property
     def sessions(self) -> int:

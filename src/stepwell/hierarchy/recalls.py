@@ -7,6 +7,7 @@ pins) the ticket waits and is followed again when something changed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from stepwell.block.namespace import BlockId, Namer
@@ -23,6 +24,9 @@ from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 SLICE = 128
 """Blocks told in one Found: bounds how long building it takes."""
 
+AT_ONCE = 32
+"""Pins let go without giving others a turn."""
+
 
 class Recalls:
     def __init__(
@@ -33,6 +37,7 @@ class Recalls:
         emit: Sink,
         ghosts: Ghosts,
         namers: Callable[[Session, int], tuple[Namer, ...]],
+        later: Callable[[Work], None],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -40,6 +45,8 @@ class Recalls:
         self._emit = emit
         self._ghosts = ghosts
         self._namers = namers
+        self._later = later
+        self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}
         self.changed = False  # something happened that a waiting ticket may have waited for
 
@@ -158,11 +165,21 @@ class Recalls:
                 for entry in transfer.entries:
                     self._arena.release(entry)
 
-    def release(self, session: Session, number: int) -> None:
+    def release(self, session: Session, number: int, *, at_once: bool = False) -> None:
+        """Ends a ticket. A long run's pins are let go in slices, unless `at_once`."""
         ticket = session.tickets.pop(number, None)
         if ticket is None:
             return
         self._waiting.pop(ticket, None)
-        for entry in ticket.pinned:
-            self._arena.unpin(entry)
+        self.leaving.add(ticket)
+        if at_once or len(ticket.pinned) <= AT_ONCE:
+            deque(self._let_go(ticket), maxlen=0)
+        else:
+            self._later(self._let_go(ticket))
+
+    def _let_go(self, ticket: Ticket) -> Work:
+        while ticket.pinned:
+            self._arena.unpin(ticket.pinned.pop())
+            yield Step.DONE
+        self.leaving.discard(ticket)
         self.changed = True

@@ -19,7 +19,7 @@ from stepwell.serve.executor import ThreadExecutor, Wakeup
 GRACE_SECONDS = 5.0
 """A new well waits at least this long for the engine that started it."""
 
-_SLICE_SECONDS = 0.001  # of a round, for what can also wait for the next one
+_SLICE_SECONDS = 0.0001  # of a round, for what can also wait for the next one
 _GC_IDLE, _GC_BUSY, _GC_AFTER_SECONDS = 500, 5000, 0.25  # 5000 young objects are looked through in about 0.3 ms
 
 

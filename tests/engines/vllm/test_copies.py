@@ -18,7 +18,7 @@ pytest.importorskip("vllm", reason="the adapter needs the engine")
 from stepwell.client.worker import Slot
 from stepwell.engines.vllm import team as team_module
 from stepwell.engines.vllm.copies import CpuCopies, Shard, _runs
-from stepwell.engines.vllm.team import Team
+from stepwell.engines.vllm.team import Copy, Team
 
 PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many
 
@@ -105,13 +105,24 @@ def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -
 class Meeting:
     """An array whose filling waits until both threads are at one: fails unless two threads copy."""
 
-    nbytes = team_module.ALONE_BYTES
-
     def __init__(self, barrier: threading.Barrier) -> None:
         self._barrier = barrier
 
     def __setitem__(self, key: object, value: object) -> None:
         self._barrier.wait(10)
+
+
+LARGE = team_module.ALONE_BYTES + 1
+ALL = slice(None)
+
+
+def onto(target: Meeting, times: int) -> list[Copy]:
+    return [Copy(target, ALL, np.zeros(1, np.uint8), ALL)] * times  # type: ignore[arg-type]
+
+
+def pieces(target: Any, source: Any, size: int) -> list[Copy]:
+    cuts = [slice(at, at + size) for at in range(0, len(target), size)]
+    return [Copy(target, cut, source, cut) for cut in cuts]
 
 
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
@@ -121,7 +132,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs t
 def test_large_copies_are_shared() -> None:
     team, barrier = Team(), threading.Barrier(2)
     for _ in range(3):
-        team.copy([(Meeting(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
+        team.copy(onto(Meeting(barrier), 2), LARGE)
     team.close()
 
 
@@ -135,8 +146,8 @@ def test_what_the_helper_raises_is_raised_here_when_nobody_copies_any_more() -> 
 
     team, barrier = Team(), threading.Barrier(2)
     with pytest.raises(ValueError, match="on purpose"):
-        team.copy([(Failing(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
-    team.copy([(Meeting(barrier), np.zeros(1))] * 2)  # type: ignore[list-item]
+        team.copy(onto(Failing(barrier), 2), LARGE)
+    team.copy(onto(Meeting(barrier), 2), LARGE)
     team.close()
 
 
@@ -144,17 +155,16 @@ def test_what_the_helper_raises_is_raised_here_when_nobody_copies_any_more() -> 
 def test_one_thread_copies_all_where_there_is_no_other(closed: bool) -> None:
     """On one processor, and after the end."""
     source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
-    units = [(target[n : n + 1], source[n : n + 1]) for n in range(64)]
+    copies = pieces(target, source, 1)
     team = Team()
-    with patch.object(team_module, "ALONE_BYTES", 0):
-        if closed:
-            team.copy(units[:1])
-            team.close()
-            team.copy(units)
-        else:
-            with patch.object(os, "sched_getaffinity", lambda _: {team_module._libc.sched_getcpu()}):
-                team.copy(units)
-            assert team._helper is None
+    if closed:
+        team.copy(copies[:1], LARGE)
+        team.close()
+        team.copy(copies, LARGE)
+    else:
+        with patch.object(os, "sched_getaffinity", lambda _: {team_module._libc.sched_getcpu()}):
+            team.copy(copies, LARGE)
+        assert team._helper is None
     assert np.array_equal(target, source)
     team.close()
 
@@ -168,13 +178,12 @@ def test_several_threads_may_copy_at_once() -> None:
     def run(source: Any, target: Any) -> None:
         for _ in range(50):
             target[:] = 0
-            team.copy([(target[at : at + 512], source[at : at + 512]) for at in range(0, 1 << 16, 512)])
+            team.copy(pieces(target, source, 512), LARGE)
             assert np.array_equal(target, source)
         finished.release()
 
     finished = threading.Semaphore(0)
-    with patch.object(team_module, "ALONE_BYTES", 0):
-        for source, target in zip(sources, targets, strict=True):
-            threading.Thread(target=run, args=(source, target), daemon=True).start()
-        assert all(finished.acquire(timeout=30) for _ in sources)
+    for source, target in zip(sources, targets, strict=True):
+        threading.Thread(target=run, args=(source, target), daemon=True).start()
+    assert all(finished.acquire(timeout=30) for _ in sources)
     team.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepwell.client.worker import Slot
-from stepwell.engines.vllm.team import Bytes, Team
+from stepwell.engines.vllm.team import Bytes, Copy, Index, Team
 from stepwell.errors import Unsupported
 
 
@@ -46,26 +46,35 @@ class CpuCopies:
 
     def gather(self, shards: Sequence[Shard]) -> None:
         """Copies the engine's pages into the slots."""
-        self._team.copy([(slots, pages) for pages, slots in self._views(shards)])
+        nbytes, pairs = self._pairs(shards)
+        self._team.copy([Copy(slots, at, row, pages) for row, pages, slots, at in pairs], nbytes)
 
     def scatter(self, shards: Sequence[Shard]) -> None:
         """Copies the slots into the engine's pages."""
-        self._team.copy(list(self._views(shards)))
+        nbytes, pairs = self._pairs(shards)
+        self._team.copy([Copy(row, pages, slots, at) for row, pages, slots, at in pairs], nbytes)
 
     def close(self) -> None:
         self._team.close()
 
-    def _views(self, shards: Sequence[Shard]) -> Iterator[tuple[Bytes, Bytes]]:
-        """The engine's pages, and as many bytes of slots: for each layer and run one pair."""
+    def _pairs(self, shards: Sequence[Shard]) -> tuple[int, Iterator[tuple[Bytes, Index, Bytes, Index]]]:
+        """How many bytes they are, and for each layer and run: the layer and which pages, the slab and which bytes."""
         for shard in shards:
             self._check(shard)
-        for run in _runs(shards):
-            slots, pages = run.slots[run.slot.span(run.count)], run.page.span(run.count)
-            at = run.place * self.page_bytes
-            for row in self._rows:
-                size = row.shape[1]
-                yield row[pages], slots[:, at : at + size]
-                at += size
+        pairs = (
+            (row, run.page.span(run.count), run.slots, (run.slot.span(run.count), columns))
+            for run in _runs(shards)
+            for row, columns in self._columns(run.place)
+        )
+        return sum(len(shard.pages) for shard in shards) * self.page_bytes, pairs
+
+    def _columns(self, place: int) -> Iterator[tuple[Bytes, slice]]:
+        """Each layer, and where in a slot its part of the page at `place` lies."""
+        at = place * self.page_bytes
+        for row in self._rows:
+            size = row.shape[1]
+            yield row, slice(at, at + size)
+            at += size
 
     def _check(self, shard: Shard) -> None:
         (slots, slot), skip, pages = shard

@@ -120,6 +120,9 @@ class SchedulerHalf:
         ask = tracked.ask
         if ask is None:
             return 0, False
+        if computed >= len(tracked.chain) * self._shape.block_tokens:  # the engine has it all: nothing to wait for
+            tracked.known = max(tracked.known, ask.blocks)
+            return 0, False
         if not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
             return None, False
         if not ask.final:

@@ -12,11 +12,23 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Index = slice | tuple[slice, slice]
+
+
+class Copy(NamedTuple):
+    """to[where] = source[which]"""
+
+    to: Bytes
+    where: Index
+    source: Bytes
+    which: Index
+
 
 ALONE_BYTES = 4 << 20
 """Up to here waking the second thread costs more than it saves."""
@@ -27,8 +39,8 @@ _libc = ctypes.CDLL(None)
 class _Job:
     """Copies that the threads take from one iterator; taking is atomic under the GIL, copying releases it."""
 
-    def __init__(self, units: Iterator[tuple[Bytes, Bytes]]) -> None:
-        self.units = units
+    def __init__(self, copies: Iterator[Copy]) -> None:
+        self.copies = copies
         self.error: Exception | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -36,8 +48,8 @@ class _Job:
         self._left = threading.Event()
 
     def work(self) -> None:
-        for to, source in self.units:
-            to[...] = source
+        for to, where, source, which in self.copies:
+            to[where] = source[which]
 
     def help(self) -> None:
         """The second thread's part; nothing if the first one is through already."""
@@ -68,11 +80,13 @@ class Team:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._helper: threading.Thread | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # guards the two above
 
-    def copy(self, units: Sequence[tuple[Bytes, Bytes]]) -> None:
-        """Copies each pair's second array into its first; returns when all is copied, also when it raises."""
-        job = _Job(iter(units))
-        if sum(to.nbytes for to, _ in units) > ALONE_BYTES and self._send_elsewhere():
+    def copy(self, copies: Sequence[Copy], nbytes: int) -> None:
+        """Does these copies, of `nbytes` in all. Nobody copies any more when it returns, and when it raises."""
+        job = _Job(iter(copies))
+        if nbytes > ALONE_BYTES and self._send_elsewhere():
             self._jobs.put(job)
         try:
             job.work()
@@ -86,11 +100,15 @@ class Team:
             others = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
             if not others:
                 return False
-            if self._helper is None:
-                self._helper = threading.Thread(target=self._help, name="stepwell-copy-2", daemon=True)
-                self._helper.start()
-            assert self._helper.native_id is not None  # set when `start` returns
-            os.sched_setaffinity(self._helper.native_id, others)
+            with self._lock:
+                if self._closed:
+                    return False  # its number may be another thread's by now
+                if self._helper is None:
+                    thread = threading.Thread(target=self._help, name="stepwell-copy-2", daemon=True)
+                    thread.start()
+                    self._helper = thread
+                assert self._helper.native_id is not None  # it has started
+                os.sched_setaffinity(self._helper.native_id, others)
         except (OSError, AttributeError, RuntimeError):  # a libc without sched_getcpu, no thread to be had
             return False
         return True
@@ -102,4 +120,6 @@ class Team:
 
     def close(self) -> None:
         """Ends the helper when it has nothing left to do. Does not wait."""
+        with self._lock:
+            self._closed = True
         self._jobs.put(None)
