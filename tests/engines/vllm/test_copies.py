@@ -17,9 +17,10 @@ pytest.importorskip("vllm", reason="the adapter needs the engine")
 
 from stepwell.client.worker import Slot
 from stepwell.engines.vllm import team as team_module
-from stepwell.engines.vllm.copies import CpuCopies, Shard, _runs
+from stepwell.engines.vllm.copies import CpuCopies, Shard
 from stepwell.engines.vllm.team import Copy, Team
 
+LAYERS = 2
 PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many
 
 
@@ -74,13 +75,20 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
     copies.close()
 
 
-def test_evenly_spaced_pages_are_one_run() -> None:
-    slots = slab(1, 1)
-    forwards = [Shard(Slot(slots, n), 0, [3 + n]) for n in range(5)]
-    assert len(_runs(forwards)) == 1
-    assert len(_runs(forwards[::-1])) == 1
-    assert len(_runs([Shard(Slot(slots, n), 0, [9 - 2 * n]) for n in range(4)])) == 1
-    assert len(_runs([Shard(Slot(slots, n), 0, [page]) for n, page in enumerate([0, 1, 2, 7, 8, 9])])) == 2
+def test_evenly_spaced_pages_are_copied_at_once() -> None:
+    slots, copies = slab(1, 1), CpuCopies(caches(1), PAGES)
+
+    def calls(copy: Any, pages: list[int], order: range) -> int:
+        with patch.object(copies, "_team") as team:
+            copy([Shard(Slot(slots, n), 0, [page]) for n, page in zip(order, pages, strict=True)])
+        return len(team.copy.call_args.args[0]) // LAYERS
+
+    for pages in ([3, 4, 5, 6, 7], [7, 6, 5, 4, 3], [9, 7, 5, 3, 1]):
+        assert calls(copies.gather, pages, range(5)) == 1
+        assert calls(copies.gather, pages, range(6, 1, -1)) == 1
+    uneven = [0, 1, 2, 7, 8, 9]
+    assert calls(copies.gather, uneven, range(6)) == 2
+    assert calls(copies.scatter, uneven, range(6)) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stepwell.client.worker import Slot
-from stepwell.engines.vllm.team import Bytes, Copy, Index, Team
+from stepwell.engines.vllm.team import Bytes, Copy, Numbers, Team
 from stepwell.errors import Unsupported
 
 
@@ -46,35 +48,44 @@ class CpuCopies:
 
     def gather(self, shards: Sequence[Shard]) -> None:
         """Copies the engine's pages into the slots."""
-        nbytes, pairs = self._pairs(shards)
-        self._team.copy([Copy(slots, at, row, pages) for row, pages, slots, at in pairs], nbytes)
+        runs = self._runs(shards, _EvenRun)
+        copies = [Copy(run.slots, at, row, run.where) for run in runs for row, at in self._columns(run)]
+        self._team.copy(copies, self._nbytes(shards))
 
     def scatter(self, shards: Sequence[Shard]) -> None:
         """Copies the slots into the engine's pages."""
-        nbytes, pairs = self._pairs(shards)
-        self._team.copy([Copy(row, pages, slots, at) for row, pages, slots, at in pairs], nbytes)
+        runs = self._runs(shards, _Run)
+        copies = [Copy(row, run.where, run.slots, at) for run in runs for row, at in self._columns(run)]
+        self._team.copy(copies, self._nbytes(shards))
 
     def close(self) -> None:
         self._team.close()
 
-    def _pairs(self, shards: Sequence[Shard]) -> tuple[int, Iterator[tuple[Bytes, Index, Bytes, Index]]]:
-        """How many bytes they are, and for each layer and run: the layer and which pages, the slab and which bytes."""
-        for shard in shards:
-            self._check(shard)
-        pairs = (
-            (row, run.page.span(run.count), run.slots, (run.slot.span(run.count), columns))
-            for run in _runs(shards)
-            for row, columns in self._columns(run.place)
-        )
-        return sum(len(shard.pages) for shard in shards) * self.page_bytes, pairs
+    def _nbytes(self, shards: Sequence[Shard]) -> int:
+        return sum(len(shard.pages) for shard in shards) * self.page_bytes
 
-    def _columns(self, place: int) -> Iterator[tuple[Bytes, slice]]:
-        """Each layer, and where in a slot its part of the page at `place` lies."""
-        at = place * self.page_bytes
+    def _columns(self, run: _Run) -> Iterator[tuple[Bytes, tuple[slice, slice]]]:
+        """Each layer, and where in the slab its part of the run lies."""
+        at = run.place * self.page_bytes
+        slots = run.slot.span(len(run.pages))
         for row in self._rows:
             size = row.shape[1]
-            yield row, slice(at, at + size)
+            yield row, (slots, slice(at, at + size))
             at += size
+
+    def _runs(self, shards: Sequence[Shard], kind: type[_Run]) -> list[_Run]:
+        """All pages of the shards, each in one run."""
+        for shard in shards:
+            self._check(shard)
+        runs: list[_Run] = []
+        growing: dict[int, _Run] = {}  # by place
+        for (slots, slot), skip, pages in shards:
+            for place, page in enumerate(pages, skip):
+                run = growing.get(place)
+                if run is None or not run.takes(slots, slot, page):
+                    growing[place] = run = kind(slots, slot, place, page)
+                    runs.append(run)
+        return runs
 
     def _check(self, shard: Shard) -> None:
         (slots, slot), skip, pages = shard
@@ -105,35 +116,42 @@ class _Steps:
 
 
 class _Run:
-    """Page `place` of some slots of one slab and the engine's pages that go with them, both evenly spaced: one numpy
-    call copies a layer of them all."""
-
-    __slots__ = ("count", "page", "place", "slot", "slots")
+    """Page `place` of evenly spaced slots of one slab, and the engine's pages that go with them: one numpy call copies
+    a layer of them all, and the fewer calls, the less two threads wait for the GIL."""
 
     def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
-        self.slots, self.slot, self.place, self.page = slots, _Steps(slot), place, _Steps(page)
-        self.count = 1
+        self.slots, self.slot, self.place, self.pages = slots, _Steps(slot), place, [page]
 
     def takes(self, slots: Bytes, slot: int, page: int) -> bool:
-        if slots is not self.slots or not (self.slot.continued_by(slot) and self.page.continued_by(page)):
+        """True if this page continues the run; it is part of it then."""
+        if slots is not self.slots or not self.slot.continued_by(slot):
             return False
         self.slot.add(slot)
-        self.page.add(page)
-        self.count += 1
+        self.pages.append(page)
         return True
 
+    @property
+    def where(self) -> slice | Numbers:
+        """The engine's pages as numpy takes them. Assigning to a list of them copies once, reading one copies twice."""
+        return np.array(self.pages)
 
-def _runs(shards: Sequence[Shard]) -> list[_Run]:
-    """All pages of the shards, each in one run."""
-    runs: list[_Run] = []
-    growing: dict[int, _Run] = {}  # by place
-    for (slots, slot), skip, pages in shards:
-        for place, page in enumerate(pages, skip):
-            run = growing.get(place)
-            if run is None or not run.takes(slots, slot, page):
-                growing[place] = run = _Run(slots, slot, place, page)
-                runs.append(run)
-    return runs
+
+class _EvenRun(_Run):
+    """The engine's pages are evenly spaced too."""
+
+    def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
+        super().__init__(slots, slot, place, page)
+        self._page = _Steps(page)
+
+    def takes(self, slots: Bytes, slot: int, page: int) -> bool:
+        if not self._page.continued_by(page) or not super().takes(slots, slot, page):
+            return False
+        self._page.add(page)
+        return True
+
+    @property
+    def where(self) -> slice:
+        return self._page.span(len(self.pages))
 
 
 def _rows(name: str, tensor: Any, num_pages: int) -> Bytes:

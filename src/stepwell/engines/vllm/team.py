@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-Index = slice | tuple[slice, slice]
+Numbers = npt.NDArray[np.int64]
+Index = slice | Numbers | tuple[slice, slice]
 
 
 class Copy(NamedTuple):
