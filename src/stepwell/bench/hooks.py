@@ -37,6 +37,7 @@ _HOST = 1 << 30
 _PAUSE_S = 0.004  # a short forward's time: the link's thread gets its turn meanwhile, as in an engine
 _OUTPUT = 8
 _TOGETHER = 4
+_FLOOR = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +61,23 @@ def run(quick: bool) -> Result:
     rows: list[Row] = []
     troubles = 0
     requests = 0
+    floor: list[float] = []
     for block_tokens in (128, 16):
         kv = Kv(page=block_tokens, block_tokens=block_tokens, pages=65536 // block_tokens)
         judged = block_tokens == 128
         with wells.well(_HOST) as home, StandIn(home, kv, pause_s=_PAUSE_S) as engine:
             engine.wait_ready()
-            _requests(engine, size.rounds)
+            floor += _requests(engine, size.rounds)
             rows += _rows(engine, f"{block_tokens}-token blocks", judged)
             short = _of(engine, "on_new_request", 4096)
             rows += _slopes(engine, size, short, judged)
             engine.times.clear()
             with processes.halted([wells.process(home)]):
-                _requests(engine, size.stopped)
+                floor += _requests(engine, size.stopped)
             rows += _rows(engine, f"{block_tokens}-token blocks, well stopped", judged)
             requests += len(engine.receipts)
             troubles += len(engine.troubles)
+    rows.append(_floor(floor))
     remarks = [
         "measured: the 99th percentile",
         "vLLM on CPUs has pages of 128 tokens; blocks of 16, such as on a GPU, are for reading",
@@ -82,10 +85,12 @@ def run(quick: bool) -> Result:
     return Result("hooks", rows, {"requests": requests, "exceptions_in_hooks": troubles}, remarks)
 
 
-def _requests(engine: StandIn, rounds: int) -> None:
-    """Each prompt twice, several requests at a time, as a batch under way makes the steps' hooks longer."""
+def _requests(engine: StandIn, rounds: int) -> list[float]:
+    """Each prompt twice, several requests at a time, as a batch under way makes the steps' hooks longer. Between them,
+    seconds of a fixed piece of Python that has nothing to do with stepwell."""
     from stepwell.bench.standin import prompts
 
+    floor = []
     for _ in range(rounds):
         source = [next(prompts(length, secrets.randbits(64))) for length in SHORT]
         for _ in range(2):
@@ -93,7 +98,18 @@ def _requests(engine: StandIn, rounds: int) -> None:
                 for prompt in source[at : at + _TOGETHER]:
                     engine.add(prompt, _OUTPUT)
                     engine.step()
+                    began = time.perf_counter()
+                    sum(range(_FLOOR))
+                    floor.append(time.perf_counter() - began)
                 engine.run()
+    return floor
+
+
+def _floor(seconds: Sequence[float]) -> Row:
+    """What this machine does to a hook: work of about its length, at the same moments."""
+    half = stats.median(seconds).times(1e6).value
+    p99 = stats.percentile(seconds, 99).times(1e6)
+    return Row("for comparison: the sum of 10,000 numbers in Python", "us", p99, beside=f"p50 {half:.0f}")
 
 
 def _rows(engine: StandIn, where: str, judged: bool) -> list[Row]:

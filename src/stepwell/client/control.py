@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from stepwell.client.socket import as_error, connect, peer, send_hello
+from stepwell.client.socket import connect, peer, send_hello
 from stepwell.client.start import lock, rendezvous
-from stepwell.errors import BackendDown, ProtocolError, StepwellError
+from stepwell.errors import BackendDown, ProtocolError, StepwellError, as_error
 from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     PROTOCOL,
@@ -86,7 +86,7 @@ class _Admin:
         while data := self._receive():
             for answer in list(self._reader.feed(data)):  # used up, as it asks for
                 if isinstance(answer, Refused):
-                    raise as_error(answer)
+                    raise as_error(answer.code, answer.what, answer.why, answer.fix)
                 if isinstance(answer, kind):
                     return answer
                 raise ProtocolError(

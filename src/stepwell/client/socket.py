@@ -17,11 +17,11 @@ import weakref
 from collections import deque
 from pathlib import Path
 
-from stepwell.errors import CODES, AccessDenied, BackendDown, ProtocolError, StepwellError
+from stepwell.errors import AccessDenied, BackendDown, ProtocolError, StepwellError
 from stepwell.io import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.link import Dial, Receiver
-from stepwell.protocol.messages import FromWell, Hello, Message, Refused, SlabShared
+from stepwell.protocol.messages import FromWell, Hello, Message, SlabShared
 
 CONNECT_SECONDS = 1.0
 HELLO_SECONDS = 1.0
@@ -130,14 +130,6 @@ def send_hello(sock: socket.socket, hello: Hello, pidfd: int | None = None) -> N
             why=str(error),
             fix="look whether the well's process is stopped; `stepwell stop` names it",
         ) from error
-
-
-def as_error(refused: Refused) -> StepwellError:
-    """The error that the well put into words; one of another version's codes becomes BackendDown SW-502."""
-    for kind in StepwellError.__subclasses__():
-        if refused.code in CODES and refused.code.startswith(f"SW-{kind.family}"):
-            return kind(refused.code, what=refused.what, why=refused.why, fix=refused.fix)
-    return BackendDown("SW-502", what=f"{refused.what} ({refused.code})", why=refused.why, fix=refused.fix)
 
 
 class SocketLink:

@@ -22,10 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from stepwell.client.socket import as_error, connect
-from stepwell.errors import AccessDenied, BackendDown, StepwellError
+from stepwell.client.socket import connect
+from stepwell.errors import AccessDenied, BackendDown, StepwellError, as_error
 from stepwell.io.paths import Rendezvous, runtime_dir
-from stepwell.protocol.messages import Refused
 
 START_SECONDS = 15.0
 _POLL_SECONDS = 0.02
@@ -182,7 +181,7 @@ def _await(report: int, home: Path, deadline: float) -> StepwellError | None:
                 return None
             with contextlib.suppress(msgspec.MsgspecError):
                 fields = msgspec.json.decode(line, type=dict[str, str])
-                return as_error(Refused(fields["code"], fields["what"], fields["why"], fields["fix"]))
+                return as_error(fields["code"], fields["what"], fields["why"], fields["fix"])
     last = text.decode("utf-8", "replace").strip().splitlines()[-1:]
     return _not_started(home, f"it ended: {last[0][:300]}" if last else "it ended without a word")
 

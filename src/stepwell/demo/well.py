@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell.engines.vllm.plugin import NAME
 from stepwell.errors import BackendDown, StepwellError
 
 MIB = 1 << 20
@@ -25,7 +26,7 @@ class DemoWell:
     def connector(self) -> dict[str, Any]:
         """What a user would pass as --kv-transfer-config, plus this home."""
         return {
-            "kv_connector": "StepwellConnector",
+            "kv_connector": NAME,
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"},
         }

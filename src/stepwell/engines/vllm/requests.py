@@ -73,6 +73,16 @@ class Tracked:
     copy_s: float = 0.0
     recall_s: float = 0.0
 
+    def receipt(self) -> dict[str, Any]:
+        """What a user is told of the request, in the response's `kv_transfer_params`."""
+        return {
+            "recalled_tokens": self.recalled_tokens,
+            "tiers": {"host": self.recalled_tokens},
+            "recall_ms": round(1e3 * self.recall_s, 3),
+            "wait_ms": round(1e3 * self.wait_s, 3),
+            "copy_ms": round(1e3 * self.copy_s, 3),
+        }
+
     def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
         """Saves whose slots are leased and whose step is confirmed; each is yielded once."""
         for pending in self.pending:

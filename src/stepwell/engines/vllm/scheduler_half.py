@@ -349,15 +349,7 @@ class SchedulerHalf:
         if tracked is None:
             return False, None
         self._end_ask(tracked)
-        receipt = {
-            "stepwell": {
-                "recalled_tokens": tracked.recalled_tokens,
-                "tiers": {"host": tracked.recalled_tokens},
-                "recall_ms": round(1e3 * tracked.recall_s, 3),
-                "wait_ms": round(1e3 * tracked.wait_s, 3),
-                "copy_ms": round(1e3 * tracked.copy_s, 3),
-            }
-        }
+        receipt = {"stepwell": tracked.receipt()}
         if tracked.pending and tracked.pages and tracked.loading is None:
             tracked.held_since = self._clock()
             self._held.add(request_id)
