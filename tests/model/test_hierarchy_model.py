@@ -58,6 +58,7 @@ def _chains() -> list[bytes]:
 
 
 CHAINS = _chains()
+AT_ONCE = recalls.AT_ONCE
 
 
 def _word(nonce: int, rank: int, place: int) -> int:
@@ -505,6 +506,7 @@ class Well(RuleBasedStateMachine):
         """All sessions end, all processes exit, all completions come: nothing is left but blocks."""
         if not hasattr(self, "rig"):
             return
+        recalls.AT_ONCE = AT_ONCE
         self.rig.executor.faults = Faults()
         for engine in self.engines:
             if engine.live:

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.client import membership as joining
 from stepwell.client.membership import Membership
-from stepwell.client.scheduler import Identity, SchedulerClient
+from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
 from stepwell.protocol import messages as m
@@ -45,6 +45,48 @@ def scheduler(well: PlayedWell, told: list[StepwellError] | None = None) -> Sche
     )
     well.receivers[0].received(m.Ready(7), ())
     return client
+
+
+def found(ask: Ask, blocks: int, *, more: bool, reason: str = "") -> m.Found:
+    return m.Found(ask.ticket, ask.blocks, bytes(blocks * m.SLOT_REF.itemsize), more, reason)
+
+
+def released(well: PlayedWell) -> int:
+    return sum(isinstance(message, m.Release) for message in well.said)
+
+
+def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
+    """Not before: a release that overtakes the answer would leave the blocks unused in the well's eyes."""
+    well = PlayedWell()
+    client = scheduler(well)
+    answer = well.receivers[0].received
+    ask = client.ask(D + D + D, 0, 1)
+    assert ask is not None
+    client.finish(ask)
+    answer(found(ask, 2, more=True), ())
+    assert not released(well)
+    answer(found(ask, 1, more=False, reason="end"), ())
+    assert (released(well), ask.blocks, ask.final) == (1, 3, True)
+    client.release(ask)
+    assert released(well) == 1
+
+
+@pytest.mark.parametrize(("more", "reason"), [(False, "end"), (True, "pins")])
+@pytest.mark.parametrize("finished_first", [False, True])
+def test_a_finished_ask_neither_waits_in_the_well_nor_outlives_its_answer(
+    more: bool, reason: str, finished_first: bool
+) -> None:
+    well = PlayedWell()
+    client = scheduler(well)
+    ask = client.ask(D + D + D, 0, 1)
+    assert ask is not None
+    steps = [
+        lambda: client.finish(ask),
+        lambda: well.receivers[0].received(found(ask, 2, more=more, reason=reason), ()),
+    ]
+    for step in steps if finished_first else reversed(steps):
+        step()
+    assert (released(well), ask.blocks, ask.final) == (1, 2, True)
 
 
 @pytest.mark.parametrize("granted_first", [False, True])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import pytest
 from blake3 import blake3
 
 from stepwell.block.digest import Chain
 from stepwell.hierarchy import recalls
-from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
+from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.spills import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
@@ -440,7 +441,8 @@ def test_a_zombies_reads_stay_leased(rig: Rig) -> None:
     assert rig.hierarchy.arena.count()["leased_blocks"] == 0
 
 
-def test_pins_of_a_lost_session_end_at_once(rig: Rig) -> None:
+def test_pins_of_a_lost_session_end_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalls, "AT_ONCE", 0)
     engine, digests = joined(rig), chain(3)
     engine.spill(digests)
     engine.ask(digests)
@@ -449,6 +451,20 @@ def test_pins_of_a_lost_session_end_at_once(rig: Rig) -> None:
     engine.workers[0].leave()
     assert rig.hierarchy.arena.pinned_bytes == 0
     assert rig.hierarchy.stats()["quarantined_sessions"] == 0  # nobody can be copying: there is nothing to wait for
+
+
+def test_a_turn_ends_when_its_time_is_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pings waits for one turn; a slow machine, or work on cold memory, must not make it longer."""
+    engine, digests = joined(rig), chain(SLOTS)
+    engine.spill(digests)
+    rig.settle()
+    now, clock = rig.clock.now(), count()
+    monkeypatch.setattr(rig.clock, "now", lambda: now + TURN_S / 3 * next(clock))
+    engine.ask(digests)
+    rig.hierarchy.turn()
+    assert 0 < rig.hierarchy.arena.pins < SLOTS
+    rig.turns()
+    assert rig.hierarchy.arena.pins == SLOTS
 
 
 def test_a_long_runs_pins_are_let_go_in_slices(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

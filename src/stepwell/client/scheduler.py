@@ -47,6 +47,7 @@ class Ask:
     final: bool = False
     reason: str = ""
     offered: bool = False
+    unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
 
 
@@ -180,6 +181,16 @@ class SchedulerClient:
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket))
 
+    def finish(self, ask: Ask) -> None:
+        """The request needs no recall, but the well is to know that its blocks were used, and we which it has: released
+        when the answer is final or would have to wait, which makes it final. Idempotent."""
+        with self._lock:
+            if not ask.final and not ask.reason:
+                ask.unwanted = True
+                return
+            ask.final = True
+        self.release(ask)
+
     def reserve(self, parent: bytes, digests: bytes, epoch: int) -> Spill | None:
         """Asks for slots to fill; None while there is no session. At most MOST_RESERVED blocks."""
         session = self.session
@@ -270,8 +281,11 @@ class SchedulerClient:
                 ask.blocks += len(rows)
                 ask.news = self._clock()
             ask.reason = found.reason
-            ask.final = not found.more
+            ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
+            over = ask.unwanted and ask.final
+        if over:
+            self.release(ask)
 
     def _granted(self, granted: m.Granted) -> None:
         with self._lock:

@@ -70,7 +70,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request that asked. `pinned` is its run so far; `ids` are named as far as it has been followed."""
+    """A request that asked. `pinned` is its run so far."""
 
     number: int
     order: int

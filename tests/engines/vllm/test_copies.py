@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
+import time
+import weakref
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from stepwell.client.worker import Slot
 from stepwell.engines.vllm import team as team_module
 from stepwell.engines.vllm.copies import CpuCopies, Shard
 from stepwell.engines.vllm.team import Copy, Team
+from stepwell.engines.vllm.worker_half import WorkerHalf
 
 LAYERS = 2
 PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many
@@ -68,9 +73,10 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
         copies.scatter(shards)
         assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
         before = [one.copy() for one in slabs]
-        for n, slot, skip, pages in chosen:
-            slabs[n][slot, skip * 3 * PAGE : (skip + len(pages)) * 3 * PAGE] = 0
-        copies.gather(shards)
+        whole = [shard for shard in shards if len(shard.pages) == per_block]
+        for shard in whole:
+            shard.slot.bytes[:] = 0
+        copies.gather(whole)
     assert all(np.array_equal(one, other) for one, other in zip(slabs, before, strict=True))
     copies.close()
 
@@ -105,6 +111,16 @@ def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -
             copy(shards)
     assert np.array_equal(slots, before[0])
     assert all(torch.equal(tensors[name], before[1][name]) for name in tensors)
+
+
+def test_what_does_not_fill_its_slot_is_not_gathered() -> None:
+    """The rest of the slot would be published as this block's."""
+    slots = slab(2, 1)
+    before, copies = slots.copy(), CpuCopies(caches(2), PAGES)
+    for shard in (Shard(Slot(slots, 1), 0, [1]), Shard(Slot(slots, 1), 1, [1]), Shard(Slot(slots, 1), 0, [])):
+        with pytest.raises(IndexError):
+            copies.gather([Shard(Slot(slots, 0), 0, [2, 3]), shard])
+    assert np.array_equal(slots, before)
 
 
 # the second thread ----------------------------------------------------------------------------------------------------
@@ -159,20 +175,95 @@ def test_what_the_helper_raises_is_raised_here_when_nobody_copies_any_more() -> 
     team.close()
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_one_thread_copies_all_where_there_is_no_other(closed: bool) -> None:
-    """On one processor, and after the end."""
+@needs_two
+def test_nobody_copies_any_more_when_the_first_thread_raises() -> None:
+    late = threading.Event()
+
+    class Failing(Meeting):
+        def __setitem__(self, key: object, value: object) -> None:
+            super().__setitem__(key, value)
+            if not threading.current_thread().name.startswith("stepwell"):
+                raise ValueError("on purpose")
+            time.sleep(0.05)
+            late.set()
+
+    team = Team()
+    with pytest.raises(ValueError, match="on purpose"):
+        team.copy(onto(Failing(threading.Barrier(2)), 2), LARGE)
+    assert late.is_set()
+    team.close()
+
+
+@needs_two
+def test_an_error_of_the_helper_keeps_no_array_alive() -> None:
+    class Failing(Meeting):
+        def __setitem__(self, key: object, value: object) -> None:
+            super().__setitem__(key, value)
+            raise ValueError("on purpose")
+
+    target = Failing(threading.Barrier(2))
+    alive = weakref.ref(target)
+    team = Team()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            team.copy(onto(target, 2), LARGE)
+        del target
+        assert alive() is None
+    finally:
+        gc.enable()
+    team.close()
+
+
+@needs_two
+def test_the_helper_gets_the_processors_that_are_not_ours_now() -> None:
+    team, given = Team(), []
+    with patch.object(os, "sched_setaffinity", lambda thread, cpus: given.append((thread, cpus))):
+        team.copy(onto(Meeting(threading.Barrier(2)), 2), LARGE)
+    assert team._helper is not None
+    ((thread, cpus),) = given
+    assert thread == team._helper.native_id
+    assert cpus and cpus < os.sched_getaffinity(0)
+    team.close()
+
+
+@needs_two
+def test_a_closed_team_has_no_thread_and_touches_no_other() -> None:
+    """The thread's number may be somebody else's by then."""
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    team = Team()
+    team.copy(pieces(target, source, 1), LARGE)
+    helper = team._helper
+    assert helper is not None
+    team.close()
+    helper.join(10)
+    assert not helper.is_alive()
+    target[:] = 0
+    with patch.object(os, "sched_setaffinity", side_effect=AssertionError("touched")):
+        team.copy(pieces(target, source, 1), LARGE)
+    assert np.array_equal(target, source)
+
+
+def test_a_worker_half_ends_its_threads() -> None:
+    work = WorkerHalf(0, 3 * PAGE, CpuCopies(caches(1), PAGES), Mock())
+    team = work._copies._team
+    work.close()
+    assert team._closed
+
+
+@pytest.mark.parametrize("lacking", ["a second processor", "sched_getcpu", "threads"])
+def test_one_thread_copies_all_where_there_is_no_other(lacking: str) -> None:
     source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
     copies = pieces(target, source, 1)
     team = Team()
-    if closed:
-        team.copy(copies[:1], LARGE)
-        team.close()
+    without = {
+        "a second processor": patch.object(os, "sched_getaffinity", lambda _: {team_module._libc.sched_getcpu()}),
+        "sched_getcpu": patch.object(team_module, "_libc", object()),
+        "threads": patch.object(threading.Thread, "start", side_effect=RuntimeError("no more threads")),
+    }
+    with without[lacking]:
         team.copy(copies, LARGE)
-    else:
-        with patch.object(os, "sched_getaffinity", lambda _: {team_module._libc.sched_getcpu()}):
-            team.copy(copies, LARGE)
-        assert team._helper is None
+    assert team._helper is None
     assert np.array_equal(target, source)
     team.close()
 

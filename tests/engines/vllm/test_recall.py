@@ -33,6 +33,61 @@ def test_prompt_and_answer_come_back(tmp_path: Path, page: int, ranks: int, pref
         h.assert_quiet()
 
 
+class Answers:
+    """What the well says of asks waits until `tell`."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.found, self.waiting = client, client._found, []
+        client._found = self.waiting.append
+
+    def tell(self) -> None:
+        for message in self.waiting:
+            self.found(message)
+        self.waiting.clear()
+
+
+def test_an_engine_hit_waits_for_nobody_and_offers_nothing_twice(tmp_path: Path) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(100))
+        late, reserved = Answers(h.client), []
+        reserve = h.client.reserve
+        h.client.settle = None  # whoever waits for an answer calls it
+        h.client.reserve = lambda parent, digests, epoch: (
+            reserved.append(len(digests) // 32) or reserve(parent, digests, epoch)
+        )
+        seen = h.add(prompt(100), max_tokens=40)
+        for _ in range(20):
+            h.step()
+        assert h.requests[seen].local == 96
+        assert not reserved, "what the well has is not known yet"
+        late.tell()
+        assert h.stat("pinned_bytes") == 0
+        h.run()
+        assert h.right(h.requests[seen])
+        assert sum(reserved) == 2, "blocks of the answer alone"
+        assert h.stat("blocks") == 8
+        h.assert_quiet()
+
+
+def test_an_engine_hit_that_ends_before_the_answer_leaves_nothing(tmp_path: Path) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(100))
+        late = Answers(h.client)
+        assert h.right(h.serve(prompt(100)))
+        assert h.stat("pinned_bytes") == 0
+        late.tell()
+        h.assert_quiet()
+
+
+def test_an_engine_hit_is_a_use(tmp_path: Path) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(100))
+        first = h.entries()
+        h.serve(prompt(100, seed=2))
+        h.serve(prompt(100))
+        assert min(entry.used for entry in first) > max(e.used for e in h.entries() if e not in first)
+
+
 def test_a_receipt_says_what_was_recalled(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         cold = h.serve(prompt(100))

@@ -48,7 +48,8 @@ def test_a_block_is_published_when_all_ranks_have_filled_it(tmp_path: Path, slow
         b.assert_quiet()
 
 
-def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [IntegrityError("SW-302", what="on purpose", why="", fix=""), IndexError(7)])
+def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path, error: Exception) -> None:
     with engine(tmp_path, ranks=2) as h:
         client = h.worker_clients[1]
         slot, calls = client.slot, []
@@ -56,7 +57,7 @@ def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path) -> None:
         def third_fails(*args: Any) -> Any:
             calls.append(args)
             if len(calls) == 3:
-                raise IntegrityError("SW-302", what="on purpose", why="", fix="")
+                raise error
             return slot(*args)
 
         client.slot = third_fails

@@ -47,15 +47,18 @@ class CpuCopies:
         self.page_bytes = sum(row.shape[1] for row in rows)
 
     def gather(self, shards: Sequence[Shard]) -> None:
-        """Copies the engine's pages into the slots."""
+        """Copies the engine's pages into the slots, which they must fill: what else is in a slot is another block's."""
+        for (slots, slot), skip, pages in shards:
+            if skip or len(pages) * self.page_bytes != slots.shape[1]:
+                raise IndexError(f"{len(pages)} pages do not fill slot {slot} of {slots.shape[1]} bytes")
         runs = self._runs(shards, _EvenRun)
-        copies = [Copy(run.slots, at, row, run.where) for run in runs for row, at in self._columns(run)]
+        copies = [Copy(run.slots, at, row, pages) for run in runs for row, pages, at in self._layers(run)]
         self._team.copy(copies, self._nbytes(shards))
 
     def scatter(self, shards: Sequence[Shard]) -> None:
         """Copies the slots into the engine's pages."""
         runs = self._runs(shards, _Run)
-        copies = [Copy(row, run.where, run.slots, at) for run in runs for row, at in self._columns(run)]
+        copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._layers(run)]
         self._team.copy(copies, self._nbytes(shards))
 
     def close(self) -> None:
@@ -64,13 +67,13 @@ class CpuCopies:
     def _nbytes(self, shards: Sequence[Shard]) -> int:
         return sum(len(shard.pages) for shard in shards) * self.page_bytes
 
-    def _columns(self, run: _Run) -> Iterator[tuple[Bytes, tuple[slice, slice]]]:
-        """Each layer, and where in the slab its part of the run lies."""
+    def _layers(self, run: _Run) -> Iterator[tuple[Bytes, slice | Numbers, tuple[slice, slice]]]:
+        """Each layer, the run's pages of it, and where in the slab they lie."""
         at = run.place * self.page_bytes
-        slots = run.slot.span(len(run.pages))
+        pages, slots = run.where, run.slot.span(len(run.pages))
         for row in self._rows:
             size = row.shape[1]
-            yield row, (slots, slice(at, at + size))
+            yield row, pages, (slots, slice(at, at + size))
             at += size
 
     def _runs(self, shards: Sequence[Shard], kind: type[_Run]) -> list[_Run]:

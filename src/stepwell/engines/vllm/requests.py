@@ -55,6 +55,7 @@ class Tracked:
     epoch: int
     life: int
     ask: Ask | None = None
+    answer: Ask | None = None  # of an ask that is finished: its blocks need not be offered to the well
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     offered_from: int = 0
     loading: Loading | None = None  # until the request is scheduled again

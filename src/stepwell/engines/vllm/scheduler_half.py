@@ -120,9 +120,8 @@ class SchedulerHalf:
         ask = tracked.ask
         if ask is None:
             return 0, False
-        if computed >= len(tracked.chain) * self._shape.block_tokens:  # the engine has it all: nothing to wait for
-            tracked.known = max(tracked.known, ask.blocks)
-            return 0, False
+        if computed >= len(tracked.chain) * self._shape.block_tokens:
+            return 0, False  # the engine has it all: nothing to wait for
         if not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
             return None, False
         if not ask.final:
@@ -153,19 +152,22 @@ class SchedulerHalf:
         self._give_up(tracked)
 
     def _end_ask(self, tracked: Tracked) -> None:
-        if tracked.ask is not None:
-            self._client.release(tracked.ask)
-            tracked.ask = None
+        for ask in (tracked.ask, tracked.answer):
+            if ask is not None:
+                self._client.release(ask)
+        tracked.ask = tracked.answer = None
 
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
         tracked = self._track(request)
         tracked.pages = list(pages)
-        if external == 0:
-            self._end_ask(tracked)
-            return
         ask = tracked.ask
+        if external == 0:
+            if ask is not None:
+                self._client.finish(ask)
+                tracked.ask, tracked.answer = None, ask
+            return
         if ask is None:
             raise LookupError("tokens were allocated that nobody offered")
         bt, page = self._shape.block_tokens, self._shape.page
@@ -260,6 +262,11 @@ class SchedulerHalf:
             self._admit(tracked, computed)
         after = computed + scheduled
         computes.append((request_id, tracked.life, after))
+        if tracked.answer is not None:
+            if not tracked.answer.final:
+                return  # it comes within a step or two
+            tracked.known = max(tracked.known, tracked.answer.blocks)
+            tracked.answer = None
         blocks = after // self._shape.block_tokens
         if blocks <= tracked.known or tracked.mute:
             return

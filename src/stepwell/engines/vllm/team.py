@@ -31,8 +31,9 @@ class Copy(NamedTuple):
     which: Index
 
 
-ALONE_BYTES = 4 << 20
-"""Up to here waking the second thread costs more than it saves."""
+ALONE_BYTES = 32 << 20
+"""Up to here one thread copies alone: the second one would save a millisecond or two, and where its processor is taken
+by somebody else it can cost more, since its last piece is waited for."""
 
 _libc = ctypes.CDLL(None)
 
@@ -71,8 +72,12 @@ class _Job:
             self._over = True
         if self._joined:
             self._left.wait()
-        if self.error is not None:
-            raise self.error
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # with its traceback it would keep this frame, and through it the arrays
 
 
 class Team:
