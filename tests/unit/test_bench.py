@@ -185,13 +185,17 @@ def test_a_kernel_is_its_number(tmp_path: Path) -> None:
 def test_a_revision_where_there_is_one(tmp_path: Path) -> None:
     assert machine.revision(tmp_path) is None
     git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=m"]
-    (tmp_path / "file").write_text("1")
-    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "x"]):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
-    clean = machine.revision(tmp_path)
+    clean = machine.revision(source)
     assert clean is not None and len(clean) == 12
-    (tmp_path / "file").write_text("2")
-    assert machine.revision(tmp_path) == f"{clean}-changed"
+    (tmp_path / "result").write_text("1")
+    assert machine.revision(source) == clean, "results are no source"
+    (source / "file").write_text("2")
+    assert machine.revision(source) == f"{clean}-changed"
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

