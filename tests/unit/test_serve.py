@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +135,17 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert halting.read() is None
     greeted.send(Ping(7))
     assert greeted.read() == Pong(7), "who has said hello may be silent"
+    well.close()
+
+
+def test_a_well_that_was_held_up_does_not_blame_who_spoke_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(door_module.Door, "handle_unread", lambda _: time.sleep(0.1))  # in every round
+    well = InThread(tmp_path)
+    greeted = admin(well)
+    greeted.close()
     well.close()
 
 

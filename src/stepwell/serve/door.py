@@ -102,6 +102,8 @@ class Door:
         while self._overdue and (self._overdue[0][0] <= now or self._is_settled(self._overdue[0][1])):
             _, connection = self._overdue.popleft()
             if not self._is_settled(connection):
+                self._ready(connection, selectors.EVENT_READ)  # it may have spoken while we were held up
+            if not self._is_settled(connection):
                 self._drop(connection)
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
