@@ -99,13 +99,13 @@ def test_evenly_spaced_pages_are_copied_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("slot", "skip", "pages"),
-    [(SLOTS, 0, [1]), (-1, 0, [1]), (0, 0, [PAGES]), (0, 0, [-1]), (0, 1, [1, 2]), (0, -1, [1])],
+    [(SLOTS, 0, [1, 2]), (-1, 0, [1, 2]), (0, 0, [1, PAGES]), (0, 0, [-1, 1]), (0, 1, [1, 2]), (0, -1, [1, 2])],
 )
 def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -> None:
     slots, tensors = slab(2, 1), caches(2)
     before = slots.copy(), {name: tensor.clone() for name, tensor in tensors.items()}
     copies = CpuCopies(tensors, PAGES)
-    shards = [Shard(Slot(slots, 1), 0, [0]), Shard(Slot(slots, slot), skip, pages)]
+    shards = [Shard(Slot(slots, 1), 0, [0, 3]), Shard(Slot(slots, slot), skip, pages)]
     for copy in (copies.scatter, copies.gather):
         with pytest.raises(IndexError):
             copy(shards)
