@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.config import Loaded, Settings, check_sizes, load
+from stepwell.config import DiskPlace, Loaded, Settings, check_host, load, queue_bytes
 from stepwell.config.document import Entry, parse
+from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
+from stepwell.config.places import parse_places
+from stepwell.config.settings import shown
 from stepwell.errors import ConfigError
+from stepwell.units import Amount, parse_amount
 
 
 class Inner(pydantic.BaseModel):
@@ -48,9 +52,16 @@ def test_defaults(tmp_path: Path) -> None:
     loaded = load(tmp_path, {})
     assert loaded.settings.model_dump() == {
         "host": None,
+        "disk": [],
+        "disk_reserve": "5%",
+        "disk_queue": None,
+        "disk_threads": 4,
+        "seal": "aes-256-gcm",
         "linger": 600.0,
         "linger_empty": 60.0,
         "log_level": "info",
+        "log_format": "text",
+        "metrics": None,
         "pin_waiting": 0.25,
         "pin_request": 0.5,
     }
@@ -64,12 +75,10 @@ def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
     env = {"STEPWELL_LINGER": "6m", "STEPWELL_LINGER_EMPTY": "2s", "STEPWELL_HOME": "/h", "HOME": "/x", "STEPWELLX": ""}
     loaded = load(tmp_path, env, overrides={"linger_empty": 3, "log_level": None})
     assert loaded.settings == Settings(host="1GiB", linger=360, linger_empty=3, pin_request=0.75)  # type: ignore[arg-type]
-    assert loaded.origins == {
+    assert {name: origin for name, origin in loaded.origins.items() if origin != "default"} == {
         "host": f"{file}:2",
         "linger": "env STEPWELL_LINGER",
         "linger_empty": "override",
-        "log_level": "default",
-        "pin_waiting": "default",
         "pin_request": f"{file}:5",
     }
 
@@ -79,9 +88,9 @@ def test_which_file_is_read(tmp_path: Path) -> None:
     for name, size in sizes.items():
         (tmp_path / name).write_text(f"host: {size}GiB")
     env = {"STEPWELL_CONFIG": str(tmp_path / "env.yaml")}
-    assert load(tmp_path, {}).settings.host == 1 << 30
-    assert load(tmp_path, env).settings.host == 2 << 30
-    assert load(tmp_path, env, path=tmp_path / "named.yaml").settings.host == 3 << 30
+    assert load(tmp_path, {}).settings.host == Amount(size=1 << 30)
+    assert load(tmp_path, env).settings.host == Amount(size=2 << 30)
+    assert load(tmp_path, env, path=tmp_path / "named.yaml").settings.host == Amount(size=3 << 30)
     assert load(tmp_path / "other", {"STEPWELL_CONFIG": ""}).settings.host is None
 
 
@@ -126,6 +135,36 @@ def test_an_unknown_variable_is_refused_with_the_closest_name(tmp_path: Path) ->
         ("pin_request: 1.01", "less than or equal to 1"),
         ("pin_request: nan", "finite"),
         ("pin_waiting:", "number"),
+        ("host: 101%", "'101%' is not a per cent"),
+        ("host: 0%", "'0%' is not a per cent"),
+        ("disk_reserve:", "NoneType is not a size"),
+        ("disk_queue: 5%", "'5%' is not a size"),
+        ("disk_threads: 0", "greater than or equal to 1"),
+        ("disk_threads: 65", "less than or equal to 64"),
+        ("seal: rot13", "aes-256-gcm"),
+        ("log_format: xml", "json"),
+        ("disk: here:1GiB", "'here' is not an absolute path"),
+        ("disk: /a:lots", "'lots' is not a size"),
+        ("disk: /a:0%", "'0%' is not a per cent"),
+        ("disk: '/a,'", "'' is not an absolute path"),
+        ("disk: /a:1G,/b/../a", "given twice"),
+        ("disk: [/a, '/a/']", "given twice"),
+        ("disk: [/a: 1G]", "is no directory with a size"),
+        ("disk: '~nobody-of-this-name/a'", "is not an absolute path"),
+        ('disk: "/a\\0b"', "is not an absolute path"),
+        ("disk:", "NoneType is no list"),
+        ("metrics: 0.0.0.0:9100", "is not a loopback address"),
+        ("metrics: '[::]:9100'", "is not a loopback address"),
+        ("metrics: example.org:9100", "is not a loopback address"),
+        ("metrics: 10.0.0.1:9100", "is not a loopback address"),
+        ("metrics: ':9100'", "is not an address with a port"),
+        ("metrics: localhost", "is not an address with a port"),
+        ("metrics: localhost:0", "is not an address with a port"),
+        ("metrics: 127.0.0.1:65536", "is not an address with a port"),
+        ("metrics: relative/socket", "is not an address with a port"),
+        ('metrics: "/a\\0b"', "NUL"),
+        ("metrics: [9100]", "list is not an address"),
+        (f"metrics: /{'x' * 107}", "107 bytes"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_place_and_reason(line: str, why: str) -> None:
@@ -245,15 +284,76 @@ def test_any_environment_is_settings_or_a_config_error(env: dict[str, str]) -> N
 
 def test_sizes_that_cannot_work_are_refused() -> None:
     gib = 1 << 30
-    check_sizes(Settings(), 0)
-    check_sizes(Settings(host=gib), gib)
+    check_host(gib, gib)
     with pytest.raises(ConfigError) as caught:
-        check_sizes(Settings(host=gib), gib - 1)
+        check_host(gib, gib - 1)
     assert caught.value.code == "SW-106"
     assert "1023MiB" in caught.value.fix
-    check_sizes(Settings(host=64 << 20), gib)
+    check_host(64 << 20, gib)
     with pytest.raises(ConfigError) as caught:
-        check_sizes(Settings(host=(64 << 20) - 1), gib)
+        check_host((64 << 20) - 1, gib)
     assert caught.value.code == "SW-107"
     assert "64MiB" in caught.value.fix
-    check_sizes(Settings(host=16 << 20), gib, minimum=16 << 20)
+    check_host(16 << 20, gib, minimum=16 << 20)
+
+
+def test_the_write_queue_is_a_part_of_the_arena_unless_it_is_set() -> None:
+    assert queue_bytes(Settings(), 1 << 30) == 128 << 20
+    assert queue_bytes(Settings(), 1 << 40) == 1 << 30
+    assert queue_bytes(Settings(disk_queue=5), 1 << 40) == 5
+
+
+PLACES = (DiskPlace(Path("/a"), parse_amount("2TB")), DiskPlace(Path("/b c"), parse_amount("50%")))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"disk: [ '/a:2TB', /b c ]", b"disk: /a:2TB, /b c", b"disk:\n- /a:2000GB\n- /b c:50%", b"disk: '/a:2TB,/b c'"],
+)
+def test_directories_come_as_a_list_or_as_one_text(raw: bytes) -> None:
+    assert merge(Settings, parse(raw, "f.yaml")).settings.disk == PLACES
+
+
+def test_directories_from_each_source_and_back(tmp_path: Path) -> None:
+    text = shown(PLACES)
+    assert text == "/a:2000000000000,/b c:50%"
+    assert load(tmp_path, {"STEPWELL_DISK": text}).settings.disk == PLACES
+    assert load(tmp_path, {}, overrides={"disk": text}).settings.disk == PLACES
+    assert load(tmp_path, {}, overrides={"disk": PLACES}).settings.disk == PLACES
+    assert load(tmp_path, {"STEPWELL_DISK": "/x"}, overrides={"disk": []}).settings.disk == ()
+    assert Settings(disk=text).model_dump()["disk"] == text.split(",")  # type: ignore[arg-type]
+
+
+def test_what_a_directory_may_be_called() -> None:
+    home = Path.home()
+    assert parse_places("~/kv") == (DiskPlace(home / "kv"),)
+    assert parse_places(["/a,b:1G", "/c:d:25%"]) == (
+        DiskPlace(Path("/a,b"), Amount(size=1 << 30)),
+        DiskPlace(Path("/c:d"), parse_amount("25%")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("127.0.0.1:9100", ("127.0.0.1", 9100)),
+        ("127.3.2.1:1", ("127.3.2.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("localhost:80", ("localhost", 80)),
+        ("/run/stepwell/metrics.sock", "/run/stepwell/metrics.sock"),
+    ],
+)
+def test_where_metrics_may_be_served(text: str, bound: object) -> None:
+    assert split_listen(parse_listen(text)) == bound
+    assert merge(Settings, parse(f"metrics: '{text}'".encode(), "f")).settings.metrics == text
+
+
+def test_values_are_shown_as_they_are_written() -> None:
+    settings = Settings(host="25%", disk_queue="1GiB")  # type: ignore[arg-type]
+    assert [shown(getattr(settings, name)) for name in ("host", "disk", "disk_reserve", "metrics", "seal")] == [
+        "25%",
+        "none",
+        "5%",
+        "unset",
+        "aes-256-gcm",
+    ]

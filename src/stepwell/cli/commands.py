@@ -24,11 +24,19 @@ app = typer.Typer(
 )
 
 Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
+Disk = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH:SIZE", help='Directory of the disk tier, such as "/nvme/stepwell:200GiB"; repeatable.'),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 def _home(given: Path | None) -> Path:
     return given if given is not None else home_dir(os.environ)
+
+
+def _joined(disk: list[str] | None) -> str | None:
+    return ",".join(disk) if disk else None
 
 
 def _version(wanted: bool) -> None:
@@ -65,7 +73,8 @@ def demo(
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB".')] = None,
+    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')] = None,
+    disk: Disk = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +84,7 @@ def serve(
 
     place = _home(home)
     prepare_home(place)
-    loaded = load(place, os.environ, path=config, overrides={"host": host})
+    loaded = load(place, os.environ, path=config, overrides={"host": host, "disk": _joined(disk)})
 
     def ready(socket: Path) -> None:
         emit({"serving": str(socket), "home": str(place)}, as_json=as_json, text=f"serving {place} at {socket}")
@@ -106,20 +115,25 @@ def stats(home: Home = None, as_json: Json = False) -> None:
 @app.command("vllm-args")
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
+    disk: Disk = None,
     home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the flags to paste behind `vllm serve MODEL`."""
-    from stepwell.config import Settings, check_sizes
+    from stepwell.config import check_host
+    from stepwell.config.places import parse_places
     from stepwell.engines.vllm.plugin import NAME
     from stepwell.io.host import memory_allowed
-    from stepwell.units import parse_size
+    from stepwell.units import parse_amount
 
     extra: dict[str, Any] = {}
     if host is not None:
-        check_sizes(Settings(host=parse_size(host)), memory_allowed())
+        allowed = memory_allowed()
+        check_host(parse_amount(host).of(allowed), allowed)
         extra["host"] = host
+    if (places := _joined(disk)) is not None:
+        extra["disk"] = ",".join(map(str, parse_places(places)))
     if home is not None:
         extra["home"] = str(home.expanduser().absolute())
     if strict:

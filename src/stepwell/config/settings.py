@@ -6,18 +6,27 @@ imported by the engine side, which passes settings on as text to the well that i
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from stepwell.config.listen import parse_listen
+from stepwell.config.places import DiskPlace, parse_places
 from stepwell.errors import ConfigError
-from stepwell.units import format_size, parse_duration, parse_size
+from stepwell.units import Amount, format_size, parse_amount, parse_duration, parse_size
 
 Size = Annotated[int, BeforeValidator(parse_size)]
+SizeOrPercent = Annotated[Amount, BeforeValidator(parse_amount), PlainSerializer(str)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Places = Annotated[
+    tuple[DiskPlace, ...], BeforeValidator(parse_places), PlainSerializer(lambda places: [str(p) for p in places])
+]
+Listen = Annotated[str, BeforeValidator(parse_listen)]
 
 MIN_HOST_BYTES = 64 << 20
+MAX_DEFAULT_QUEUE_BYTES = 1 << 30
 
 
 class Settings(BaseModel):
@@ -25,33 +34,76 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: Size | None = Field(default=None, description="size of the host arena; unset: a quarter of the free memory")
+    host: SizeOrPercent | None = Field(
+        default=None,
+        description="size of the host arena, or a per cent of the memory that the control groups and the machine still"
+        " allow when the well starts; unset: a quarter of it, at most 16GiB",
+    )
+    disk: Places = Field(
+        default=(),
+        description="directories of the disk tier, each as PATH:SIZE or PATH (then 50%); the size may be a per cent of"
+        " the filesystem; a list, or one text with commas between; none: no disk tier",
+    )
+    disk_reserve: SizeOrPercent = Field(
+        default=Amount(percent=Decimal(5)),
+        description="free space of each directory's filesystem that is left to others at all times, as a size or a per"
+        " cent of the filesystem",
+    )
+    disk_queue: Size | None = Field(
+        default=None, description="bytes that may wait to be written to disk; unset: an eighth of host, at most 1GiB"
+    )
+    disk_threads: int = Field(default=4, ge=1, le=64, description="threads per directory that read and write")
+    seal: Literal["aes-256-gcm", "plain"] = Field(
+        default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
+    )
     linger: Duration = Field(default=600.0, description="how long a well that holds blocks stays without engines")
     linger_empty: Duration = Field(default=60.0, description="how long an empty well stays without engines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
-    pin_waiting: Share = Field(default=0.25, description="share that waiting requests together may pin")
-    pin_request: Share = Field(default=0.5, description="share that one request alone may pin")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="lines for people, or one JSON object a line"
+    )
+    metrics: Listen | None = Field(
+        default=None,
+        description="where the well serves /metrics: 127.0.0.1:PORT, [::1]:PORT, localhost:PORT, or the absolute path"
+        " of a Unix socket; unset: nowhere",
+    )
+    pin_waiting: Share = Field(default=0.25, description="share of the arena that waiting requests together may pin")
+    pin_request: Share = Field(default=0.5, description="share of the arena that one request alone may pin")
 
 
-def check_sizes(settings: Settings, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
-    """Raise ConfigError if `settings.host` cannot work on this machine; an unset host is not checked.
+def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
+    """Raise ConfigError if an arena of `host` bytes cannot work on this machine.
 
     `allowed_bytes` is what the memory cgroups and the machine still allow (`stepwell.io.host.memory_allowed`). SW-106
     if host is above it: the kernel would kill the well or the engine. SW-107 if host is below `minimum`.
     """
-    if settings.host is None:
-        return
-    if settings.host > allowed_bytes:
+    if host > allowed_bytes:
         raise ConfigError(
             "SW-106",
-            what=f"host is {format_size(settings.host)}, but only {format_size(allowed_bytes)} can be used",
+            what=f"host is {format_size(host)}, but only {format_size(allowed_bytes)} can be used",
             why="the memory cgroup of this process or the machine allows no more, and the kernel kills what exceeds it",
             fix=f"set host to at most {allowed_bytes >> 20}MiB, or raise the memory limit of the container or service",
         )
-    if settings.host < minimum:
+    if host < minimum:
         raise ConfigError(
             "SW-107",
-            what=f"host is {format_size(settings.host)}",
+            what=f"host is {format_size(host)}",
             why="the arena is made of slabs of several slots each and is of no use below that",
             fix=f"set host to at least {format_size(minimum)}",
         )
+
+
+def queue_bytes(settings: Settings, host: int) -> int:
+    """Bytes that may wait to be written to disk, beside an arena of `host` bytes."""
+    if settings.disk_queue is not None:
+        return settings.disk_queue
+    return min(host // 8, MAX_DEFAULT_QUEUE_BYTES)
+
+
+def shown(value: object) -> str:
+    """The value of a setting as text for people: what could be written in its place."""
+    if value is None:
+        return "unset"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value)

@@ -20,7 +20,7 @@ from pathlib import Path
 from stepwell import __version__
 from stepwell.client.control import pid as pid_of_well
 from stepwell.client.start import lock, rendezvous
-from stepwell.config import Settings, check_sizes
+from stepwell.config import Settings, check_host
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -62,38 +62,42 @@ def run(
     prepare_home(home)
     place = rendezvous(home)
     with _locked(home, place.lock, locked):
-        settings = _sized(settings)
+        host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
         with well_log(home, settings.log_level), _listening(place.socket) as listener:
             try:
-                return _serve(settings, keyring, listener, linger, lambda: ready(place.socket))
+                return _serve(settings, host, keyring, listener, linger, lambda: ready(place.socket))
             except Exception:
                 log.exception("the well ends because of an error in itself")
                 raise
 
 
 def _serve(
-    settings: Settings, keyring: Keyring, listener: socket.socket, linger: bool, ready: Callable[[], None]
+    settings: Settings,
+    host: int,
+    keyring: Keyring,
+    listener: socket.socket,
+    linger: bool,
+    ready: Callable[[], None],
 ) -> str:
-    assert settings.host is not None
     clock = MonotonicClock()
     wakeup = Wakeup()
     executor = ThreadExecutor(wakeup)
     hierarchy = Hierarchy(
-        limits=Limits(settings.host, settings.pin_waiting, settings.pin_request),
+        limits=Limits(host, settings.pin_waiting, settings.pin_request),
         keyring=keyring,
         clock=clock,
         executor=executor,
         memory=SystemMemory(),
         well=__version__,
-        judge=judge(settings),
+        judge=judge(settings, host),
         sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers)
     with _signals(loop, wakeup):
-        log.info("stepwell %s serves, host %s, process %d", __version__, format_size(settings.host), os.getpid())
+        log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
         ready()
         gc.collect()
         gc.freeze()
@@ -107,12 +111,12 @@ def _serve(
     return why
 
 
-def _sized(settings: Settings) -> Settings:
-    """With the arena's size filled in and checked."""
-    if settings.host is None:
-        settings = settings.model_copy(update={"host": default_host_bytes()})
-    check_sizes(settings, memory_allowed())
-    return settings
+def _host_bytes(settings: Settings) -> int:
+    """The arena's size, checked. Raises ConfigError SW-106 or SW-107."""
+    allowed = memory_allowed()
+    host = default_host_bytes() if settings.host is None else settings.host.of(allowed)
+    check_host(host, allowed)
+    return host
 
 
 @contextlib.contextmanager
