@@ -80,7 +80,8 @@ class BlockIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of memory held, rounded up: the whole table from the moment at which it begins to grow to that size."""
-        table = 2 * -(-8 * (self._high + _PAD) // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = -(-8 * self._high // mmap.PAGESIZE) + 1  # one for the run at the end
+        table = 2 * pages * mmap.PAGESIZE
         listed = self._listed_keys * 8 + self._listed_keys // 2  # an array has at most a sixteenth to spare
         return table + listed + len(self._listed) * _SEGMENT_BYTES
 
@@ -258,7 +259,7 @@ class BlockIndex:
         self._again(np.concatenate(behind) if behind else slots)
 
     def _again(self, slots: _Slots) -> None:
-        """Puts what is in these slots where it belongs; they reach from a hole, or a run's start, to their run's end."""
+        """Puts what is in these slots where it belongs. They reach from a hole or a run's start to the run's end."""
         keys, values = self._all_keys[slots], self._all_values[slots]
         self._all_keys[slots] = 0
         self._count -= len(slots)
