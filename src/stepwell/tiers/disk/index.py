@@ -33,7 +33,7 @@ _PAD = 4096  # slots past the last home, for the run that ends there: random key
 _FILLED = 0.65  # from here on the table grows; while it does, the part not yet moved fills to 0.71 at most
 _PACE = 16  # slots moved for each block put while growing
 _SLICE = 1024  # slots moved at once for single puts: a tenth of a millisecond
-_FEW = 12  # this many are placed faster one by one than together
+_FEW = 32  # this many are placed faster one by one than together
 _ALL = 1 << 32
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it since 3.13
 _SEGMENT_BYTES = 256  # an array, its allocator's header, a number and a dict's entry; rounded up
@@ -214,19 +214,17 @@ class BlockIndex:
     def _write(self, keys: _U64, values: _U64) -> None:
         """All go one slot on together, until each has found itself or an empty slot. Of equal keys the last counts."""
         all_keys, all_values = self._all_keys, self._all_values
-        slots = self._homes(keys)
+        slots, numbers = self._homes(keys), np.arange(len(keys), dtype=np.uint64)
         while len(keys) > _FEW:
-            held = all_keys[slots]
-            empty = held == 0
-            taken = slots[empty]
-            all_keys[taken] = keys[empty]
-            rows = np.arange(len(taken), dtype=np.uint64)
+            empty = (all_keys.take(slots) == 0).nonzero()[0]
+            taken, rows = slots.take(empty), numbers[: len(empty)]
+            all_keys[taken] = keys.take(empty)
             all_values[taken] = rows
-            self._count += int(np.count_nonzero(all_values[taken] == rows))  # a slot that several took counts once
-            settled = all_keys[slots] == keys
-            all_values[slots[settled]] = values[settled]
-            rest = np.flatnonzero(~settled)
-            keys, values, slots = keys[rest], values[rest], slots[rest] + 1
+            self._count += int(np.count_nonzero(all_values.take(taken) == rows))  # what several took counts once
+            settled = all_keys.take(slots) == keys
+            done, rest = settled.nonzero()[0], (~settled).nonzero()[0]
+            all_values[slots.take(done)] = values.take(done)
+            keys, values, slots = keys.take(rest), values.take(rest), slots.take(rest) + 1
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             self._put(key, value)
 
@@ -238,7 +236,7 @@ class BlockIndex:
             held = self._all_keys[slots]
             here = held == keys[rows]
             found[rows[here]] = slots[here]
-            on = np.flatnonzero(~here & (held != 0))
+            on = (~here & (held != 0)).nonzero()[0]
             rows, slots = rows[on], slots[on] + 1
         for row in rows.tolist():
             slot = self._slot(int(keys[row]))
@@ -280,7 +278,7 @@ class BlockIndex:
         while keys[end]:
             end += 1
         self._front, self._edge = -(-(first << 32) // self._low), first
-        self._again(first + np.flatnonzero(self._all_keys[first:end]))
+        self._again(first + self._all_keys[first:end].nonzero()[0])
         if self._front:
             self._due = self._count + slots // _PACE
         else:
