@@ -1,0 +1,1 @@
+"""The disk tier: sealed frames in segments on local disks."""
