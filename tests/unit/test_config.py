@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from stepwell.config import DiskPlace, Loaded, Settings, check_host, load, queue_bytes
+from stepwell.cli.commands import app
+from stepwell.config import DiskPlace, Loaded, Settings, check_host, load, queue_bytes, texts
 from stepwell.config.document import Entry, parse
 from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
 from stepwell.config.places import parse_places
-from stepwell.config.settings import shown
 from stepwell.errors import ConfigError
 from stepwell.units import Amount, parse_amount
 
@@ -315,13 +318,13 @@ def test_directories_come_as_a_list_or_as_one_text(raw: bytes) -> None:
 
 
 def test_directories_from_each_source_and_back(tmp_path: Path) -> None:
-    text = shown(PLACES)
+    text = ",".join(map(str, PLACES))
     assert text == "/a:2000000000000,/b c:50%"
     assert load(tmp_path, {"STEPWELL_DISK": text}).settings.disk == PLACES
     assert load(tmp_path, {}, overrides={"disk": text}).settings.disk == PLACES
     assert load(tmp_path, {}, overrides={"disk": PLACES}).settings.disk == PLACES
     assert load(tmp_path, {"STEPWELL_DISK": "/x"}, overrides={"disk": []}).settings.disk == ()
-    assert Settings(disk=text).model_dump()["disk"] == text.split(",")  # type: ignore[arg-type]
+    assert Settings(disk=text).model_dump(mode="json")["disk"] == text.split(",")  # type: ignore[arg-type]
 
 
 def test_what_a_directory_may_be_called() -> None:
@@ -348,12 +351,59 @@ def test_where_metrics_may_be_served(text: str, bound: object) -> None:
     assert merge(Settings, parse(f"metrics: '{text}'".encode(), "f")).settings.metrics == text
 
 
-def test_values_are_shown_as_they_are_written() -> None:
-    settings = Settings(host="25%", disk_queue="1GiB")  # type: ignore[arg-type]
-    assert [shown(getattr(settings, name)) for name in ("host", "disk", "disk_reserve", "metrics", "seal")] == [
-        "25%",
-        "none",
-        "5%",
-        "unset",
-        "aes-256-gcm",
-    ]
+def test_values_are_written_as_they_are_read() -> None:
+    assert texts(Settings()) == {
+        "host": "unset",
+        "disk": "none",
+        "disk_reserve": "5%",
+        "disk_queue": "unset",
+        "disk_threads": "4",
+        "seal": "aes-256-gcm",
+        "linger": "10m",
+        "linger_empty": "1m",
+        "log_level": "info",
+        "log_format": "text",
+        "metrics": "unset",
+        "pin_waiting": "0.25",
+        "pin_request": "0.5",
+    }
+    some = {"host": "25%", "disk": "/a:3%,/b:1234567", "disk_queue": "1234567", "linger": "601.5s", "metrics": "/m"}
+    settings = Settings.model_validate(some)
+    assert {name: texts(settings)[name] for name in some} == some
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_the_command_shows_values_and_their_origins(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stepwell.yaml").write_text("disk:\n- /a:1TiB\n")
+    bare.setenv("STEPWELL_HOST", "25%")
+    arguments = ["config", "show", "--home", str(tmp_path)]
+    plain = CliRunner().invoke(app, arguments).output
+    assert {"host: 25%", "disk: /a:1TiB", "linger: 10m", "metrics: unset"} < set(plain.splitlines())
+    shown = [line.split() for line in CliRunner().invoke(app, [*arguments, "--origin"]).output.splitlines()]
+    assert ["host:", "25%", "#", "env", "STEPWELL_HOST"] in shown
+    assert ["disk:", "/a:1TiB", "#", f"{tmp_path}/stepwell.yaml:1"] in shown
+    assert ["seal:", "aes-256-gcm", "#", "default"] in shown
+    values = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert values["settings"].keys() == values["origins"].keys() == Settings.model_fields.keys()
+    assert (values["settings"]["disk"], values["origins"]["host"]) == (["/a:1TiB"], "env STEPWELL_HOST")
+    assert Settings.model_validate(values["settings"]) == load(tmp_path, os.environ).settings
+
+
+def test_the_command_checks_a_file_that_is_not_in_use_yet(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text("host: 99999TiB\n")
+    arguments = ["config", "check", "--home", str(tmp_path / "none"), "--config", str(file)]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.output) == (0, f"ok: host from {file}:1\n")
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output) == {"ok": True, "set": ["host"]}
+    file.write_text("hots: 1GiB\n")
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError) and error.code == "SW-101"
+    assert list(tmp_path.iterdir()) == [file], "nothing is created"

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
+from stepwell.cli import config
+from stepwell.cli.options import Config, Disk, Home, Json, home_of
 from stepwell.cli.output import emit, stats_table
-from stepwell.io.paths import home_dir, prepare_home
+from stepwell.io.paths import prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -22,17 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
-Disk = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATH:SIZE", help='Directory of the disk tier, such as "/nvme/stepwell:200GiB"; repeatable.'),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
-
-
-def _home(given: Path | None) -> Path:
-    return given if given is not None else home_dir(os.environ)
+app.add_typer(config.app, name="config")
 
 
 def _joined(disk: list[str] | None) -> str | None:
@@ -75,14 +67,14 @@ def serve(
     home: Home = None,
     host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')] = None,
     disk: Disk = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")] = None,
+    config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
     from stepwell.config import load
     from stepwell.serve.process import run
 
-    place = _home(home)
+    place = home_of(home)
     prepare_home(place)
     loaded = load(place, os.environ, path=config, overrides={"host": host, "disk": _joined(disk)})
 
@@ -98,7 +90,7 @@ def stop(home: Home = None, as_json: Json = False) -> None:
     """End the running well; what it holds in host memory is gone. Engines go on without it."""
     from stepwell.client import control
 
-    place = _home(home)
+    place = home_of(home)
     control.stop(place)
     emit({"stopped": str(place)}, as_json=as_json, text=f"stopped the well of {place}")
 
@@ -108,7 +100,7 @@ def stats(home: Home = None, as_json: Json = False) -> None:
     """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
     from stepwell.client import control
 
-    values = control.stats(_home(home))
+    values = control.stats(home_of(home))
     emit(values, as_json=as_json, text=stats_table(values))
 
 

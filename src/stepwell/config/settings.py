@@ -9,21 +9,42 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from stepwell.config.listen import parse_listen
 from stepwell.config.places import DiskPlace, parse_places
 from stepwell.errors import ConfigError
-from stepwell.units import Amount, format_size, parse_amount, parse_duration, parse_size
+from stepwell.units import Amount, format_duration, format_size, parse_amount, parse_duration, parse_size
 
-Size = Annotated[int, BeforeValidator(parse_size)]
-SizeOrPercent = Annotated[Amount, BeforeValidator(parse_amount), PlainSerializer(str)]
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+def _seconds(value: float) -> str:
+    short = format_duration(value)
+    return short if parse_duration(short) == value else f"{value!r}s"
+
+
+def _kind(name: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "format": name})
+
+
+# How a value is read, how it is written (in JSON and for people), and what its kind is called in the documentation.
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(lambda size: str(Amount(size=size)), str, when_used="json"),
+    _kind("size"),
+]
+SizeOrPercent = Annotated[Amount, BeforeValidator(parse_amount), PlainSerializer(str, str), _kind("size or per cent")]
+Duration = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(_seconds, str, when_used="json"), _kind("duration")
+]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Places = Annotated[
-    tuple[DiskPlace, ...], BeforeValidator(parse_places), PlainSerializer(lambda places: [str(p) for p in places])
+    tuple[DiskPlace, ...],
+    BeforeValidator(parse_places),
+    PlainSerializer(lambda places: [str(place) for place in places], list[str]),
+    _kind("list of PATH:SIZE"),
 ]
-Listen = Annotated[str, BeforeValidator(parse_listen)]
+Listen = Annotated[str, BeforeValidator(parse_listen), _kind("address or path")]
 
 MIN_HOST_BYTES = 64 << 20
 MAX_DEFAULT_QUEUE_BYTES = 1 << 30
@@ -100,10 +121,12 @@ def queue_bytes(settings: Settings, host: int) -> int:
     return min(host // 8, MAX_DEFAULT_QUEUE_BYTES)
 
 
-def shown(value: object) -> str:
-    """The value of a setting as text for people: what could be written in its place."""
+def texts(settings: Settings) -> dict[str, str]:
+    """Each setting's value as a person would write it; "unset" and "none" where there is none."""
+    return {name: _text(value) for name, value in settings.model_dump(mode="json").items()}
+
+
+def _text(value: object) -> str:
     if value is None:
         return "unset"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return str(value)
+    return ",".join(value) or "none" if isinstance(value, list) else str(value)

@@ -65,7 +65,7 @@ def run(
         host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
-        with well_log(home, settings.log_level), _listening(place.socket) as listener:
+        with well_log(home, settings.log_level, form=settings.log_format), _listening(place.socket) as listener:
             try:
                 return _serve(settings, host, keyring, listener, linger, lambda: ready(place.socket))
             except Exception:

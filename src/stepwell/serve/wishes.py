@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from stepwell.config.loader import from_overrides, merge
-from stepwell.config.settings import Settings, shown
+from stepwell.config.settings import Settings, texts
 from stepwell.units import Amount
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
@@ -22,8 +22,9 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
 
     def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
         wished = merge(Settings, from_overrides(wishes)).settings
+        ours, theirs = texts(in_force), texts(wished)
         return [
-            f"the running well has {name} = {shown(of(in_force))}, not {shown(of(wished))} as asked for;"
+            f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"
             " `stepwell stop` ends it, and the next engine starts a new one [SW-111]"
             for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
             if of(wished) not in (of(settings), of(in_force))
