@@ -19,10 +19,13 @@ from stepwell.errors import AccessDenied, ConfigError
 from stepwell.io.mounts import SYSTEM, mounts
 
 _SOCKET_PATH_BYTES = 107  # sun_path has 108 bytes, one of them the closing NUL
-_NETWORK = (
+_NETWORK_KINDS = (
     "afs beegfs ceph cifs coda fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.s3fs fuse.sshfs "
     "glusterfs gpfs lustre ncpfs nfs nfs4 orangefs pvfs2 smb3 smbfs wekafs"
 )
+NETWORK = frozenset(_NETWORK_KINDS.split())
+"""Kernel names of filesystems that other hosts may share."""
+
 _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 
@@ -97,7 +100,7 @@ def prepare_home(home: Path, system: Path = SYSTEM) -> None:
             fix="set STEPWELL_HOME to a directory of your own with mode 0700",
         )
     kind = filesystem(home, system)
-    if kind and kind in _NETWORK.split():
+    if kind and kind in NETWORK:
         raise AccessDenied(
             "SW-603",
             what=f"home {home} is on a network filesystem ({kind})",

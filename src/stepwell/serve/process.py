@@ -14,16 +14,18 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepwell import __version__
 from stepwell.client.control import pid as pid_of_well
 from stepwell.client.start import lock, rendezvous
-from stepwell.config import Settings, check_host
-from stepwell.errors import AccessDenied, BackendDown
+from stepwell.config import Settings, check_host, queue_bytes
+from stepwell.errors import AccessDenied, BackendDown, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
@@ -31,8 +33,10 @@ from stepwell.io.paths import prepare_home
 from stepwell.log import well_log
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.storage import make_tier, take_sites
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
+from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 
@@ -40,6 +44,7 @@ KEYRING_NAME = "keyring"
 _BACKLOG = 128
 _OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
 _JOB_SECONDS = 2.0
+_DRAIN_SECONDS = 5.0
 _PR_SET_DUMPABLE = 4
 
 log = logging.getLogger("stepwell.serve")
@@ -67,7 +72,10 @@ def run(
         _harden()
         with well_log(home, settings.log_level, form=settings.log_format), _listening(place.socket) as listener:
             try:
-                return _serve(settings, host, keyring, listener, linger, lambda: ready(place.socket))
+                sites = take_sites(settings)
+                return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
+            except StepwellError:
+                raise
             except Exception:
                 log.exception("the well ends because of an error in itself")
                 raise
@@ -77,6 +85,7 @@ def _serve(
     settings: Settings,
     host: int,
     keyring: Keyring,
+    sites: Sequence[Site],
     listener: socket.socket,
     linger: bool,
     ready: Callable[[], None],
@@ -84,26 +93,38 @@ def _serve(
     clock = MonotonicClock()
     wakeup = Wakeup()
     executor = ThreadExecutor(wakeup)
+    executors = [executor]
+    sealing = Sealing(keyring, sealed=settings.seal != "plain", wall=time.time)
+    tier: DiskTier | None = None
+    if sites:
+        executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
+        tier = make_tier(sites, executors[-1], clock, sealing)
+    readers = settings.disk_threads * len(sites)
     hierarchy = Hierarchy(
-        limits=Limits(host, settings.pin_waiting, settings.pin_request),
-        keyring=keyring,
+        limits=Limits(host, settings.pin_waiting, settings.pin_request, queue_bytes(settings, host), readers),
+        sealing=sealing,
         clock=clock,
         executor=executor,
+        tier=tier,
         memory=SystemMemory(),
         well=__version__,
         judge=judge(settings, host),
         sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
-    loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers)
+    loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers)
     with _signals(loop, wakeup):
         log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
+        hierarchy.recover()
         ready()
         gc.collect()
         gc.freeze()
         why = loop.run()
         log.info("the well ends: %s", why)
-    if executor.close(_JOB_SECONDS):
+        if not loop.drain(_DRAIN_SECONDS):
+            log.warning("what still waited to be written to disk is given up")
+    stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
+    if not stuck:
         hierarchy.close()
     else:
         log.warning("a job is stuck in the system and is left behind")

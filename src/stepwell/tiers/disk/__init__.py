@@ -1,1 +1,1 @@
-"""The disk tier: sealed frames in segments on local disks."""
+"""The `disk` tier: segments of frames in directories of local filesystems. Layout: docs/design/format.md."""
