@@ -407,3 +407,26 @@ def test_the_command_checks_a_file_that_is_not_in_use_yet(tmp_path: Path, bare: 
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, ConfigError) and error.code == "SW-101"
     assert list(tmp_path.iterdir()) == [file], "nothing is created"
+
+
+def test_the_flag_for_an_engine_carries_sizes_and_directories() -> None:
+    def flag(*options: str) -> dict[str, str]:
+        done = CliRunner().invoke(app, ["vllm-args", "--json", *options])
+        if done.exception:
+            raise done.exception
+        transfer = json.loads(json.loads(done.output)["arguments"][1])
+        wishes = transfer.get("kv_connector_extra_config", {})
+        merge(Settings, from_overrides(wishes))  # a well understands it
+        return wishes
+
+    assert flag() == {}
+    assert flag("--host", "25%", "--disk", "/a:1G", "--disk", "/b") == {"host": "25%", "disk": "/a:1GiB,/b:50%"}
+    for options, code in (
+        (["--host", "99999TiB"], "SW-106"),
+        (["--host", "0.000001%"], "SW-107"),
+        (["--disk", "here:1GiB"], "SW-102"),
+        (["--disk", "/a:1GiB", "--disk", "/a"], "SW-102"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            flag(*options)
+        assert caught.value.code == code

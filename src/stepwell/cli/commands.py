@@ -104,6 +104,25 @@ def stats(home: Home = None, as_json: Json = False) -> None:
     emit(values, as_json=as_json, text=stats_table(values))
 
 
+@app.command()
+def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> None:
+    """Try out whether this machine can do what the settings ask for; exit with 1 if something cannot work.
+
+    JSON: {"ok": bool, "checks": [{"check": name, "status": "ok", "warn" or "fail", "text", "fix", "of": directory,
+    "facts": {name: number or text}}]}.
+    """
+    from stepwell.ops.doctor import examine, line, shape, summary
+
+    checks = []
+    for check in examine(home_of(home), os.environ, config):
+        checks.append(check)
+        if not as_json:
+            typer.echo(line(check))
+    emit(shape(checks), as_json=as_json, text=summary(checks))
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
 @app.command("vllm-args")
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,

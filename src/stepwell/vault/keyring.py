@@ -88,12 +88,20 @@ class Keyring:
         try:
             if not os.path.lexists(path):
                 _create(path)
+        except OSError as error:
+            raise _denied(path, error.strerror or str(error)) from error
+        keyring = cls.read(path)
+        _remove_leftovers(path)
+        return keyring
+
+    @classmethod
+    def read(cls, path: Path) -> Keyring:
+        """The keyring at `path`, which must exist; nothing is created or removed. Raises as `open` does."""
+        try:
             raw = _read(path)
         except OSError as error:
             raise _denied(path, error.strerror or str(error)) from error
-        keyring = cls(_parse(raw, path))
-        _remove_leftovers(path)
-        return keyring
+        return cls(_parse(raw, path))
 
     @classmethod
     def ephemeral(cls) -> Keyring:
