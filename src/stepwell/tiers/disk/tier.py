@@ -106,9 +106,6 @@ class DiskTier:
 
     # blocks -----------------------------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self._index)
-
     def lookup(self, id: BlockId) -> bool:
         return self._index.find(id) is not None
 
