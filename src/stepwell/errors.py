@@ -35,6 +35,7 @@ CODES = _table(
     ("SW-111", "the running well has other settings than were asked for (warning)"),
     ("SW-112", "the demo's model or documents cannot be used"),
     ("SW-113", "a program or package that this command needs is not installed"),
+    ("SW-119", "the metrics of the well cannot be served at their address"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

@@ -29,6 +29,7 @@ class Settings(BaseModel):
     linger: Duration = Field(default=600.0, description="how long a well that holds blocks stays without engines")
     linger_empty: Duration = Field(default=60.0, description="how long an empty well stays without engines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    metrics: str | None = Field(default=None, description="where /metrics is served; unset: nowhere")
     pin_waiting: Share = Field(default=0.25, description="share that waiting requests together may pin")
     pin_request: Share = Field(default=0.5, description="share that one request alone may pin")
 

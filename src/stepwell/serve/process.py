@@ -65,7 +65,11 @@ def run(
         settings = _sized(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
-        with well_log(home, settings.log_level), _listening(place.socket) as listener:
+        with (
+            well_log(home, settings.log_level),
+            _listening(place.socket) as listener,
+            _metrics(settings.metrics, home),
+        ):
             try:
                 return _serve(settings, keyring, listener, linger, lambda: ready(place.socket))
             except Exception:
@@ -160,6 +164,15 @@ def _listening(path: Path) -> Iterator[socket.socket]:
     finally:
         path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
         listener.close()
+
+
+def _metrics(address: str | None, home: Path) -> contextlib.AbstractContextManager[object]:
+    """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
+    if address is None:
+        return contextlib.nullcontext()
+    from stepwell.serve.metrics import MetricsServer  # only here: the HTTP machinery is not small
+
+    return MetricsServer(address, home)
 
 
 @contextlib.contextmanager
