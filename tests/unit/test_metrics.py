@@ -6,10 +6,12 @@ import contextlib
 import gc
 import http.client
 import os
+import resource
 import socket
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -339,6 +341,23 @@ def test_a_scrape_leaves_no_garbage_to_collect(well: InThread, server: MetricsSe
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_process_without_descriptors_serves_again_when_it_has_some(well: InThread, server: MetricsServer) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with raw(server, b"") as sock:
+        began = time.monotonic()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+            eventually(lambda: "accept" in server._limited._seen)
+            threading.Event().wait(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        attempts = server._limited._seen["accept"][1]
+        assert attempts <= MOST_REQUESTS * (1 + (time.monotonic() - began) / metrics_module._AFTER_ERROR_SECONDS)
+    assert get(server, "/healthz")[0] == 200
 
 
 def test_without_a_well_it_says_so(home: Path, server: MetricsServer) -> None:

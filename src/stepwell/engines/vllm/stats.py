@@ -32,7 +32,7 @@ class EngineStats(KVConnectorStats):
     """Counts by key, of an interval."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> EngineStats:
         return EngineStats(_sum(self.data, other.data))
