@@ -260,6 +260,10 @@ def test_it_can_only_be_read(well: InThread, server: MetricsServer, method: str)
     assert text == ("" if method == "HEAD" else "method not allowed\n")
 
 
+def test_an_answer_to_head_has_no_body(server: MetricsServer) -> None:
+    assert everything(raw(server, b"HEAD /metrics HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+
+
 def test_a_body_that_nobody_reads_does_not_cost_the_answer(server: MetricsServer) -> None:
     head = b"POST /metrics HTTP/1.1\r\nContent-Length: 30000\r\n\r\n"
     assert everything(raw(server, head + bytes(30_000))).startswith(b"HTTP/1.1 405 ")

@@ -44,6 +44,7 @@ WELL_SECONDS = 1.0
 _TEXT = "text/plain; charset=utf-8"
 _BACKLOG = 8
 _EMPTY_LINE = re.compile(rb"\r?\n\r?\n")
+_PIECE = 4 << 10
 _DRAIN = 64 << 10
 _AFTER_ERROR_SECONDS = 0.1
 
@@ -192,11 +193,11 @@ class _Request(BaseHTTPRequestHandler):
         self._send(*self._ask(self.path.partition("?")[0], self._left()))
 
     def _head(self) -> bytes:
-        """Up to and with the empty line; longer than MAX_HEAD if there is none by then."""
+        """Up to and with the empty line; if that has not come within MAX_HEAD bytes, something longer than those."""
         head = b""
         while (end := _EMPTY_LINE.search(head)) is None and len(head) <= MAX_HEAD:
             self.request.settimeout(self._left())
-            data = self.request.recv(MAX_HEAD + 1 - len(head))
+            data = self.request.recv(_PIECE)
             if not data:
                 break
             head += data

@@ -74,6 +74,8 @@ def test_the_sums_are_those_of_the_receipts(tmp_path: Path) -> None:
 def test_an_engine_hit_is_neither_a_recall_nor_a_miss(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         h.serve(prompt(96))
+        for entry in reversed(h.entries()):
+            h.well.hierarchy.arena.drop(entry, "evicted")
         before = total(h)
         assert h.serve([*prompt(96), 1]).local == 96
         assert {k: n for k, n in total(h).items() if k != "transfer_bytes/spill"} == {

@@ -93,7 +93,7 @@ class PromMetrics(KVConnectorPromMetrics):
         try:
             for key, n in transfer_stats_data.items():
                 family, _, value = key.partition("/")
-                if family in FAMILIES and n > 0:
+                if family in FAMILIES:
                     self._child(engine_idx, family, value).inc(n)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine's server: it would end with us
             _limited.log(logging.WARNING, "observe", "stepwell: not counted in /metrics: %r", error)
