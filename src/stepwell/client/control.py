@@ -72,8 +72,11 @@ def pid(home: Path) -> int | None:
 
 
 class _Admin:
-    def __init__(self, sock: socket.socket) -> None:
+    """`until`: when waiting for an answer ends."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
         self._sock = sock
+        self._until = until
         self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
         self.pid, _ = peer(sock)
 
@@ -99,6 +102,7 @@ class _Admin:
 
     def _receive(self) -> bytes:
         try:
+            self._sock.settimeout(max(1e-3, self._until - time.monotonic()))
             return self._sock.recv(1 << 16)
         except TimeoutError:
             raise _silent(self.pid, "it is stopped, or too busy") from None
@@ -108,6 +112,7 @@ class _Admin:
 
 @contextlib.contextmanager
 def _admin(home: Path, seconds: float) -> Iterator[_Admin]:
+    until = time.monotonic() + seconds
     try:
         sock = connect(rendezvous(home).socket, seconds)
     except BackendDown as error:
@@ -115,7 +120,7 @@ def _admin(home: Path, seconds: float) -> Iterator[_Admin]:
             raise _absent(home) from error
         raise
     with sock:
-        well = _Admin(sock)
+        well = _Admin(sock, until)
         try:
             send_hello(sock, Hello(PROTOCOL, "admin"))
             well.await_(Welcome)

@@ -70,7 +70,11 @@ def run(
         host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
-        with well_log(home, settings.log_level, form=settings.log_format), _listening(place.socket) as listener:
+        with (
+            well_log(home, settings.log_level, form=settings.log_format),
+            _listening(place.socket) as listener,
+            _metrics(settings.metrics, home),
+        ):
             try:
                 sites = take_sites(settings)
                 return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
@@ -185,6 +189,15 @@ def _listening(path: Path) -> Iterator[socket.socket]:
     finally:
         path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
         listener.close()
+
+
+def _metrics(address: str | None, home: Path) -> contextlib.AbstractContextManager[object]:
+    """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
+    if address is None:
+        return contextlib.nullcontext()
+    from stepwell.serve.metrics import MetricsServer  # only here: the HTTP machinery is not small
+
+    return MetricsServer(address, home)
 
 
 @contextlib.contextmanager
