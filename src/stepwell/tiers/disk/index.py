@@ -158,12 +158,8 @@ class BlockIndex:
 
     def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
         """Which of these blocks lie in this segment still and were used since they were put there."""
-        if not ids:
-            return []
-        slots = self._locate(_keys(b"".join(ids)))
-        found = slots >= 0
-        values = self._all_values[slots]  # of what was not found: any, and not looked at
-        here: list[bool] = (found & (values >> 32 == segment) & (values & 1 == 1)).tolist()
+        values = self._all_values[self._locate(_keys(b"".join(ids)))]  # not found: the last one, which is always 0
+        here: list[bool] = ((values >> 32 == segment) & (values & 1 == 1)).tolist()
         return here
 
     def drop_segment(self, segment: int) -> int:
@@ -257,7 +253,7 @@ class BlockIndex:
         self._again(np.concatenate(behind) if behind else slots)
 
     def _again(self, slots: _Slots) -> None:
-        """Puts what is in these slots where it belongs. They reach from a hole or a run's start to the run's end."""
+        """Puts what is in these slots where it belongs. They reach to their run's end."""
         keys, values = self._all_keys[slots], self._all_values[slots]
         self._all_keys[slots] = 0
         self._count -= len(slots)
@@ -270,12 +266,8 @@ class BlockIndex:
         if not self._front:
             self._low, self._high = self._high, self._high * 3 // 2
             self._front, self._edge = _ALL, self._low
-        keys = self._keys
-        # Whole runs: what lies in them has its home in them, and nothing else has.
         first, end = max(0, self._edge - slots), self._edge
-        while first and keys[first - 1]:
-            first -= 1
-        while keys[end]:
+        while self._keys[end]:  # the run that began below the edge
             end += 1
         self._front, self._edge = -(-(first << 32) // self._low), first
         self._again(first + self._all_keys[first:end].nonzero()[0])
