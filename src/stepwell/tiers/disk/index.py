@@ -49,6 +49,8 @@ class Place(NamedTuple):
 class BlockIndex:
     """At most `most` blocks; a new one beyond them is an OverflowError and nothing is changed.
 
+    OSError where a system that grants no more addresses than memory (vm.overcommit_memory 2) has too few for them.
+
     A block is known by the first 8 bytes of its id. Ids must be uniformly random, as keyed hashes are. An id that was
     never put is found with a probability of len/2^64, and two with the same 8 bytes replace one another: harmless,
     since who reads a frame checks the full id in it, and a wrong one is a miss.
