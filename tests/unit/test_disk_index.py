@@ -288,6 +288,7 @@ def test_as_many_as_there_may_be_have_a_place(most: int) -> None:
         index.put(block, 1, page % 65536)
     assert all(index.find(block) for block in ids)
     check_table(index)
+    assert len(index._all_keys) >= index._high + module._PAD, "room for the run at the end"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -315,8 +316,11 @@ def test_what_is_told_covers_what_is_held() -> None:
     index = BlockIndex(200_000)
     for count in filling(index, 100_000, 500):
         highest = int(index._all_keys[: index._high + module._PAD].nonzero()[0].max())
-        listed = sum(sys.getsizeof(keys) for keys in index._listed.values())
-        assert 16 * (highest + 1) + listed + sys.getsizeof(index._listed) <= index.nbytes, count
+        listed = sum(sys.getsizeof(lists) for lists in index._listed)
+        listed += sum(
+            sys.getsizeof(keys) + sys.getsizeof(number) for lists in index._listed for number, keys in lists.items()
+        )
+        assert 16 * (highest + 1) + listed <= index.nbytes, count
 
 
 def test_dropping_a_segment_gives_back_its_list() -> None:
@@ -324,7 +328,10 @@ def test_dropping_a_segment_gives_back_its_list() -> None:
     empty = index.nbytes
     for segment in range(50):
         put_segment(index, segment, 10)
+        index.put(ids_of(1)[0], segment, 3)
     assert index.nbytes > empty
+    largest = max(len(lists) for lists in index._listed)
+    assert largest <= 4, "a dict of all segments would hold up a put for long when it grows"
     for segment in range(50):
         index.drop_segment(segment)
     assert index.nbytes == empty
@@ -382,6 +389,18 @@ def test_a_put_moves_one_slice_at_most_and_growth_ends_in_time() -> None:
             check_table(index)
     assert growths >= 8
     assert 0 < max(moved) <= module._SLICE
+
+
+def test_a_key_just_below_the_frontier_is_not_taken_for_one_above() -> None:
+    index = BlockIndex(10_000)
+    below = (0x55555555 << 32 | 5).to_bytes(8, "little") + bytes(24)  # a third, rounded down: home 511 of 1536
+    index.put(below, 1, 1)
+    for block in ids_of(2000):
+        index.put(block, 1, 0)
+        if (index._low, index._edge) == (1536, 512):
+            break
+    assert index._low == 1536 and index._edge == 512
+    assert index.find(below) == (1, 1)
 
 
 def test_what_is_found_while_the_table_grows() -> None:
