@@ -7,7 +7,7 @@ table, holds two of it, or pauses a caller for longer than one slice. Its memory
 blocks there may be, and becomes memory as slots are first written.
 
 A block costs 16 bytes a slot, at 43 to 65 % of the slots filled, and 8.5 bytes in its segment's list of keys: 33 to 46
-bytes, and 256 for each segment (from a thousand blocks on; an empty index has 20 KiB). The table does not shrink, and
+bytes, and 256 for each segment (from a thousand blocks on; an empty index has 28 KiB). The table does not shrink, and
 what was replaced or removed stays in its segment's list until that is dropped: both are bounded by the frames on disk.
 """
 
