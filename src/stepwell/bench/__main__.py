@@ -18,7 +18,7 @@ from stepwell.bench import machine, report
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import StepwellError
 
-NAMES = ("demo", "lookup", "hooks", "firstspill", "ttft", "noreuse")
+NAMES = ("demo", "lookup", "hooks", "firstspill", "ttft", "noreuse", "index")
 RESULTS = Path("benchmarks/results")
 
 
