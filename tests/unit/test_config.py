@@ -83,7 +83,6 @@ def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
         "linger": "env STEPWELL_LINGER",
         "linger_empty": "override",
         "pin_request": f"{file}:5",
-        "metrics": "default",
     }
 
 
