@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean, median
+from statistics import median
 
 from stepwell.bench import stats
 from stepwell.bench.report import Row, Target
@@ -148,7 +148,7 @@ def _of_system(samples: Sequence[Sample], reads: Sequence[Read], name: str, page
     if name != LIMIT:
         target = Target("<=", ALONE_TARGETS[page]) if name == DISK and page in ALONE_TARGETS else None
         found.append(_ratio(samples, name, LIMIT, Kind.ALONE, f"{where}: TTFT over the limit's", target))
-    found += _spread(f"{where}: TTFT" if name == LIMIT else "  TTFT", alone, _hits(samples, name, Kind.ALONE))
+    found += _spread("  TTFT" if name != LIMIT else f"{where}: TTFT", alone, _hits(samples, name, Kind.ALONE))
     for what, unit, scale, kind, value in (
         ("  CPU to the first token", "ms", 1e3, Kind.FIRST, lambda sample: sample.cpu_s),
         ("  between tokens", "ms", 1e3, Kind.ALONE, lambda sample: sample.itl_s),
@@ -171,8 +171,7 @@ def _together(samples: Sequence[Sample], name: str, where: str) -> list[Row]:
             target = Target("<=", bound) if name == DISK else None
             estimate = stats.ratio_of_percentiles(mine, limit, percent)
             found.append(Row(f"{where}, several at a time: TTFT over the limit's, p{percent}", "", estimate, target))
-    first = f"{where}, several at a time: TTFT" if name == LIMIT else "  TTFT"
-    return found + _spread(first, mine, _hits(samples, name, Kind.TOGETHER))
+    return found + _spread("  several at a time: TTFT", mine, _hits(samples, name, Kind.TOGETHER))
 
 
 def _from_device(reads: Sequence[Read], name: str, page: int) -> list[Row]:
@@ -239,7 +238,7 @@ def _spread(what: str, seconds: Sequence[float], beside: str) -> list[Row]:
         return []
     return [
         Row(f"{what}, p50", "ms", stats.median(seconds).times(1e3), None, beside),
-        Row("  TTFT, p95", "ms", stats.percentile(seconds, 95).times(1e3)),
+        Row(f"{what}, p95", "ms", stats.percentile(seconds, 95).times(1e3)),
     ]
 
 
@@ -255,4 +254,4 @@ def _hits(samples: Sequence[Sample], name: str, kind: Kind) -> str:
 
 def _beside_limit(samples: Sequence[Sample], name: str, kind: Kind, value: Value) -> str:
     ratios = [] if name == LIMIT else paired(samples, name, LIMIT, kind, value)
-    return f"{median(ratios):.3f} of the limit's, mean {fmean(ratios):.3f}" if ratios else ""
+    return f"{median(ratios):.3f} of the limit's" if ratios else ""

@@ -32,6 +32,7 @@ from stepwell.demo.well import MIB
 from stepwell.demo.wire import Answer, Question
 
 OUTPUT = 16
+_AWAKE = 16  # tokens: less than a page, so that nothing is recalled
 SMALL = 256 * MIB
 """Host memory of the systems with a disk: room for four requests at a time, and for less than half of all documents."""
 
@@ -164,6 +165,7 @@ def _asked(stand: Stand, work: Workload, repetition: int) -> tuple[list[Sample],
     def keep(kind: Kind, document: int, answer: Answer, cpu_s: float | None = None) -> None:
         samples.append(_sample(stand.system.name, work, repetition, kind, document, answer, cpu_s))
 
+    stand.ask(work.documents[0].prompt[:_AWAKE], 1)  # it was halted, or did not know that it would be asked
     stand.forget_page_cache()
     pids = stand.pids()
     before = storage.moved(pids)

@@ -78,9 +78,9 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def _check_shim(shim: Path = SHIM) -> None:
+def _check_shim() -> None:
     why = "vLLM's own offloading runs on CPUs only with another copy than its GPUs'"
-    if not (shim / f"{_SHIM_MODULE}.py").is_file():
+    if not (SHIM / f"{_SHIM_MODULE}.py").is_file():
         raise ConfigError(
             "SW-113",
             what="benchmarks/peers is not there",
