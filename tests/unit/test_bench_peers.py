@@ -19,8 +19,10 @@ from stepwell.bench import itl, peer_samples, storage, systems
 from stepwell.bench.__main__ import main
 from stepwell.bench.itl import Half, Pair
 from stepwell.bench.peer_samples import Kind, Read, Sample, order
+from stepwell.bench.peers import OUTPUT, Workload
 from stepwell.bench.report import Row
 from stepwell.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
+from stepwell.demo.documents import Document
 from stepwell.demo.engine_main import Arrivals
 from stepwell.demo.wire import Question
 from stepwell.errors import ConfigError
@@ -62,6 +64,21 @@ def test_each_system_comes_first_and_last_equally_often() -> None:
     assert sorted(found[0] for found in orders) == sorted(names)
     assert sorted(found[-1] for found in orders) == sorted(names)
     assert order(names, len(names)) == names
+
+
+@pytest.mark.parametrize("count", [6, 40])
+def test_only_the_limits_pool_holds_everything(count: int) -> None:
+    documents = [Document(str(number), 2000, (1,) * (2000 + 7 * number)) for number in range(count)]
+    work = Workload(Path(), documents, page=128, together=2, kv_token=23040)
+    limit, small = work.shape(LIMIT), work.shape(DISK)
+    tokens, longest = sum(len(document.prompt) + OUTPUT for document in documents), 2000 + 7 * (count - 1) + OUTPUT
+    assert limit.pool_pages > sum(-(-(len(document.prompt) + OUTPUT) // 128) for document in documents)
+    assert 2 * longest <= small.pool_pages * 128 < tokens / 2, "room for those that come together, not for all"
+    assert small.pool_pages * 128 >= tokens // 4 - 128
+    assert small.max_model_len == limit.max_model_len >= longest
+    memory = work.memory()
+    assert memory.large >= 1.5 * tokens * 23040 and memory.large % MIB == 0
+    assert memory.large / 2 > memory.small >= 2 * longest * 23040 and memory.small % MIB == 0
 
 
 def test_questions_come_after_their_steps_or_when_nothing_else_is_to_do() -> None:

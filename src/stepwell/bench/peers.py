@@ -33,8 +33,6 @@ from stepwell.demo.wire import Answer, Question
 
 OUTPUT = 16
 _AWAKE = 16  # tokens: less than a page, so that nothing is recalled
-SMALL = 256 * MIB
-"""Host memory of the systems with a disk: room for four requests at a time, and for less than half of all documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,17 @@ class Workload:
         return Shape(self.page, everything if name == systems.LIMIT else small, max(pages) * self.page)
 
     def memory(self) -> Memory:
-        """Half as much again as all the KV there is, answers included: nobody has to evict."""
-        tokens = sum(len(document.prompt) + OUTPUT for document in self.documents)
-        return Memory(-(-3 * tokens * self.kv_token // 2 // MIB) * MIB, SMALL)
+        """Large: half as much again as all the KV there is, so that nobody has to evict. Small: as much as the requests
+        have that come together; with less, vLLM's tiering recomputes most of them."""
+        lengths = [len(document.prompt) + OUTPUT for document in self.documents]
+        return Memory(
+            _whole(3 * sum(lengths) * self.kv_token // 2), _whole(self.together * max(lengths) * self.kv_token)
+        )
+
+
+def _whole(size: int) -> int:
+    """Up to the next MiB."""
+    return -(-size // MIB) * MIB
 
 
 def run(quick: bool, names: Sequence[str] = SYSTEMS) -> Result:
