@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,8 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in place of a file does not hang
 
 
 class File(Protocol):
@@ -43,7 +46,8 @@ class Files(Protocol):
         """A new file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
 
     def open(self, name: str) -> File:
-        """An existing regular file, for reading and writing."""
+        """An existing regular file (OSError EINVAL for anything else), for reading and writing; where it may not be
+        written, for reading only."""
 
     def unlink(self, name: str) -> None: ...
 
@@ -134,12 +138,18 @@ class SystemFiles:
         return SystemFile(fd)
 
     def open(self, name: str) -> SystemFile:
-        return SystemFile(self._open(name, os.O_RDWR))
+        try:
+            fd = self._open(name, os.O_RDWR)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            fd = self._open(name, os.O_RDONLY)
+        return SystemFile(_regular(fd))
 
     def _open(self, name: str, flags: int) -> int:
         if self.direct:
             flags |= os.O_DIRECT
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        return os.open(name, flags | _SAFE, 0o600, dir_fd=self._fd)
 
     def unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._fd)
@@ -164,6 +174,13 @@ class SystemFiles:
             if fd >= 0:
                 os.close(fd)
         self._lock = self._fd = -1
+
+
+def _regular(fd: int) -> int:
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _allocate(fd: int, nbytes: int) -> None:
