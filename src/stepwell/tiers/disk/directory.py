@@ -338,9 +338,7 @@ class Directory:
             elif isinstance(error, FileNotFoundError) and not create:
                 self._doom(old)
             else:
-                self.trouble(self.space.trouble(error), error)
-                if create:
-                    self.space.full()
+                self.trouble(self.space.trouble(error, growing=create), error)
                 self._doom(old)
             self.wake()
 

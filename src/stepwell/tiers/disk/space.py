@@ -49,17 +49,16 @@ class Space:
         does not lose segment after segment to writes that fail."""
         return self._clock.now() < self._ill_until
 
-    def trouble(self, error: BaseException) -> str:
-        """A write, or the making of a file, has failed; what that was."""
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            return "no_space"
-        if isinstance(error, OSError):
+    def trouble(self, error: BaseException, *, growing: bool = False) -> str:
+        """A write has failed, or, `growing`, the making of a file; what that was. Only the latter may lack room: what
+        we write to has its space already, or its filesystem hands it out late and has none to hand out."""
+        lacks_room = isinstance(error, OSError) and error.errno in _NO_SPACE
+        if lacks_room and growing:
+            self._full_until = self._clock.now() + FULL_S
+        elif isinstance(error, OSError) and not isinstance(error, NoRoom):
             self._ill_until = self._clock.now() + self._ill_s
             self._ill_s = min(2 * self._ill_s, MOST_ILL_S)
-        return "write"
-
-    def full(self) -> None:
-        self._full_until = self._clock.now() + FULL_S
+        return "no_space" if lacks_room else "write"
 
     def wrote(self) -> None:
         self._ill_s = ILL_S
