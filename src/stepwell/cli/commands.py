@@ -123,6 +123,29 @@ def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> N
         raise typer.Exit(1)
 
 
+@app.command()
+def fsck(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a disk tier.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Read a directory of the disk tier and open every block; exit with 1 if something is damaged. Changes nothing.
+
+    The keys are those of --home. JSON: {"ok": bool, "directory": path, "in_use": bool, "keyring": bool, "segments":
+    {"closed", "open", "empty", "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired",
+    "no_key", "damaged": n}, "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
+    """
+    from stepwell.ops.fsck import examine, shape, text
+    from stepwell.serve.process import KEYRING_NAME
+
+    place = home_of(home)
+    tell = (lambda line: None) if as_json else (lambda line: typer.echo(line, err=True))
+    report = examine(directory, place / KEYRING_NAME, tell)
+    emit(shape(report), as_json=as_json, text=text(report, place))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 @app.command("vllm-args")
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,

@@ -21,7 +21,8 @@ from stepwell.tiers.disk.index import PAGES
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVersion, Records, Trailer
 
 NAME = re.compile(r"[0-9a-f]{16}\.seg")
-OURS = ("lock", "README.txt")
+LOCK, README = "lock", "README.txt"
+OURS = (LOCK, README)
 GAP = 32 << 20
 """More than all writes that are under way at the same time."""
 
@@ -45,7 +46,8 @@ class Opener(Protocol):
 class Kind(Enum):
     GOOD = "good"  # records are those of its footer, or of its frames
     EMPTY = "empty"  # made and never written: its file may be used
-    STRANGE = "strange"  # of another version, or no segment (any more)
+    OTHER_VERSION = "other_version"
+    STRANGE = "strange"  # no segment (any more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def look(files: Opener, name: str, staging: Staging) -> Found:
         try:
             return _look(file, name, nbytes, staging)
         except OtherVersion:
-            return Found(name, Kind.STRANGE, nbytes)
+            return Found(name, Kind.OTHER_VERSION, nbytes)
     finally:
         file.close()
 
