@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import config
+from stepwell.cli import clear, config
 from stepwell.cli.options import Config, Disk, Home, Json, home_of
 from stepwell.cli.output import emit, stats_table
 from stepwell.io.paths import prepare_home
@@ -25,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(config.app, name="config")
+app.command()(clear.clear)
+app.command()(clear.namespaces)
 
 
 def _joined(disk: list[str] | None) -> str | None:

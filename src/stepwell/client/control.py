@@ -15,9 +15,14 @@ from stepwell.errors import BackendDown, ProtocolError, StepwellError, as_error
 from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     PROTOCOL,
+    Clear,
+    Cleared,
     FromWell,
     Hello,
     Message,
+    NamespaceRow,
+    Namespaces,
+    NamespacesQuery,
     Ping,
     Pong,
     Refused,
@@ -45,6 +50,19 @@ def stats(home: Path, seconds: float = 2.0) -> dict[str, int | float | str]:
     """The well's flat table of counts and sizes. Raises as `ping` does."""
     with _admin(home, seconds) as well:
         return well.ask(StatsQuery(), Stats).values
+
+
+def namespaces(home: Path, seconds: float = 10.0) -> list[NamespaceRow]:
+    """What each namespace holds in the well's host memory, the largest first. Raises as `ping` does."""
+    with _admin(home, seconds) as well:
+        return well.ask(NamespacesQuery(), Namespaces).rows
+
+
+def clear(home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0) -> Cleared:
+    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, and Unsupported SW-713 for one
+    namespace of anything but host."""
+    with _admin(home, seconds) as well:
+        return well.ask(Clear(tiers, namespace), Cleared)
 
 
 def stop(home: Path, seconds: float = 10.0) -> None:
