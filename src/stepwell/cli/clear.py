@@ -56,7 +56,7 @@ def clear(
     if tier is not Tier.HOST and "disk" not in cleared.blocks:
         lines.append("this well has no disk tier")
     if tag:
-        lines.append("what is on disk of this namespace can come back; `stepwell clear --tier disk` clears all of it")
+        lines.append("what a disk tier holds of it can come back; `stepwell clear --tier disk` clears all of that tier")
     emit({"blocks": cleared.blocks, "bytes": cleared.nbytes}, as_json=as_json, text="\n".join(lines))
 
 
