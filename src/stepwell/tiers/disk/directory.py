@@ -217,7 +217,7 @@ class Directory:
                 self._counts.device_bytes += nbytes
             for at, block, page, _, commitment in placed:
                 call.answer(at, Writing.STORED if error is None else Writing.FAILED)
-                if error is None and segment.phase is not Phase.DOOMED:  # else it was cleared as soon as written
+                if error is None:
                     self._index.put(block.id, segment.number, page)
                     segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
             call.running -= 1
@@ -435,7 +435,7 @@ class Directory:
         if self._deleting or not self._going:
             return
         segment = self._going.popleft()
-        self._deleting = True
+        self._deleting = True  # from here on nothing puts a block of it into the index
         self._dropped += self._index.drop_segment(segment.number)
         self.handles.forget(segment.name)
 
