@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import golden
 import pytest
 from disks import segments
 from typer.testing import CliRunner
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
 
+import golden
 from stepwell.cli.commands import app
 from stepwell.client import control
 from stepwell.client.socket import dial
@@ -51,8 +51,8 @@ def rig_with_disk(folder: Path, seed: int = 1) -> Rig:
     return rig
 
 
-def engine_of(rig: Rig, model: Model = Model(), name: str = "engine") -> FakeEngine:
-    engine = FakeEngine(rig, model, name=name)
+def engine_of(rig: Rig, model: Model | None = None, name: str = "engine") -> FakeEngine:
+    engine = FakeEngine(rig, model or Model(), name=name)
     rig.settle()
     return engine
 
