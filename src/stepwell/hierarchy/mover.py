@@ -29,7 +29,7 @@ from stepwell.tiers.base import Reading, Tier, Writing
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 """Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
 
-WRITERS = 2
+WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
 STALLED_S = 1.0

@@ -15,6 +15,7 @@ import errno
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -30,9 +31,10 @@ from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Handles, Phase, Placed, Run, Segment
+from stepwell.tiers.disk.stream import read_in, write_out
 
-MOST_IO = 8 << 20
-"""Bytes of one I/O, unless one block alone is larger."""
+MOST_RUN = 9 << 20
+"""Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
 
 EVICT_AHEAD = 0.25
 """Share of the open segment that is still free when room is made for the next: hot blocks go in there."""
@@ -49,6 +51,21 @@ class NoRoom(OSError):
 
     def __init__(self) -> None:
         super().__init__(errno.ENOSPC, "it would take the free space that is reserved for others")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One call of `write`: blocks without a place yet, and how many parts of it are being written."""
+
+    blocks: deque[tuple[int, Outgoing]]
+    answers: list[Writing]
+    done: WriteDone
+    parts: int = 0
+
+    def answer(self) -> None:
+        """Answers when nothing of it is left: parts in different segments may end in any order."""
+        if not self.blocks and not self.parts:
+            self.done(self.answers)
 
 
 class Directory:
@@ -97,7 +114,7 @@ class Directory:
         self._beginning = False  # a segment is being made ready
         self._full_until = 0.0
         self._sequence = 0
-        self._waiting: deque[tuple[deque[tuple[int, Outgoing]], list[Writing], WriteDone]] = deque()
+        self._waiting: deque[_Batch] = deque()
         self.ready = False  # what lies here is known
         self.unreadable = False  # it could not be found out
 
@@ -109,20 +126,18 @@ class Directory:
         segment.busy += 1
 
         def job(answers: list[Reading]) -> None:
+            places = iter([place for place, _ in run.blocks])
             try:
-                with self._staging.lend(run.nbytes) as buffer, self.handles.use(segment.name) as file:
-                    got = file.read(buffer[: run.nbytes], run.page * PAGE)
-                    at = 0
-                    for place, block in run.blocks:
-                        end = at + block.nbytes
-                        answers[place] = block.open(buffer[at:end], id) if end <= got else Reading.DAMAGED
-                        at = end
+                with self.handles.use(segment.name) as file:
+                    blocks = [block for _, block in run.blocks]
+                    for answer in read_in(file, run.page, blocks, id, self._staging):
+                        answers[next(places)] = answer
             except FileNotFoundError:
-                for place, _ in run.blocks:
+                for place in places:
                     answers[place] = Reading.DAMAGED
             except OSError as error:
                 self._trouble("read", error)
-                for place, _ in run.blocks:
+                for place in places:
                     answers[place] = Reading.FAILED
 
         return job
@@ -152,48 +167,43 @@ class Directory:
         if not fitting:
             self._later(lambda: done(answers))
             return
-        self._waiting.append((fitting, answers, done))
+        self._waiting.append(_Batch(fitting, answers, done))
         self._place()
 
     def _place(self) -> None:
         """Gives waiting blocks their places, as long as there is an open segment with room."""
         while self._waiting:
-            blocks, answers, done = self._waiting[0]
+            batch = self._waiting[0]
+            blocks = batch.blocks
             segment = self.open_segment
             placed: list[tuple[int, Placed]] = []
             nbytes = 0
             while segment is not None and blocks:
                 at, block = blocks[0]
                 commitment = block.commit(segment.id)
-                if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_IO):
+                if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_RUN):
                     break
                 blocks.popleft()
-                page, ordinal = segment.take(block.nbytes, block.frames, commitment)
+                page, ordinal = segment.take(block.nbytes, len(block.parts), commitment)
                 placed.append((at, (block, page, ordinal, commitment)))
                 nbytes += block.nbytes
             if segment is not None and placed:
                 if not blocks:
                     self._waiting.popleft()
-                self._submit_write(segment, placed, nbytes, answers, last=not blocks, done=done)
+                self._submit_write(segment, placed, nbytes, batch)
                 self._make_room_ahead()
             elif not self._begin():
                 return
 
-    def _submit_write(
-        self, segment: Segment, placed: list[tuple[int, Placed]], nbytes: int, answers: list[Writing], *, last: bool,
-        done: WriteDone,
-    ) -> None:  # fmt: skip
+    def _submit_write(self, segment: Segment, placed: list[tuple[int, Placed]], nbytes: int, batch: _Batch) -> None:
+        batch.parts += 1
         segment.busy += 1
         first = placed[0][1][1]
 
         def job() -> None:
-            with self._staging.lend(nbytes) as buffer:
-                at = 0
-                for _, (block, _, ordinal, _) in placed:
-                    block.make(buffer[at : at + block.nbytes], Place(segment.id, ordinal))
-                    at += block.nbytes
-                with self.handles.use(segment.name) as file:
-                    file.write(buffer[:nbytes], first * PAGE)
+            blocks = [(block, Place(segment.id, ordinal)) for _, (block, _, ordinal, _) in placed]
+            with self.handles.use(segment.name) as file:
+                write_out(file, first, blocks, self._staging)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -201,13 +211,13 @@ class Directory:
             else:
                 self._counts.device_bytes += nbytes
             for at, (block, page, _, commitment) in placed:
-                answers[at] = Writing.STORED if error is None else Writing.FAILED
+                batch.answers[at] = Writing.STORED if error is None else Writing.FAILED
                 if error is None:
                     self._index.put(block.id, segment.number, page)
                     segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
             self.ended(segment)
-            if last:
-                done(answers)
+            batch.parts -= 1
+            batch.answer()
             self.wake()
 
         self._executor.submit(job, ended)
@@ -341,10 +351,11 @@ class Directory:
 
     def _refuse(self) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for blocks, answers, done in waiting:
-            for at, _ in blocks:
-                answers[at] = Writing.FULL
-            done(answers)
+        for batch in waiting:
+            for at, _ in batch.blocks:
+                batch.answers[at] = Writing.FULL
+            batch.blocks.clear()
+            batch.answer()
 
     def _make_room_ahead(self) -> None:
         late = self.open_segment is not None and self.open_segment.room < EVICT_AHEAD
