@@ -49,14 +49,17 @@ def demo(
     model: Annotated[Path | None, typer.Option(help="Folder of a model (default: SmolLM2-135M-Instruct).")] = None,
     documents: Annotated[int, typer.Option(help="Documents to ask about.")] = 8,
     page: Annotated[int, typer.Option(help="Engine page in tokens.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Recalls per document before and after the restart.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Recalls per document, each before and after the restarts.")] = 3,
+    disk: Annotated[str, typer.Option(help="Size of its disk tier in the cache folder; 0: none.")] = "4GiB",
     as_json: Json = False,
 ) -> None:
-    """Run a real vLLM: spill, recall, kill the engine, recall again. Takes a few minutes on two cores."""
+    """Run a real vLLM: spill, recall, kill the engine, kill everything, recall again. Some minutes on two cores."""
     from stepwell.demo.report import show
     from stepwell.demo.run import DemoOptions, run
+    from stepwell.units import parse_size
 
-    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds))
+    disk_bytes = 0 if disk.strip() == "0" else parse_size(disk)
+    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds, disk_bytes=disk_bytes))
     show(result, as_json=as_json)
     if not result.ok:
         raise typer.Exit(1)
