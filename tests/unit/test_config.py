@@ -53,6 +53,8 @@ def test_defaults(tmp_path: Path) -> None:
         "log_level": "info",
         "pin_waiting": 0.25,
         "pin_request": 0.5,
+        "socket": None,
+        "allow_uids": (),
     }
     assert set(loaded.origins.values()) == {"default"}
     assert loaded.origins.keys() == loaded.settings.model_dump().keys()
@@ -71,6 +73,8 @@ def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
         "log_level": "default",
         "pin_waiting": "default",
         "pin_request": f"{file}:5",
+        "socket": "default",
+        "allow_uids": "default",
     }
 
 

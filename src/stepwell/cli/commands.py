@@ -12,7 +12,7 @@ import typer
 
 from stepwell import __version__
 from stepwell.cli.output import emit, stats_table
-from stepwell.io.paths import home_dir, prepare_home
+from stepwell.io.paths import Rendezvous, home_dir, prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -24,11 +24,19 @@ app = typer.Typer(
 )
 
 Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
+Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 def _home(given: Path | None) -> Path:
     return given if given is not None else home_dir(os.environ)
+
+
+def _socket(given: Path | None, home: Path) -> Path | None:
+    """Where the well of `home` listens, if its operator gave it a place."""
+    from stepwell.config import load
+
+    return given.absolute() if given is not None else load(home, os.environ).settings.socket
 
 
 def _version(wanted: bool) -> None:
@@ -67,6 +75,7 @@ def serve(
     home: Home = None,
     host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB".')] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Listen here, for engines that are told so.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
@@ -75,31 +84,33 @@ def serve(
 
     place = _home(home)
     prepare_home(place)
-    loaded = load(place, os.environ, path=config, overrides={"host": host})
+    loaded = load(place, os.environ, path=config, overrides={"host": host, "socket": socket and socket.absolute()})
 
-    def ready(socket: Path) -> None:
-        emit({"serving": str(socket), "home": str(place)}, as_json=as_json, text=f"serving {place} at {socket}")
+    def ready(at: Path) -> None:
+        emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
 
     why = run(place, loaded.settings, ready=ready)
     emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
 
 
 @app.command()
-def stop(home: Home = None, as_json: Json = False) -> None:
+def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """End the running well; what it holds in host memory is gone. Engines go on without it."""
     from stepwell.client import control
 
     place = _home(home)
-    control.stop(place)
-    emit({"stopped": str(place)}, as_json=as_json, text=f"stopped the well of {place}")
+    at = _socket(socket, place)
+    control.stop(place, socket=at)
+    emit({"stopped": str(at or place)}, as_json=as_json, text=f"stopped the well {f'at {at}' if at else f'of {place}'}")
 
 
 @app.command()
-def stats(home: Home = None, as_json: Json = False) -> None:
+def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
     from stepwell.client import control
 
-    values = control.stats(_home(home))
+    place = _home(home)
+    values = control.stats(place, socket=_socket(socket, place))
     emit(values, as_json=as_json, text=stats_table(values))
 
 
@@ -107,6 +118,7 @@ def stats(home: Home = None, as_json: Json = False) -> None:
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
     home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Join the well that listens here; never start one.")] = None,
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -122,6 +134,8 @@ def vllm_args(
         extra["host"] = host
     if home is not None:
         extra["home"] = str(home.expanduser().absolute())
+    if socket is not None:
+        extra["socket"] = str(Rendezvous.named(socket.expanduser().absolute()).socket)
     if strict:
         extra["strict"] = True
     transfer: dict[str, Any] = {

@@ -6,9 +6,10 @@ imported by the engine side, which passes settings on as text to the well that i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from stepwell.errors import ConfigError
 from stepwell.units import format_size, parse_duration, parse_size
@@ -18,6 +19,28 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 MIN_HOST_BYTES = 64 << 20
+_MAX_UID = (1 << 32) - 2  # the last number means "no user" to the system
+
+
+def _listed(value: object) -> object:
+    """A list may be written as one text: "1000,1001"."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _absolute(path: Path | None) -> Path | None:
+    if path is not None and not path.is_absolute():
+        raise ConfigError(
+            "SW-102",
+            what=f"{path} is not an absolute path",
+            why="well and engines may run in different directories and would not mean the same socket",
+            fix="write the whole path, such as /run/stepwell/well.sock",
+        )
+    return path
+
+
+SocketPath = Annotated[Path | None, AfterValidator(_absolute)]
+Uid = Annotated[int, Field(ge=0, le=_MAX_UID)]
+Uids = Annotated[tuple[Uid, ...], BeforeValidator(_listed), Field(max_length=64)]
 
 
 class Settings(BaseModel):
@@ -31,6 +54,8 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     pin_waiting: Share = Field(default=0.25, description="share that waiting requests together may pin")
     pin_request: Share = Field(default=0.5, description="share that one request alone may pin")
+    socket: SocketPath = Field(default=None, description="where the well listens; unset: found by home")
+    allow_uids: Uids = Field(default=(), description="users beside the well's own whose engines may connect")
 
 
 def check_sizes(settings: Settings, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
