@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
-from stepwell.protocol.messages import Hello, Ready, Welcome
+from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome
 from stepwell.serve.process import run
 
 ROOT = os.geteuid() == 0
@@ -291,12 +292,16 @@ def test_a_guests_engine_is_served_and_may_change_nothing(
     def session() -> object:
         first, second = join(path, scheduler("guest")), join(path, worker("guest"))
         first.next(Ready)
+        slab, fds = second.next(SlabShared)  # the same memory that ours has
         second.next(Ready)
+        with mmap.mmap(fds[0], slab.nbytes) as view:
+            view[slab.offset] = 1
         return control.stats(folder, socket=path)["sessions"]
 
     ours = [join(path, scheduler()), join(path, worker())]
     for member in ours:
         member.next(Ready)
+    os.close(ours[1].next(SlabShared)[1][0])
     assert as_user(GUEST, session) == 2, "beside ours"
     assert as_user(GUEST, lambda: control.ping(folder, socket=path) > 0)
     assert as_user(GUEST, lambda: control.stop(folder, socket=path)) == "SW-606"
@@ -322,11 +327,13 @@ def test_no_users_process_speaks_for_an_engine_of_another_one(
     poser = threading.Thread(target=as_user, args=(GUEST, pose), daemon=True)
     poser.start()
     assert os.read(ready[0], 1)
-    right = join(path, worker())  # would be refused if the guest's had taken its place
-    right.next(Ready)
-    ours.next(Ready)
-    os.write(hold[1], b"!")
-    poser.join(PATIENCE)
+    try:
+        right = join(path, worker())  # would be refused if the guest's had taken its place
+        right.next(Ready)
+        ours.next(Ready)
+    finally:
+        os.write(hold[1], b"!")
+        poser.join(PATIENCE)
     for fd in (*ready, *hold):
         os.close(fd)
 
@@ -349,10 +356,16 @@ def test_root_may_end_anybodys_well(folder: Path, open_folder: Path) -> None:
         finally:
             os._exit(0)
     os.close(write)
-    assert os.read(listening, 1), "it serves"
-    control.stop(folder, socket=path)
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(listening)
+    try:
+        assert os.read(listening, 1), "it serves"
+        control.stop(folder, socket=path)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        status = os.waitpid(child, 0)[1]
+        os.close(listening)
+    assert status == 0
 
 
 def test_the_name_of_the_lock_is_the_sockets(tmp_path: Path) -> None:
