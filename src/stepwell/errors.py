@@ -35,6 +35,7 @@ CODES = _table(
     ("SW-111", "the running well has other settings than were asked for (warning)"),
     ("SW-112", "the demo's model or documents cannot be used"),
     ("SW-113", "a program or package that this command needs is not installed"),
+    ("SW-114", "the disk tier's size cannot work on its filesystem"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
@@ -53,6 +54,8 @@ CODES = _table(
     ("SW-503", "the well does not answer"),
     ("SW-504", "the connection to the well was lost"),
     ("SW-505", "no well is running for this home"),
+    ("SW-506", "a directory of the disk tier is used by another well"),
+    ("SW-507", "the disk tier has trouble (warning)"),
     # 6xx AccessDenied: ownership and permissions
     ("SW-601", "home cannot be created, read or written"),
     ("SW-602", "home belongs to another user or can be written by others"),
@@ -61,6 +64,8 @@ CODES = _table(
     ("SW-605", "the keyring cannot be read, belongs to another user or is open to others"),
     ("SW-606", "a process of another user was refused"),
     ("SW-607", "the keyring has no keys for the tenant"),
+    ("SW-608", "a directory of the disk tier cannot be used, is not ours, or is open to others"),
+    ("SW-609", "a directory of the disk tier lies on a network filesystem or in memory"),
     # 7xx Unsupported: cannot be served correctly here, yet
     ("SW-701", "this platform is not Linux"),
     ("SW-702", "the system has no memfd_create"),

@@ -39,9 +39,11 @@ class SlabRetired:
 
 @dataclass(frozen=True, slots=True)
 class RunAnswered:
-    """A request has its final answer: blocks of its leading run, blocks beyond it, and why it ended there."""
+    """A request has its final answer: blocks of its leading run, how many of them came up from a tier for it, blocks
+    beyond it, and why it ended there."""
 
     hits: int
+    staged: int
     missed: int
     reason: str
 
@@ -72,6 +74,47 @@ class BlockDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksStaged:
+    """A tier has answered a read of several blocks: those that came, their bytes, and the seconds that it took."""
+
+    tier: str
+    blocks: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNotRead:
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWritten:
+    """A tier has answered a write of several blocks: those that it took, their bytes, and the seconds that it took."""
+
+    tier: str
+    blocks: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNotWritten:
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierRecovered:
+    """Blocks that an earlier life of the tier left, and the seconds that finding them took."""
+
+    tier: str
+    blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReported:
     """Counts of what only the engine side sees."""
 
@@ -95,6 +138,11 @@ Event = (
     | BlockSpilled
     | SpillRefused
     | BlockDropped
+    | BlocksStaged
+    | BlockNotRead
+    | BlocksWritten
+    | BlockNotWritten
+    | TierRecovered
     | EngineReported
     | ArenaTroubled
 )

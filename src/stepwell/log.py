@@ -7,8 +7,10 @@ ids, prompt text, tenant names or keys; block ids are shown by at most 8 hex dig
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 logger = logging.getLogger("stepwell")
 logger.addHandler(logging.NullHandler())
@@ -25,6 +27,7 @@ logger.addHandler(logging.NullHandler())
 LOG_NAME = "stepwell.log"
 _ROTATE_BYTES = 8 << 20
 _MAX_KEYS = 256
+_CODE = re.compile(r"\[(SW-[0-9]{3})\]\s*\Z")
 
 
 class RateLimited:
@@ -61,8 +64,12 @@ class RateLimited:
 
 
 @contextmanager
-def well_log(home: Path, level: str, stream: TextIO | None = None) -> Iterator[Path]:
+def well_log(
+    home: Path, level: str, stream: TextIO | None = None, *, form: Literal["text", "json"] = "text"
+) -> Iterator[Path]:
     """Log to `home/stepwell.log` and to `stream` (stderr) while the context lasts; yields the file's path.
+
+    `form` "text" is a line for people, "json" one object a line (see `JsonLines`).
 
     The file is 0600 and rotates at 8 MiB with one backup, so a well's log never exceeds about 16 MiB. Raises OSError
     if the file cannot be opened.
@@ -72,10 +79,7 @@ def well_log(home: Path, level: str, stream: TextIO | None = None) -> Iterator[P
         _PrivateFile(path, maxBytes=_ROTATE_BYTES, backupCount=1, encoding="utf-8"),
         logging.StreamHandler(stream or sys.stderr),
     ]
-    formatter = logging.Formatter("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s")
-    formatter.converter = time.gmtime
-    formatter.default_time_format = "%Y-%m-%dT%H:%M:%S"
-    formatter.default_msec_format = "%s.%03dZ"
+    formatter = JsonLines() if form == "json" else _Utc("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s")
     before = logger.level, logger.propagate
     for handler in handlers:
         handler.setFormatter(formatter)
@@ -90,6 +94,37 @@ def well_log(home: Path, level: str, stream: TextIO | None = None) -> Iterator[P
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+class _Utc(logging.Formatter):
+    """Times as 2026-11-21T21:56:00.123Z."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self, line: str | None = None) -> None:
+        super().__init__(line)
+        self.converter = time.gmtime
+
+
+class JsonLines(_Utc):
+    """One JSON object a line, in ASCII: time, level, process, logger, message; code where the message ends in an error
+    code; exception where there is one (its traceback as one text)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        fields: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "process": record.process,
+            "logger": record.name,
+            "message": message,
+        }
+        if match := _CODE.search(message):
+            fields["code"] = match[1]
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 class _PrivateFile(RotatingFileHandler):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from stepwell.errors import ConfigError
@@ -22,6 +23,7 @@ _SIZES = (
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Bounded digits: a number from a file must not make us compute for long or overflow a float.
 _NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%")
 _MAX_BYTES = (1 << 63) - 1
 _MAX_SECONDS = 100 * 365 * 86400.0
 
@@ -46,6 +48,59 @@ def parse_size(value: str | int) -> int:
     if not 0 < size <= _MAX_BYTES:
         raise _not("a size", value, "write a size of at least one byte and less than 8 EiB, for example 64GiB")
     return size
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Either a size in bytes, or a per cent (over 0, at most 100) of a whole that is known only where it is used.
+
+    `str()` is what a person would write: `parse_amount` reads it back as the same amount.
+    """
+
+    size: int | None = None
+    percent: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        if (self.size is None) == (self.percent is None):
+            raise ValueError("an amount is a size or a per cent")
+        if self.size is not None and self.size < 0:
+            raise ValueError(f"an amount of {self.size} bytes")
+        if self.percent is not None and not 0 < self.percent <= 100:
+            raise ValueError(f"an amount of {self.percent} per cent")
+
+    def of(self, whole: int) -> int:
+        """Bytes meant where the whole has `whole` bytes (>= 0), rounded down. A size is itself, also if it is more."""
+        if self.percent is None:
+            assert self.size is not None
+            return self.size
+        numerator, denominator = self.percent.as_integer_ratio()
+        return whole * numerator // (100 * denominator)
+
+    def __str__(self) -> str:
+        if self.percent is not None:
+            return f"{self.percent.normalize():f}%"
+        assert self.size is not None
+        short = format_size(self.size)
+        match = _NUMBER.fullmatch(short)
+        assert match is not None
+        exact = Decimal(match[1]) * _SIZES[match[2].lower()] == self.size
+        return short if exact else str(self.size)
+
+
+def parse_amount(value: str | int | Amount) -> Amount:
+    """The amount meant by `value`: "25%", "0.5 %", or a size as `parse_size` reads it. An Amount is itself.
+
+    Raises ConfigError SW-102 for anything else, 0% and more than 100% included.
+    """
+    if isinstance(value, Amount):
+        return value
+    if not (isinstance(value, str) and value.rstrip().endswith("%")):
+        return Amount(size=parse_size(value))
+    match = _PERCENT.fullmatch(value.strip())
+    percent = Decimal(match[1]) if match else Decimal(0)
+    if not 0 < percent <= 100:
+        raise _not("a per cent", value, "write more than 0% and at most 100%, for example 25%")
+    return Amount(percent=percent)
 
 
 def parse_duration(value: str | int | float) -> float:

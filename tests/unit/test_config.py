@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from stepwell.config import Loaded, Settings, check_sizes, load
+from stepwell.cli.commands import app
+from stepwell.config import DiskPlace, Loaded, Settings, check_host, load, queue_bytes, texts
 from stepwell.config.document import Entry, parse
+from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
+from stepwell.config.places import parse_places
 from stepwell.errors import ConfigError
+from stepwell.units import Amount, parse_amount
 
 
 class Inner(pydantic.BaseModel):
@@ -48,13 +55,20 @@ def test_defaults(tmp_path: Path) -> None:
     loaded = load(tmp_path, {})
     assert loaded.settings.model_dump() == {
         "host": None,
+        "disk": [],
+        "disk_reserve": "5%",
+        "disk_queue": None,
+        "disk_threads": 4,
+        "seal": "aes-256-gcm",
         "linger": 600.0,
         "linger_empty": 60.0,
         "log_level": "info",
+        "log_format": "text",
+        "metrics": None,
         "pin_waiting": 0.25,
         "pin_request": 0.5,
         "socket": None,
-        "allow_uids": (),
+        "allow_uids": [],
     }
     assert set(loaded.origins.values()) == {"default"}
     assert loaded.origins.keys() == loaded.settings.model_dump().keys()
@@ -66,15 +80,11 @@ def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
     env = {"STEPWELL_LINGER": "6m", "STEPWELL_LINGER_EMPTY": "2s", "STEPWELL_HOME": "/h", "HOME": "/x", "STEPWELLX": ""}
     loaded = load(tmp_path, env, overrides={"linger_empty": 3, "log_level": None})
     assert loaded.settings == Settings(host="1GiB", linger=360, linger_empty=3, pin_request=0.75)  # type: ignore[arg-type]
-    assert loaded.origins == {
+    assert {name: origin for name, origin in loaded.origins.items() if origin != "default"} == {
         "host": f"{file}:2",
         "linger": "env STEPWELL_LINGER",
         "linger_empty": "override",
-        "log_level": "default",
-        "pin_waiting": "default",
         "pin_request": f"{file}:5",
-        "socket": "default",
-        "allow_uids": "default",
     }
 
 
@@ -83,9 +93,9 @@ def test_which_file_is_read(tmp_path: Path) -> None:
     for name, size in sizes.items():
         (tmp_path / name).write_text(f"host: {size}GiB")
     env = {"STEPWELL_CONFIG": str(tmp_path / "env.yaml")}
-    assert load(tmp_path, {}).settings.host == 1 << 30
-    assert load(tmp_path, env).settings.host == 2 << 30
-    assert load(tmp_path, env, path=tmp_path / "named.yaml").settings.host == 3 << 30
+    assert load(tmp_path, {}).settings.host == Amount(size=1 << 30)
+    assert load(tmp_path, env).settings.host == Amount(size=2 << 30)
+    assert load(tmp_path, env, path=tmp_path / "named.yaml").settings.host == Amount(size=3 << 30)
     assert load(tmp_path / "other", {"STEPWELL_CONFIG": ""}).settings.host is None
 
 
@@ -130,6 +140,36 @@ def test_an_unknown_variable_is_refused_with_the_closest_name(tmp_path: Path) ->
         ("pin_request: 1.01", "less than or equal to 1"),
         ("pin_request: nan", "finite"),
         ("pin_waiting:", "number"),
+        ("host: 101%", "'101%' is not a per cent"),
+        ("host: 0%", "'0%' is not a per cent"),
+        ("disk_reserve:", "NoneType is not a size"),
+        ("disk_queue: 5%", "'5%' is not a size"),
+        ("disk_threads: 0", "greater than or equal to 1"),
+        ("disk_threads: 65", "less than or equal to 64"),
+        ("seal: rot13", "aes-256-gcm"),
+        ("log_format: xml", "json"),
+        ("disk: here:1GiB", "'here' is not an absolute path"),
+        ("disk: /a:lots", "'lots' is not a size"),
+        ("disk: /a:0%", "'0%' is not a per cent"),
+        ("disk: '/a,'", "'' is not an absolute path"),
+        ("disk: /a:1G,/b/../a", "given twice"),
+        ("disk: [/a, '/a/']", "given twice"),
+        ("disk: [/a: 1G]", "is no directory with a size"),
+        ("disk: '~nobody-of-this-name/a'", "is not an absolute path"),
+        ('disk: "/a\\0b"', "is not an absolute path"),
+        ("disk:", "NoneType is no list"),
+        ("metrics: 0.0.0.0:9100", "is not a loopback address"),
+        ("metrics: '[::]:9100'", "is not a loopback address"),
+        ("metrics: example.org:9100", "is not a loopback address"),
+        ("metrics: 10.0.0.1:9100", "is not a loopback address"),
+        ("metrics: ':9100'", "is not an address with a port"),
+        ("metrics: localhost", "is not an address with a port"),
+        ("metrics: localhost:0", "is not an address with a port"),
+        ("metrics: 127.0.0.1:65536", "is not an address with a port"),
+        ("metrics: relative/socket", "is not an address with a port"),
+        ('metrics: "/a\\0b"', "NUL"),
+        ("metrics: [9100]", "list is not an address"),
+        (f"metrics: /{'x' * 107}", "107 bytes"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_place_and_reason(line: str, why: str) -> None:
@@ -249,15 +289,148 @@ def test_any_environment_is_settings_or_a_config_error(env: dict[str, str]) -> N
 
 def test_sizes_that_cannot_work_are_refused() -> None:
     gib = 1 << 30
-    check_sizes(Settings(), 0)
-    check_sizes(Settings(host=gib), gib)
+    check_host(gib, gib)
     with pytest.raises(ConfigError) as caught:
-        check_sizes(Settings(host=gib), gib - 1)
+        check_host(gib, gib - 1)
     assert caught.value.code == "SW-106"
     assert "1023MiB" in caught.value.fix
-    check_sizes(Settings(host=64 << 20), gib)
+    check_host(64 << 20, gib)
     with pytest.raises(ConfigError) as caught:
-        check_sizes(Settings(host=(64 << 20) - 1), gib)
+        check_host((64 << 20) - 1, gib)
     assert caught.value.code == "SW-107"
     assert "64MiB" in caught.value.fix
-    check_sizes(Settings(host=16 << 20), gib, minimum=16 << 20)
+    check_host(16 << 20, gib, minimum=16 << 20)
+
+
+def test_the_write_queue_is_a_part_of_the_arena_unless_it_is_set() -> None:
+    assert queue_bytes(Settings(), 1 << 30) == 128 << 20
+    assert queue_bytes(Settings(), 1 << 40) == 1 << 30
+    assert queue_bytes(Settings(disk_queue=5), 1 << 40) == 5
+
+
+PLACES = (DiskPlace(Path("/a"), parse_amount("2TB")), DiskPlace(Path("/b c"), parse_amount("50%")))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"disk: [ '/a:2TB', /b c ]", b"disk: /a:2TB, /b c", b"disk:\n- /a:2000GB\n- /b c:50%", b"disk: '/a:2TB,/b c'"],
+)
+def test_directories_come_as_a_list_or_as_one_text(raw: bytes) -> None:
+    assert merge(Settings, parse(raw, "f.yaml")).settings.disk == PLACES
+
+
+def test_directories_from_each_source_and_back(tmp_path: Path) -> None:
+    text = ",".join(map(str, PLACES))
+    assert text == "/a:2000000000000,/b c:50%"
+    assert load(tmp_path, {"STEPWELL_DISK": text}).settings.disk == PLACES
+    assert load(tmp_path, {}, overrides={"disk": text}).settings.disk == PLACES
+    assert load(tmp_path, {}, overrides={"disk": PLACES}).settings.disk == PLACES
+    assert load(tmp_path, {"STEPWELL_DISK": "/x"}, overrides={"disk": []}).settings.disk == ()
+    assert Settings(disk=text).model_dump(mode="json")["disk"] == text.split(",")  # type: ignore[arg-type]
+
+
+def test_what_a_directory_may_be_called() -> None:
+    home = Path.home()
+    assert parse_places("~/kv") == (DiskPlace(home / "kv"),)
+    assert parse_places(["/a,b:1G", "/c:d:25%"]) == (
+        DiskPlace(Path("/a,b"), Amount(size=1 << 30)),
+        DiskPlace(Path("/c:d"), parse_amount("25%")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("127.0.0.1:9100", ("127.0.0.1", 9100)),
+        ("127.3.2.1:1", ("127.3.2.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("localhost:80", ("localhost", 80)),
+        ("/run/stepwell/metrics.sock", "/run/stepwell/metrics.sock"),
+    ],
+)
+def test_where_metrics_may_be_served(text: str, bound: object) -> None:
+    assert split_listen(parse_listen(text)) == bound
+    assert merge(Settings, parse(f"metrics: '{text}'".encode(), "f")).settings.metrics == text
+
+
+def test_values_are_written_as_they_are_read() -> None:
+    assert texts(Settings()) == {
+        "host": "unset",
+        "disk": "none",
+        "disk_reserve": "5%",
+        "disk_queue": "unset",
+        "disk_threads": "4",
+        "seal": "aes-256-gcm",
+        "linger": "10m",
+        "linger_empty": "1m",
+        "log_level": "info",
+        "log_format": "text",
+        "metrics": "unset",
+        "pin_waiting": "0.25",
+        "pin_request": "0.5",
+        "socket": "unset",
+        "allow_uids": "none",
+    }
+    some = {"host": "25%", "disk": "/a:3%,/b:1234567", "disk_queue": "1234567", "linger": "601.5s", "metrics": "/m"}
+    settings = Settings.model_validate(some)
+    assert {name: texts(settings)[name] for name in some} == some
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_the_command_shows_values_and_their_origins(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stepwell.yaml").write_text("disk:\n- /a:1TiB\n")
+    bare.setenv("STEPWELL_HOST", "25%")
+    arguments = ["config", "show", "--home", str(tmp_path)]
+    plain = CliRunner().invoke(app, arguments).output
+    assert {"host: 25%", "disk: /a:1TiB", "linger: 10m", "metrics: unset"} < set(plain.splitlines())
+    shown = [line.split() for line in CliRunner().invoke(app, [*arguments, "--origin"]).output.splitlines()]
+    assert ["host:", "25%", "#", "env", "STEPWELL_HOST"] in shown
+    assert ["disk:", "/a:1TiB", "#", f"{tmp_path}/stepwell.yaml:1"] in shown
+    assert ["seal:", "aes-256-gcm", "#", "default"] in shown
+    values = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert values["settings"].keys() == values["origins"].keys() == Settings.model_fields.keys()
+    assert (values["settings"]["disk"], values["origins"]["host"]) == (["/a:1TiB"], "env STEPWELL_HOST")
+    assert Settings.model_validate(values["settings"]) == load(tmp_path, os.environ).settings
+
+
+def test_the_command_checks_a_file_that_is_not_in_use_yet(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text("host: 99999TiB\n")
+    arguments = ["config", "check", "--home", str(tmp_path / "none"), "--config", str(file)]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.output) == (0, f"ok: host from {file}:1\n")
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output) == {"ok": True, "set": ["host"]}
+    file.write_text("hots: 1GiB\n")
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError) and error.code == "SW-101"
+    assert list(tmp_path.iterdir()) == [file], "nothing is created"
+
+
+def test_the_flag_for_an_engine_carries_sizes_and_directories() -> None:
+    def flag(*options: str) -> dict[str, str]:
+        done = CliRunner().invoke(app, ["vllm-args", "--json", *options])
+        if done.exception:
+            raise done.exception
+        transfer = json.loads(json.loads(done.output)["arguments"][1])
+        wishes = transfer.get("kv_connector_extra_config", {})
+        merge(Settings, from_overrides(wishes))  # a well understands it
+        return wishes
+
+    assert flag() == {}
+    assert flag("--host", "25%", "--disk", "/a:1G", "--disk", "/b") == {"host": "25%", "disk": "/a:1GiB,/b:50%"}
+    for options, code in (
+        (["--host", "99999TiB"], "SW-106"),
+        (["--host", "0.000001%"], "SW-107"),
+        (["--disk", "here:1GiB"], "SW-102"),
+        (["--disk", "/a:1GiB", "--disk", "/a"], "SW-102"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            flag(*options)
+        assert caught.value.code == code

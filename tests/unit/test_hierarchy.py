@@ -11,6 +11,7 @@ from blake3 import blake3
 from stepwell.block.digest import Chain
 from stepwell.hierarchy import recalls
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.spills import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
@@ -748,7 +749,8 @@ def test_blocks_of_an_older_key_epoch_are_found_and_new_ones_get_the_newest(monk
     rig = make_rig(keyring=_keys(b"a" * 32))
     engine, digests = joined(rig), chain(4)
     engine.spill(digests[:64])
-    monkeypatch.setattr(rig.hierarchy, "_keyring", _keys(b"b" * 32, b"a" * 32))
+    rotated_keys = Sealing(_keys(b"b" * 32, b"a" * 32), sealed=True, wall=lambda: 0.0)
+    monkeypatch.setattr(rig.hierarchy, "_sealing", rotated_keys)
     rotated = joined(rig, name="rotated")
     assert rotated.found(digests) == 2
     rotated.spill(digests[64:], parent=at(digests, 1))

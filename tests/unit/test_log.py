@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 from pathlib import Path
@@ -93,6 +94,44 @@ def test_the_well_logs_to_a_private_file_and_a_stream_and_leaves_nothing_behind(
     assert path.read_text().count("\n") == 1
     assert path.stat().st_mode & 0o777 == 0o600
     test_the_library_installs_no_handler_of_its_own()
+
+
+def test_a_line_of_text_says_when_in_utc(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with well_log(tmp_path, "info", stream):
+        logging.getLogger("stepwell.part").handle(record("late", 0.25))
+    assert stream.getvalue() == "1970-01-01T00:00:00.250Z WARNING [7] stepwell.part: late\n"
+
+
+def record(message: str, at: float, *args: object, exc_info: object = None) -> logging.LogRecord:
+    made = logging.LogRecord("stepwell.part", logging.WARNING, "f.py", 1, message, args, exc_info)  # type: ignore[arg-type]
+    made.created, made.msecs, made.process = at, at % 1 * 1000, 7
+    return made
+
+
+def test_json_is_one_object_a_line(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with well_log(tmp_path, "info", stream, form="json") as path:
+        target = logging.getLogger("stepwell.part")
+        target.handle(record("two\nlines of %s [SW-111]", 0.25, "\u2028é\udcff"))
+        target.handle(record("[SW-111] is not at the end", 60))
+        try:
+            raise ValueError("in\nhere")
+        except ValueError as error:
+            target.handle(record("it failed", 1, exc_info=(ValueError, error, error.__traceback__)))
+    assert path.read_text() == stream.getvalue()
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert first == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "warning",
+        "process": 7,
+        "logger": "stepwell.part",
+        "message": "two\nlines of \u2028é\udcff [SW-111]",
+        "code": "SW-111",
+    }
+    assert second.keys() == first.keys() - {"code"}
+    assert third.keys() == second.keys() | {"exception"}
+    assert third["exception"].endswith("ValueError: in\nhere")
 
 
 def test_an_existing_log_becomes_private(tmp_path: Path) -> None:

@@ -449,6 +449,15 @@ def test_the_wells_settings_rule_and_wishes_are_answered() -> None:
     assert caught.value.code == "SW-101"
 
 
+def test_a_wish_is_granted_as_it_is_written_and_as_it_is_in_fact() -> None:
+    say = judge(Settings(host="25%", disk="/a:1GiB,/b"), 64 * MIB)  # type: ignore[arg-type]
+    assert say({"host": "25%", "disk": "/a:1GiB,/b:50%"}) == say({"host": "64MiB"}) == []
+    (warning,) = say({"host": "26%"})
+    assert "host = 64MiB, not 26% as asked for" in warning
+    (warning,) = say({"disk": "/a:2GiB"})
+    assert "disk = /a:1GiB,/b:50%, not /a:2GiB as asked for" in warning
+
+
 def test_garbage_collection_is_given_back(tmp_path: Path) -> None:
     well = InThread(tmp_path)
     admin(well).close()

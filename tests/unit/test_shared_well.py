@@ -110,7 +110,7 @@ def as_user(uid: int, call: Callable[[], object]) -> Any:
             except StepwellError as error:
                 answer = error.code
             os.write(write, json.dumps(answer).encode())
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - shown here, since a child may not return
             traceback.print_exc()
         finally:
             os._exit(0)

@@ -2,119 +2,113 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from stepwell.testing.dict_tier import DictTier
-from stepwell.testing.tier_kit import TierKit, key
-from stepwell.tiers.base import Busy, Capacity, Hit, Miss, MissReason, Refused, RefusedReason, Stored, Tier
+from stepwell.testing.executor import SeededExecutor
+from stepwell.testing.tier_kit import Hands, TierKit, block_id, content
+from stepwell.tiers.base import Capacity, Reading, Tier, Writing
 from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.tiers.null import NullTier
 
-
-def _no_sleep(seconds: float) -> None:
-    raise AssertionError("nothing is slow here")
-
-
-class TestNullTier(TierKit):
-    keeps = False
-
-    def make(self) -> Tier:
-        return NullTier()
+BLOCK = 4096
 
 
 class TestDictTier(TierKit):
-    def make(self) -> Tier:
-        return DictTier(self.LIMIT)
+    LIMIT = 32 << 20
 
-    def reopen(self, tier: Tier) -> Tier:
-        left = {key(n): self.frame(n) for n in range(8) if n != 3}
-        return DictTier(self.LIMIT, left)
+    def make(self, executor: SeededExecutor) -> Tier:
+        return DictTier(self.LIMIT, executor)
+
+    def reopen(self, tier: Tier, executor: SeededExecutor) -> Tier:
+        assert isinstance(tier, DictTier)
+        again = DictTier(self.LIMIT, executor, tier.blocks)
+        again.recover(lambda n: None)
+        executor.drain()
+        return again
 
 
 class TestFaultyTierWithoutFaults(TierKit):
-    def make(self) -> Tier:
-        return FaultyTier(DictTier(self.LIMIT), 0, TierFaults(), _no_sleep)
+    LIMIT = 32 << 20
+
+    def make(self, executor: SeededExecutor) -> Tier:
+        return FaultyTier(DictTier(self.LIMIT, executor), 0)
 
 
-FRAME = bytes(range(256)) * 8
+def test_the_null_tier_has_and_takes_nothing() -> None:
+    tier = NullTier()
+    assert tier.capacity() == Capacity(0, 0)
+    assert not tier.lookup(block_id(1))
+    told: list[object] = []
+    tier.recover(told.append)
+    tier.clear(told.append)
+    tier.settle(lambda: told.append("settled"))
+    assert told == [0, 0, "settled"]
+    with pytest.raises(LookupError):
+        tier.write([], told.append)
+    with pytest.raises(LookupError):
+        tier.read([], told.append)
 
 
-def _faulty(faults: TierFaults) -> FaultyTier:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    inner = DictTier(1 << 20)
-    inner.write(key(1), memoryview(FRAME))
-    return FaultyTier(inner, seed, faults, _no_sleep)
+def faulty(faults: TierFaults) -> tuple[FaultyTier, Hands]:
+    """A tier with block 1 and 2, and faults from now on."""
+    executor = SeededExecutor(3)
+    tier = FaultyTier(DictTier(1 << 20, executor), 4)
+    hands = Hands(tier, executor, BLOCK)
+    hands.write(1, 2)
+    tier.faults = faults
+    return tier, hands
 
 
 def test_failing() -> None:
-    tier = _faulty(TierFaults(fail=1.0))
-    assert tier.lookup([key(1), key(2)]) == [Miss(MissReason.FAILED)] * 2
-    assert tier.read(key(1), memoryview(bytearray(4096))) == Miss(MissReason.FAILED)
-    assert tier.write(key(1), memoryview(FRAME)) == Refused(RefusedReason.FAILED)
-    assert tier.capacity() == Capacity(0, 1 << 20)
-    assert tier.counts["fail"] == 3
+    tier, hands = faulty(TierFaults(fail=1.0))
+    assert hands.read(1) == [Reading.FAILED]
+    assert hands.write(3) == [Writing.FAILED]
+    assert tier.seen["fail"] == 2
+    tier.faults = TierFaults()
+    assert hands.has(1)
+    assert not hands.has(3)
 
 
-def test_busy_does_nothing() -> None:
-    tier = _faulty(TierFaults(busy=1.0, slow_s=0.25))
-    assert tier.lookup([key(1)]) == [Busy(0.25)]
-    assert tier.read(key(1), memoryview(bytearray(4096))) == Busy(0.25)
-    assert tier.write(key(1), memoryview(b"other")) == Busy(0.25)
-    assert tier.capacity().used == len(FRAME)
+def test_one_bit_is_flipped() -> None:
+    _, hands = faulty(TierFaults(flip=1.0))
+    (read,) = hands.read(1)
+    assert not isinstance(read, Reading)
+    wrong = read ^ content(1, BLOCK)
+    assert sum(int(byte).bit_count() for byte in wrong) == 1
 
 
-def test_short_reads_are_noticed() -> None:
-    assert _faulty(TierFaults(short=1.0)).read(key(1), memoryview(bytearray(4096))) == Miss(MissReason.DAMAGED)
+def test_neighbours_are_swapped() -> None:
+    _, hands = faulty(TierFaults(swap=1.0))
+    first, second = hands.read(1, 2)
+    assert not isinstance(first, Reading) and not isinstance(second, Reading)
+    assert (first == content(2, BLOCK)).all()
+    assert (second == content(1, BLOCK)).all()
 
 
-def test_flipped_bits_are_not_noticed_below_the_seal() -> None:
-    tier = _faulty(TierFaults(flip=1.0))
-    buffer = bytearray(4096)
-    assert tier.read(key(1), memoryview(buffer)) == Hit(len(FRAME))
-    wrong = [(a, b) for a, b in zip(FRAME, buffer, strict=False) if a != b]
-    assert len(wrong) == 1
-    assert (wrong[0][0] ^ wrong[0][1]).bit_count() == 1
-    assert not any(buffer[len(FRAME) :])
+def test_lost_writes_are_misses() -> None:
+    _, hands = faulty(TierFaults(lose=1.0))
+    assert hands.write(3) == [Writing.STORED]
+    assert not hands.has(3)
 
 
-def test_lost_writes_are_misses_and_never_older_frames() -> None:
-    tier = _faulty(TierFaults(lose=1.0))
-    assert tier.write(key(1), memoryview(b"new")) == Stored()
-    assert tier.read(key(1), memoryview(bytearray(4096))) == Miss(MissReason.ABSENT)
-
-
-def test_slow_calls_wait_with_what_they_are_given() -> None:
-    slept: list[float] = []
-    tier = FaultyTier(DictTier(1 << 20), 1, TierFaults(slow=1.0, slow_s=7.0), slept.append)
-    tier.write(key(1), memoryview(FRAME))
-    assert tier.read(key(1), memoryview(bytearray(4096))) == Hit(len(FRAME))
-    tier.drop([key(1)])
-    assert slept == [7.0] * 3
+def test_what_hangs_goes_on_when_it_is_released() -> None:
+    tier, hands = faulty(TierFaults(hang=1.0))
+    answers: list[list[Writing]] = []
+    tier.write([hands.outgoing(3)], answers.append)
+    hands.executor.drain()
+    assert not answers
+    tier.release()
+    hands.executor.drain()
+    assert answers == [[Writing.STORED]]
 
 
 def test_one_seed_is_one_run() -> None:
     def run(seed: int) -> list[object]:
-        tier = FaultyTier(DictTier(1 << 20), seed, TierFaults(fail=0.3, busy=0.2, flip=0.2), _no_sleep)
-        buffer = bytearray(4096)
-        answers: list[object] = []
-        for n in range(50):
-            answers.append(tier.write(key(n % 5), memoryview(FRAME)))
-            answers.append(tier.read(key(n % 5), memoryview(buffer)))
-            answers.append(bytes(buffer))
-        return answers
+        executor = SeededExecutor(seed)
+        tier = FaultyTier(DictTier(1 << 20, executor), seed, TierFaults(fail=0.3, lose=0.2))
+        hands = Hands(tier, executor, BLOCK)
+        return [(hands.write(n % 5), hands.has(n % 5)) for n in range(50)]
 
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    assert run(seed) == run(seed)
-    assert run(seed) != run(seed + 1)
-
-
-@pytest.mark.parametrize("faults", [TierFaults(busy=1.0), TierFaults(fail=1.0), TierFaults(lose=1.0)])
-def test_faults_do_not_hide_misuse(faults: TierFaults) -> None:
-    tier = _faulty(faults)
-    tier.close()
-    with pytest.raises(ValueError):
-        tier.write(key(1), memoryview(FRAME))
+    assert run(5) == run(5)
+    assert run(5) != run(6)

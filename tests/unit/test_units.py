@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
-from stepwell.units import format_duration, format_size, parse_duration, parse_size
+from stepwell.units import Amount, format_duration, format_size, parse_amount, parse_duration, parse_size
 
 BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
 
@@ -100,3 +101,48 @@ def test_nothing_but_a_config_error_is_raised(value: object) -> None:
     for parse in (parse_size, parse_duration):
         with suppress(ConfigError):
             assert parse(value) >= 0  # type: ignore[operator]
+    with suppress(ConfigError):
+        assert parse_amount(value).of(1 << 40) >= 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "of_1000", "written"),
+    [
+        ("25%", 250, "25%"),
+        ("100 %", 1000, "100%"),
+        ("33.30%", 333, "33.3%"),
+        ("0.05%", 0, "0.05%"),
+        ("10.0%", 100, "10%"),
+        ("64GiB", 64 << 30, "64GiB"),
+        (1234567, 1234567, "1234567"),
+        ("1.5G", 3 << 29, "1.5GiB"),
+    ],
+)
+def test_amounts(text: str | int, of_1000: int, written: str) -> None:
+    amount = parse_amount(text)
+    assert (amount.of(1000), str(amount)) == (of_1000, written)
+    assert parse_amount(str(amount)) == parse_amount(amount) == amount
+
+
+@given(st.integers(1, (1 << 63) - 1))
+def test_a_written_amount_is_read_exactly(size: int) -> None:
+    assert parse_amount(str(Amount(size=size))) == Amount(size=size)
+    assert Amount(percent=Decimal(100)).of(size) == size
+    assert Amount(percent=Decimal("0.000000001")).of(size) == size // 10**11
+
+
+@pytest.mark.parametrize(
+    "value", [*BAD, "%", "0%", "100.1%", "-5%", "5%%", "1e1%", "1/2%", "9999999%", 0, 1.5], ids=kind
+)
+def test_what_is_no_amount(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_amount(value)  # type: ignore[arg-type]
+    assert caught.value.code == "SW-102"
+    assert "25%" in caught.value.fix or "64GiB" in caught.value.fix
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("parts", [{}, {"size": 1, "percent": Decimal(1)}, {"size": -1}, {"percent": Decimal(101)}])
+def test_an_amount_is_a_size_or_a_per_cent(parts: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="amount"):
+        Amount(**parts)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.memory import SystemMemory
 from stepwell.protocol import wire
@@ -86,13 +87,13 @@ class InThread:
         self.executor = ThreadExecutor(self.wakeup)
         self.hierarchy = Hierarchy(
             limits=Limits(64 * MIB),
-            keyring=Keyring.open(folder / "keyring"),
+            sealing=Sealing(Keyring.open(folder / "keyring"), sealed=True, wall=time.time),
             clock=clock,
             executor=self.executor,
             memory=SystemMemory(),
             well="test",
         )
-        self.loop = Loop(self.hierarchy, listener, clock, self.executor, self.wakeup, linger=linger)
+        self.loop = Loop(self.hierarchy, listener, clock, [self.executor], self.wakeup, linger=linger)
         self.why = ""
         self.thread = threading.Thread(target=self._run)
         self.thread.start()

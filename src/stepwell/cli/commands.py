@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
+from stepwell.cli import config
+from stepwell.cli.options import Config, Disk, Home, Json, home_of
 from stepwell.cli.output import emit, stats_table
-from stepwell.io.paths import Rendezvous, home_dir, prepare_home
+from stepwell.io.paths import Rendezvous, prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -22,14 +24,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(config.app, name="config")
 
-Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
 Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
-def _home(given: Path | None) -> Path:
-    return given if given is not None else home_dir(os.environ)
+def _joined(disk: list[str] | None) -> str | None:
+    return ",".join(disk) if disk else None
 
 
 def _socket(given: Path | None, home: Path) -> Path | None:
@@ -73,8 +74,9 @@ def demo(
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB".')] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")] = None,
+    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')] = None,
+    disk: Disk = None,
+    config: Config = None,
     socket: Annotated[Path | None, typer.Option(help="Listen here, for engines that are told so.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -82,9 +84,10 @@ def serve(
     from stepwell.config import load
     from stepwell.serve.process import run
 
-    place = _home(home)
+    place = home_of(home)
     prepare_home(place)
-    loaded = load(place, os.environ, path=config, overrides={"host": host, "socket": socket and socket.absolute()})
+    overrides = {"host": host, "disk": _joined(disk), "socket": socket and socket.absolute()}
+    loaded = load(place, os.environ, path=config, overrides=overrides)
 
     def ready(at: Path) -> None:
         emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
@@ -98,7 +101,7 @@ def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> Non
     """End the running well; what it holds in host memory is gone. Engines go on without it."""
     from stepwell.client import control
 
-    place = _home(home)
+    place = home_of(home)
     at = _socket(socket, place)
     control.stop(place, socket=at)
     emit({"stopped": str(at or place)}, as_json=as_json, text=f"stopped the well {f'at {at}' if at else f'of {place}'}")
@@ -109,29 +112,53 @@ def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> No
     """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
     from stepwell.client import control
 
-    place = _home(home)
+    place = home_of(home)
     values = control.stats(place, socket=_socket(socket, place))
     emit(values, as_json=as_json, text=stats_table(values))
+
+
+@app.command()
+def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> None:
+    """Try out whether this machine can do what the settings ask for; exit with 1 if something cannot work.
+
+    JSON: {"ok": bool, "checks": [{"check": name, "status": "ok", "warn" or "fail", "text", "fix", "of": directory,
+    "facts": {name: number or text}}]}.
+    """
+    from stepwell.ops.doctor import examine, line, shape, summary
+
+    checks = []
+    for check in examine(home_of(home), os.environ, config):
+        checks.append(check)
+        if not as_json:
+            typer.echo(line(check))
+    emit(shape(checks), as_json=as_json, text=summary(checks))
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
 
 
 @app.command("vllm-args")
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
+    disk: Disk = None,
     home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
     socket: Annotated[Path | None, typer.Option(help="Join the well that listens here; never start one.")] = None,
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the flags to paste behind `vllm serve MODEL`."""
-    from stepwell.config import Settings, check_sizes
+    from stepwell.config import check_host
+    from stepwell.config.places import parse_places
     from stepwell.engines.vllm.plugin import NAME
     from stepwell.io.host import memory_allowed
-    from stepwell.units import parse_size
+    from stepwell.units import parse_amount
 
     extra: dict[str, Any] = {}
     if host is not None:
-        check_sizes(Settings(host=parse_size(host)), memory_allowed())
+        allowed = memory_allowed()
+        check_host(parse_amount(host).of(allowed), allowed)
         extra["host"] = host
+    if (places := _joined(disk)) is not None:
+        extra["disk"] = ",".join(map(str, parse_places(places)))
     if home is not None:
         extra["home"] = str(home.expanduser().absolute())
     if socket is not None:

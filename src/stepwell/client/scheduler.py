@@ -44,8 +44,10 @@ class Ask:
     news: float
     blocks: int = 0  # leading run that is resident and pinned
     refs: list[SlotRefs] = field(default_factory=list)
+    staged: bytearray = field(default_factory=bytearray)  # of each block: it was brought up from a tier for this ask
     final: bool = False
     reason: str = ""
+    allow_s: float = 0.0
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
@@ -106,6 +108,7 @@ class SchedulerClient:
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._reported = 0.0
+        self._landed = 0.0  # when a block was last found for anybody
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
@@ -156,7 +159,9 @@ class SchedulerClient:
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
-        return ask.final or self._patience.over(ask.first_poll, ask.news, now)
+        # Without room for its pins a request waits for those before it: it is stalled when nobody gets anything.
+        news = max(ask.news, self._landed) if ask.reason == "pins" else ask.news
+        return ask.final or self._patience.over(ask.first_poll, news, now, ask.allow_s)
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -279,8 +284,10 @@ class SchedulerClient:
             if len(rows):
                 ask.refs.append(rows)
                 ask.blocks += len(rows)
-                ask.news = self._clock()
+                ask.staged += found.staged
+                ask.news = self._landed = self._clock()
             ask.reason = found.reason
+            ask.allow_s = found.allow_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepwell.config.loader import Loaded, load
-from stepwell.config.settings import Settings, check_sizes
+from stepwell.config.places import DiskPlace
+from stepwell.config.settings import Settings, check_host, queue_bytes, texts
 
-__all__ = ["Loaded", "Settings", "check_sizes", "load"]
+__all__ = ["DiskPlace", "Loaded", "Settings", "check_host", "load", "queue_bytes", "texts"]

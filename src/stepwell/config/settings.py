@@ -6,19 +6,49 @@ imported by the engine side, which passes settings on as text to the well that i
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
+from stepwell.config.listen import parse_listen
+from stepwell.config.places import DiskPlace, parse_places
 from stepwell.errors import ConfigError
-from stepwell.units import format_size, parse_duration, parse_size
+from stepwell.units import Amount, format_duration, format_size, parse_amount, parse_duration, parse_size
 
-Size = Annotated[int, BeforeValidator(parse_size)]
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+def _seconds(value: float) -> str:
+    short = format_duration(value)
+    return short if parse_duration(short) == value else f"{value!r}s"
+
+
+def _kind(name: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "format": name})
+
+
+# How a value is read, how it is written (in JSON and for people), and what its kind is called in the documentation.
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(lambda size: str(Amount(size=size)), str, when_used="json"),
+    _kind("size"),
+]
+SizeOrPercent = Annotated[Amount, BeforeValidator(parse_amount), PlainSerializer(str, str), _kind("size or per cent")]
+Duration = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(_seconds, str, when_used="json"), _kind("duration")
+]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Places = Annotated[
+    tuple[DiskPlace, ...],
+    BeforeValidator(parse_places),
+    PlainSerializer(lambda places: [str(place) for place in places], list[str]),
+    _kind("list of PATH:SIZE"),
+]
+Listen = Annotated[str, BeforeValidator(parse_listen), _kind("address or path")]
 
 MIN_HOST_BYTES = 64 << 20
+MAX_DEFAULT_QUEUE_BYTES = 1 << 30
 _MAX_UID = (1 << 32) - 2  # the last number means "no user" to the system
 
 
@@ -27,20 +57,26 @@ def _listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _absolute(path: Path | None) -> Path | None:
-    if path is not None and not path.is_absolute():
-        raise ConfigError(
-            "SW-102",
-            what=f"{path} is not an absolute path",
-            why="well and engines may run in different directories and would not mean the same socket",
-            fix="write the whole path, such as /run/stepwell/well.sock",
-        )
-    return path
+def _absolute(path: Path) -> Path:
+    if path.is_absolute():
+        return path
+    raise ConfigError(
+        "SW-102",
+        what=f"{path} is not an absolute path",
+        why="well and engines may run in different directories and would not mean the same socket",
+        fix="write the whole path, such as /run/stepwell/well.sock",
+    )
 
 
-SocketPath = Annotated[Path | None, AfterValidator(_absolute)]
+SocketPath = Annotated[Path, AfterValidator(_absolute), PlainSerializer(str, str), _kind("absolute path")]
 Uid = Annotated[int, Field(ge=0, le=_MAX_UID)]
-Uids = Annotated[tuple[Uid, ...], BeforeValidator(_listed), Field(max_length=64)]
+Uids = Annotated[
+    tuple[Uid, ...],
+    BeforeValidator(_listed),
+    Field(max_length=64),
+    PlainSerializer(lambda uids: [str(uid) for uid in uids], list[str]),
+    _kind("list of user numbers"),
+]
 
 
 class Settings(BaseModel):
@@ -48,35 +84,88 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: Size | None = Field(default=None, description="size of the host arena; unset: a quarter of the free memory")
+    host: SizeOrPercent | None = Field(
+        default=None,
+        description="size of the host arena, or a per cent of the memory that the control groups and the machine still"
+        " allow when the well starts; unset: a quarter of it, at most 16GiB",
+    )
+    disk: Places = Field(
+        default=(),
+        description="directories of the disk tier, each as PATH:SIZE or PATH (then 50%); the size may be a per cent of"
+        " the filesystem; a list, or one text with commas between; none: no disk tier",
+    )
+    disk_reserve: SizeOrPercent = Field(
+        default=Amount(percent=Decimal(5)),
+        description="free space of each directory's filesystem that is left to others at all times, as a size or a per"
+        " cent of the filesystem",
+    )
+    disk_queue: Size | None = Field(
+        default=None, description="bytes that may wait to be written to disk; unset: an eighth of host, at most 1GiB"
+    )
+    disk_threads: int = Field(default=4, ge=1, le=64, description="threads per directory that read and write")
+    seal: Literal["aes-256-gcm", "plain"] = Field(
+        default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
+    )
     linger: Duration = Field(default=600.0, description="how long a well that holds blocks stays without engines")
     linger_empty: Duration = Field(default=60.0, description="how long an empty well stays without engines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
-    pin_waiting: Share = Field(default=0.25, description="share that waiting requests together may pin")
-    pin_request: Share = Field(default=0.5, description="share that one request alone may pin")
-    socket: SocketPath = Field(default=None, description="where the well listens; unset: found by home")
-    allow_uids: Uids = Field(default=(), description="users beside the well's own whose engines may connect")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="lines for people, or one JSON object a line"
+    )
+    metrics: Listen | None = Field(
+        default=None,
+        description="where the well serves /metrics: 127.0.0.1:PORT, [::1]:PORT, localhost:PORT, or the absolute path"
+        " of a Unix socket; unset: nowhere",
+    )
+    pin_waiting: Share = Field(default=0.25, description="share of the arena that waiting requests together may pin")
+    pin_request: Share = Field(default=0.5, description="share of the arena that one request alone may pin")
+    socket: SocketPath | None = Field(
+        default=None,
+        description="where the well listens, for engines that are told so and never start it; its directory must belong"
+        " to the well's user; unset: where engines with the same home look for it",
+    )
+    allow_uids: Uids = Field(
+        default=(),
+        description="users beside the well's own whose engines may connect; needs socket, which is then open to its"
+        " group; all of them form one trust domain; none: the well's own user and root",
+    )
 
 
-def check_sizes(settings: Settings, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
-    """Raise ConfigError if `settings.host` cannot work on this machine; an unset host is not checked.
+def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
+    """Raise ConfigError if an arena of `host` bytes cannot work on this machine.
 
     `allowed_bytes` is what the memory cgroups and the machine still allow (`stepwell.io.host.memory_allowed`). SW-106
     if host is above it: the kernel would kill the well or the engine. SW-107 if host is below `minimum`.
     """
-    if settings.host is None:
-        return
-    if settings.host > allowed_bytes:
+    if host > allowed_bytes:
         raise ConfigError(
             "SW-106",
-            what=f"host is {format_size(settings.host)}, but only {format_size(allowed_bytes)} can be used",
+            what=f"host is {format_size(host)}, but only {format_size(allowed_bytes)} can be used",
             why="the memory cgroup of this process or the machine allows no more, and the kernel kills what exceeds it",
             fix=f"set host to at most {allowed_bytes >> 20}MiB, or raise the memory limit of the container or service",
         )
-    if settings.host < minimum:
+    if host < minimum:
         raise ConfigError(
             "SW-107",
-            what=f"host is {format_size(settings.host)}",
+            what=f"host is {format_size(host)}",
             why="the arena is made of slabs of several slots each and is of no use below that",
             fix=f"set host to at least {format_size(minimum)}",
         )
+
+
+def queue_bytes(settings: Settings, host: int) -> int:
+    """Bytes that may wait to be written to disk, beside an arena of `host` bytes."""
+    if settings.disk_queue is not None:
+        return settings.disk_queue
+    return min(host // 8, MAX_DEFAULT_QUEUE_BYTES)
+
+
+def texts(settings: Settings) -> dict[str, str]:
+    """Each setting's value as a person would write it; "unset" and "none" where there is none."""
+    return {name: _text(value) for name, value in settings.model_dump(mode="json").items()}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "unset"
+    return ",".join(value) or "none" if isinstance(value, list) else str(value)

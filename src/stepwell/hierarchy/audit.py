@@ -88,6 +88,9 @@ def hierarchy(well: Hierarchy) -> None:
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1
         filling |= {id(f.entry) for f in session.fills.values()}
+    for entry in well.mover.leased:
+        leases[id(entry)] = leases.get(id(entry), 0) + 1
+    filling |= {id(entry) for entry in well.mover.staging}
     quarantined = 0
     for quarantine in well.roster.quarantines:
         quarantined += len(quarantine.slots)

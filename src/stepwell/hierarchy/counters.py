@@ -31,6 +31,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
+        self.tiers: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
         self.refused_spills: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
@@ -38,9 +40,10 @@ class Counters:
 
     def __call__(self, event: e.Event) -> None:
         match event:
-            case e.RunAnswered(hits, missed, reason):
+            case e.RunAnswered(hits, staged, missed, reason):
                 self.total["requests"] += 1
                 self.total["hits"] += hits
+                self.total["hits_staged"] += staged
                 if missed:
                     self.misses[reason] += missed
             case e.BlocksRecalled(blocks, nbytes):
@@ -53,6 +56,17 @@ class Counters:
                 self.refused_spills[reason] += 1
             case e.BlockDropped(reason):
                 self.drops[reason] += 1
+            case e.BlocksStaged(tier, blocks, nbytes, seconds):
+                self._moved(tier, "recall", blocks, nbytes, seconds)
+            case e.BlocksWritten(tier, blocks, nbytes, seconds):
+                self._moved(tier, "spill", blocks, nbytes, seconds)
+            case e.BlockNotRead(tier, reason):
+                self.tiers[f"{tier}_not_recalled_{reason}"] += 1
+            case e.BlockNotWritten(tier, reason):
+                self.tiers[f"{tier}_skipped_{reason}"] += 1
+            case e.TierRecovered(tier, blocks, seconds):
+                self.tiers[f"{tier}_recovered_blocks"] += blocks
+                self.seconds[f"{tier}_recovery_seconds"] = seconds
             case e.SessionOpened():
                 self.total["sessions_opened"] += 1
             case e.SessionEnded():
@@ -68,6 +82,12 @@ class Counters:
             case never:
                 assert_never(never)
 
+    def _moved(self, tier: str, op: str, blocks: int, nbytes: int, seconds: float) -> None:
+        self.tiers[f"{tier}_{op}ed_blocks"] += blocks
+        self.tiers[f"{tier}_{op}ed_bytes"] += nbytes
+        name = f"{tier}_{op}_seconds"
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
     def _reported(self, counts: dict[str, int]) -> None:
         """Names come from outside: at most 64 of 48 characters are kept."""
         for name, n in counts.items():
@@ -75,12 +95,21 @@ class Counters:
             if name in self.engine or len(self.engine) < 64:
                 self.engine[name] += max(n, 0)
 
-    def values(self) -> dict[str, int]:
+    def values(self) -> dict[str, int | float]:
         """One flat table; the sums that people look for are there from the start."""
-        table = dict.fromkeys(
-            ("requests", "hits", "recalled_blocks", "recalled_bytes", "spilled_blocks", "spilled_bytes"), 0
+        names = (
+            "requests",
+            "hits",
+            "hits_staged",
+            "recalled_blocks",
+            "recalled_bytes",
+            "spilled_blocks",
+            "spilled_bytes",
         )
+        table: dict[str, int | float] = dict.fromkeys(names, 0)
         table.update(self.total)
+        table.update(self.tiers)
+        table.update({name: round(seconds, 6) for name, seconds in self.seconds.items()})
         for prefix, counter in (
             ("misses", self.misses),
             ("spills_refused", self.refused_spills),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
 from stepwell.hierarchy.slab import Slab
+
+if TYPE_CHECKING:
+    from stepwell.hierarchy.sealing import Origin
 
 _REF = struct.Struct("<IIQ")
 
@@ -16,14 +20,16 @@ class Entry:
 
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
-    its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `listed`
-    belongs to Recency.
+    its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
+    set by the hierarchy: whose it is, for tiers below. `listed` belongs to Recency.
     """
 
-    __slots__ = ("children", "id", "leases", "listed", "nbytes", "parent", "pins", "refs", "slots", "state", "used")
+    __slots__ = ("children", "id", "leases", "listed", "nbytes", "origin", "parent", "pins", "refs", "slots", "state",
+                 "used")  # fmt: skip
 
     def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None, used: int) -> None:
         self.id = id
+        self.origin: Origin | None = None
         self.slots = slots
         self.refs = b"".join(_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots)
         self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)

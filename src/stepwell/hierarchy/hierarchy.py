@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
-from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
@@ -25,8 +25,10 @@ from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
+from stepwell.hierarchy.sealing import Origin, Sealing
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
 from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import SLAB_WAIT_S, Spills
@@ -35,7 +37,8 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.protocol import messages as m
-from stepwell.vault.keyring import Keyring
+from stepwell.tiers.base import Tier
+from stepwell.tiers.null import NullTier
 
 TURN_BLOCKS, TURN_S = 32, 50e-6
 """Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
@@ -51,21 +54,23 @@ _EPOCHS_KEPT = 4
 
 
 class Hierarchy:
-    """`judge` checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
+    """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
+    for: returns warnings, raises ConfigError for nonsense."""
 
     def __init__(
         self,
         *,
         limits: Limits,
-        keyring: Keyring,
+        sealing: Sealing,
         clock: Clock,
         executor: Executor,
         memory: Memory,
         well: str,
+        tier: Tier | None = None,
         judge: Callable[[Mapping[str, str | int | float]], list[str]] = lambda wishes: [],
         sink: Sink = lambda event: None,
     ) -> None:
-        self._keyring = keyring
+        self._sealing = sealing
         self._clock = clock
         self._judge = judge
         self._started = clock.now()
@@ -85,9 +90,12 @@ class Hierarchy:
         self.roster = Roster()
         self._work: deque[Work] = deque()
         self._recalls = Recalls(
-            self.arena, self.index, limits, self._emit, self._ghosts, self._namers, self._work.append
+            self.arena, self.index, limits, self._emit, self._ghosts, self._origins, self._work.append
         )
-        self._spills = Spills(self.arena, self.index, clock, self._emit, self._namers)
+        self.mover = self._recalls.mover = Mover(
+            self.arena, self.index, tier or NullTier(), sealing, clock, limits, self._emit, self._recalls.landed
+        )
+        self._spills = Spills(self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled)
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
 
@@ -286,8 +294,8 @@ class Hierarchy:
         for at in range(0, len(message.digests) - 31, 32):
             if session.phase is not Phase.LIVE:
                 return
-            for namer in self._namers(session, message.epoch):
-                entry = self.index.get(namer.name(message.digests[at : at + 32]))
+            for origin in self._origins(session, message.epoch):
+                entry = self.index.get(origin.name(message.digests[at : at + 32]))
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE
@@ -296,16 +304,15 @@ class Hierarchy:
         self.counters(event)
         self._sink(event)
 
-    def _namers(self, session: Session, epoch: int) -> tuple[Namer, ...]:
-        namers = session.namers.get(epoch)
-        if namers is None:
+    def _origins(self, session: Session, epoch: int) -> tuple[Origin, ...]:
+        origins = session.origins.get(epoch)
+        if origins is None:
             assert session.namespace is not None
             namespace = session.namespace.at_epoch(epoch % (1 << 64))
-            keys = self._keyring.tenant(session.tenant).id_keys
-            namers = session.namers[epoch] = tuple(Namer(key, namespace) for key in keys)
-            while len(session.namers) > _EPOCHS_KEPT:
-                del session.namers[next(iter(session.namers))]
-        return namers
+            origins = session.origins[epoch] = self._sealing.origins(session.tenant, namespace)
+            while len(session.origins) > _EPOCHS_KEPT:
+                del session.origins[next(iter(session.origins))]
+        return origins
 
     # work -------------------------------------------------------------------------------------------------------------
 
@@ -338,10 +345,24 @@ class Hierarchy:
         while self._parked and self._parked[0][0] <= self._clock.now():
             self._work.append(self._parked.popleft()[1])
 
+    # the tier below ---------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Finds what an earlier life left in the tier, in the background. Call once, at first."""
+        began = self._clock.now()
+        name = self.mover.tier.name
+        self.mover.tier.recover(lambda n: self._emit(e.TierRecovered(name, n, self._clock.now() - began)))
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Nobody is connected any more: what waits to be written is written, and `done` is called when the tier has it
+        in its best form. Call `turn` and deliver completions meanwhile."""
+        self.mover.when_idle(lambda: self.mover.tier.settle(done))
+
     # looking ----------------------------------------------------------------------------------------------------------
 
     @property
     def holds_blocks(self) -> bool:
+        """There is something in host memory that would be lost with it."""
         return self.arena.blocks > 0
 
     def watches(self, member: Member) -> bool:
@@ -373,6 +394,7 @@ class Hierarchy:
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),
+            **self.mover.count(),
             "trouble": str(self.arena.trouble or ""),
         }
 
@@ -387,6 +409,7 @@ class Hierarchy:
             self._end(session, without=session.members[0])
             session.members[0].close()
         self.arena.close()
+        self.mover.tier.close()
 
 
 def _not_now(message: m.FromEngine) -> ProtocolError:

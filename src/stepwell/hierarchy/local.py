@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from stepwell.errors import BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Member, Peer
 from stepwell.io.clock import Clock, MonotonicClock
 from stepwell.io.executor import Executor
@@ -175,7 +177,7 @@ def open_well(
     checked: Executor = executor
     hierarchy = Hierarchy(
         limits=Limits(parse_size(host)),
-        keyring=keyring,
+        sealing=Sealing(keyring, sealed=True, wall=time.time),
         clock=clock or MonotonicClock(),
         executor=checked,
         memory=memory or SystemMemory(),

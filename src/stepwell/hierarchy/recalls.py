@@ -1,22 +1,27 @@
-"""Answering requests: follow a prefix through the index, pin what is resident, lease what is recalled.
+"""Answering requests: follow a prefix through the index, pin what is resident, stage what lies below, lease what is
+recalled.
 
 A ticket's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
-Where a run cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
+A run grows past blocks that are on their way up: they are pinned as they are asked for, and told when they have
+landed. Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
 pins) the ticket waits and is followed again when something changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlocksRecalled, RunAnswered, Sink
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.sealing import Origin
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.work import Step, Work
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
@@ -28,7 +33,18 @@ AT_ONCE = 32
 """Pins let go without giving others a turn."""
 
 
+class _Obstacle(NamedTuple):
+    """Why a run does not grow now, and whether waiting may help."""
+
+    reason: str
+    waits: bool
+
+
 class Recalls:
+    """`mover` is set by the hierarchy before anybody asks."""
+
+    mover: Mover
+
     def __init__(
         self,
         arena: Arena,
@@ -36,7 +52,7 @@ class Recalls:
         limits: Limits,
         emit: Sink,
         ghosts: Ghosts,
-        namers: Callable[[Session, int], tuple[Namer, ...]],
+        origins: Callable[[Session, int], tuple[Origin, ...]],
         later: Callable[[Work], None],
     ) -> None:
         self._arena = arena
@@ -44,10 +60,11 @@ class Recalls:
         self._limits = limits
         self._emit = emit
         self._ghosts = ghosts
-        self._namers = namers
+        self._origins = origins
         self._later = later
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
-        self._waiting: dict[Ticket, Session] = {}
+        self._waiting: dict[Ticket, Session] = {}  # for anything that may change
+        self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
         self.changed = False  # something happened that a waiting ticket may have waited for
 
     def ask(self, session: Session, message: Ask) -> Work:
@@ -58,66 +75,139 @@ class Recalls:
     def retry(self) -> list[Work]:
         """Work for the tickets that waited, earliest request first."""
         self.changed = False
-        again = sorted(self._waiting.items(), key=lambda pair: pair[0].order)
-        self._waiting.clear()
-        for ticket, _ in again:
+        again, self._waiting = self._waiting, {}
+        return self._again(again)
+
+    def landed(self, entries: Iterable[Entry]) -> None:
+        """The staging of these blocks has ended, well or badly."""
+        again: dict[Ticket, Session] = {}
+        for entry in entries:
+            again |= self._awaiting.pop(entry, {})
+        for work in self._again(again):
+            self._later(work)
+
+    def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
+        """A ticket that is queued already is not queued twice."""
+        fresh = sorted((t for t in tickets if not t.queued), key=lambda ticket: ticket.order)
+        for ticket in fresh:
             ticket.queued = True
-        return [self._follow(session, ticket) for ticket, session in again]
+        return [self._follow(tickets[ticket], ticket) for ticket in fresh]
+
+    # following --------------------------------------------------------------------------------------------------------
 
     def _follow(self, session: Session, ticket: Ticket) -> Work:
-        namers = self._namers(session, ticket.epoch)
+        origins = self._origins(session, ticket.epoch)
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 return
-            at = len(ticket.pinned)
-            if at == ticket.blocks:
-                reason, waits = "end", False
-                break
-            entry, id = self._find(namers, ticket.digests[32 * at : 32 * at + 32])
-            reason, waits = self._obstacle(session, ticket, entry, id)
-            if entry is None or reason:
-                break
-            self._arena.pin(entry)
-            ticket.pinned.append(entry)
-            if len(ticket.pinned) - ticket.told >= SLICE:
+            self._see_landed(ticket)
+            if ticket.landed - ticket.told >= SLICE:
                 self._tell(session, ticket, more=True)
+            obstacle = self._grow(session, ticket, origins)
+            if obstacle is not None:
+                break
             yield Step.DONE
+        self.mover.pump()
+        self._see_landed(ticket)
         ticket.queued = False
-        new_wait = reason if waits else ""
-        if waits:
+        reason, waits = obstacle
+        if ticket.landed < len(ticket.pinned):
+            self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
+            if not waits:
+                reason, waits = "staging", True
+            elif reason == "pins":
+                self._waiting[ticket] = session
+        elif waits:
             self._waiting[ticket] = session
-        if len(ticket.pinned) > ticket.told or not waits or new_wait != ticket.waiting:
+        new_wait = reason if waits else ""
+        if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting:
             ticket.waiting = new_wait
             self._tell(session, ticket, more=waits, reason=reason)
         if not waits:
-            self._emit(RunAnswered(len(ticket.pinned), ticket.blocks - len(ticket.pinned), reason))
+            missed = ticket.blocks - len(ticket.pinned)
+            self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
 
-    def _find(self, namers: tuple[Namer, ...], digest: bytes) -> tuple[Entry | None, BlockId]:
-        """The block under the tenant's newest key epoch, else under an older one; what it is called now if it is not
-        here."""
-        ids = [namer.name(digest) for namer in namers]
-        for id in ids:
-            entry = self._index.get(id)
-            if entry is not None:
-                return entry, id
-        return None, next((id for id in ids if id in self._ghosts), ids[0])
+    def _see_landed(self, ticket: Ticket) -> None:
+        """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
+        pinned = ticket.pinned
+        while ticket.landed < len(pinned):
+            state = pinned[ticket.landed].state
+            if state is State.ABSENT:
+                ticket.ends = "not_readable"
+                while len(pinned) > ticket.landed:
+                    ticket.staged.pop()
+                    self._unpin(pinned.pop())
+                return
+            if state is State.FILLING:
+                return
+            ticket.landed += 1
 
-    def _obstacle(self, session: Session, ticket: Ticket, entry: Entry | None, id: BlockId) -> tuple[str, bool]:
-        """Why this block cannot be added to the run ("" if it can), and whether waiting may help."""
+    def _grow(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> _Obstacle | None:
+        """Adds the next block to the run. None: done, go on."""
+        at = len(ticket.pinned)
+        if at == ticket.blocks:
+            return _Obstacle("end", False)
+        if ticket.ends:
+            return _Obstacle(ticket.ends, False)
+        digest = ticket.digests[32 * at : 32 * at + 32]
+        ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
+        entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
         if entry is None:
-            return ("evicted" if id in self._ghosts else "never_seen"), False
-        if entry.state is State.FILLING:
-            return "filling", id in session.filling
+            staged = self._stage(session, ticket, ids, origins)
+            if isinstance(staged, _Obstacle):
+                return staged
+            entry = staged
+        else:
+            obstacle = self._obstacle(session, ticket, entry)
+            if obstacle is not None:
+                return obstacle
+            if entry.state is State.FILLING:
+                self.mover.hasten(entry, ticket.order)
+        self._arena.pin(entry)
+        ticket.pinned.append(entry)
+        ticket.staged.append(entry.state is State.FILLING)
+        return None
+
+    def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
+        """Why this block of the arena cannot be added to the run."""
+        if entry.state is State.FILLING and entry not in self.mover.staging:
+            return _Obstacle("filling", entry.id in session.filling)
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
-                return "mapping", True
-        if not entry.pins and not self._room(ticket, entry):
+                return _Obstacle("mapping", True)
+        if not entry.pins and not self._room(ticket, entry.nbytes):
             self._ask_way(session, ticket)
-            return "pins", True
-        return "", False
+            return _Obstacle("pins", True)
+        return None
 
-    def _room(self, ticket: Ticket, entry: Entry) -> bool:
-        would = self._arena.pinned_bytes + entry.nbytes
+    def _stage(
+        self, session: Session, ticket: Ticket, ids: list[BlockId], origins: tuple[Origin, ...]
+    ) -> Entry | _Obstacle:
+        """An entry that is being filled from below; or why there is none."""
+        below = next((n for n, id in enumerate(ids) if self.mover.tier.lookup(id)), None)
+        if below is None:
+            evicted = any(id in self._ghosts for id in ids)
+            return _Obstacle("evicted" if evicted else "never_seen", False)
+        if self.mover.stalled:
+            return _Obstacle("tier_down", False)
+        owner, shards = session.owner, len(session.workers)
+        assert owner is not None
+        if not self._room(ticket, owner.slot_bytes * shards):
+            self._ask_way(session, ticket)
+            return _Obstacle("pins", True)
+        if self._arena.awaits_slab(owner, session.copiers):
+            return _Obstacle("mapping", True)
+        parent = ticket.pinned[-1] if ticket.pinned else None
+        entry = self._arena.reserve(owner, ids[below], parent, shards, session.copiers)
+        if entry is None:
+            return _Obstacle("no_room", bool(ticket.pinned) and ticket.landed < len(ticket.pinned))
+        entry.origin = origins[below]
+        self._index[entry.id] = entry
+        self.mover.stage(entry, ticket.order)
+        return entry
+
+    def _room(self, ticket: Ticket, nbytes: int) -> bool:
+        would = self._arena.pinned_bytes + nbytes
         if would <= self._limits.pin_waiting * self._limits.host_bytes:
             return True
         alone = self._arena.pins == len(ticket.pinned)
@@ -133,12 +223,22 @@ class Recalls:
             session.scheduler.send(GiveWay(last.number), ())
 
     def _tell(self, session: Session, ticket: Ticket, *, more: bool, reason: str = "") -> None:
-        news = ticket.pinned[ticket.told :]
+        first, ticket.told = ticket.told, ticket.landed
+        news = ticket.pinned[first : ticket.landed]
         self._arena.touch(news)
         if session.scheduler is not None:
-            found = Found(ticket.number, ticket.told, b"".join(e.refs for e in news), more, reason)
+            found = Found(
+                ticket.number,
+                first,
+                b"".join(e.refs for e in news),
+                more,
+                reason,
+                bytes(ticket.staged[first : ticket.landed]),
+                self.mover.allowance_s if more and ticket.landed < len(ticket.pinned) else 0.0,
+            )
             session.scheduler.send(found, ())
-        ticket.told = len(ticket.pinned)
+
+    # recalling and letting go -----------------------------------------------------------------------------------------
 
     def recall(self, session: Session, message: Recall) -> None:
         """Pins become leases. A ticket that is gone means a copy that will fail its generation check, or not: the
@@ -146,7 +246,7 @@ class Recalls:
         ticket = session.tickets.get(message.ticket)
         if ticket is None:
             return
-        entries = ticket.pinned[message.first : message.first + message.count]
+        entries = ticket.pinned[: ticket.told][message.first : message.first + message.count]
         for entry in entries:
             self._arena.lease(entry)
         self.release(session, message.ticket)
@@ -171,6 +271,12 @@ class Recalls:
         if ticket is None:
             return
         self._waiting.pop(ticket, None)
+        if ticket.landed < len(ticket.pinned):
+            awaited = ticket.pinned[ticket.landed]
+            others = self._awaiting.get(awaited, {})
+            others.pop(ticket, None)
+            if not others:
+                self._awaiting.pop(awaited, None)
         self.leaving.add(ticket)
         if at_once or len(ticket.pinned) <= AT_ONCE:
             deque(self._let_go(ticket), maxlen=0)
@@ -179,7 +285,12 @@ class Recalls:
 
     def _let_go(self, ticket: Ticket) -> Work:
         while ticket.pinned:
-            self._arena.unpin(ticket.pinned.pop())
+            self._unpin(ticket.pinned.pop())
             yield Step.DONE
         self.leaving.discard(ticket)
         self.changed = True
+
+    def _unpin(self, entry: Entry) -> None:
+        self._arena.unpin(entry)
+        if not entry.pins and entry.state is State.FILLING:
+            self.mover.unwanted(entry)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepwell.block.namespace import BlockId, Namer, Namespace
+from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.sealing import Origin
 from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.protocol.messages import Hello, Message
 
@@ -76,14 +77,18 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request that asked. `pinned` is its run so far."""
+    """A request that asked. `pinned` is its run so far; the first `landed` blocks of it are RESIDENT, those behind them
+    are on their way up. `staged` says of each whether it was brought up for this request."""
 
     number: int
     order: int
     epoch: int
     digests: bytes
     pinned: list[Entry] = field(default_factory=list)
-    told: int = 0  # blocks of the run that the client knows of
+    staged: bytearray = field(default_factory=bytearray)
+    landed: int = 0
+    told: int = 0  # blocks of the run that the client knows of; at most those that have landed
+    ends: str = ""  # why the run cannot grow beyond what is pinned: a block below turned out not to be there
     queued: bool = True  # a slice of work for it is in the queue
     waiting: str = ""  # why the run does not grow at the moment; "" while it does or when it is final
     asked_way: bool = False
@@ -104,7 +109,7 @@ class Session:
     namespace: Namespace | None = None
     owner: Owner | None = None
     copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
-    namers: dict[int, tuple[Namer, ...]] = field(default_factory=dict)
+    origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)

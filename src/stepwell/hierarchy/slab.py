@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.block.layout import SlabLayout
-from stepwell.io.memory import PIECE, Shared
+from stepwell.io.memory import PIECE, Bytes, Shared
 
 if TYPE_CHECKING:
     from stepwell.hierarchy.entry import Entry
@@ -54,6 +54,11 @@ class Slab:
     def next_piece(self) -> tuple[int, int]:
         """Start and length of what is to be populated next; length 0 when all is."""
         return self.populated, min(PIECE, self.layout.nbytes - self.populated)
+
+    def payload(self, slot: int) -> Bytes:
+        """The slot's bytes."""
+        start = self.layout.offset + slot * self.layout.stride
+        return self.memory.bytes[start : start + self.layout.slot_bytes]
 
     def _generations(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         return self.memory.bytes[: 8 * self.layout.slots].view(np.uint64)

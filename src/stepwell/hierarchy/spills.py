@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepwell.block.namespace import BlockId, Namer
+from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlockSpilled, Sink, SpillRefused
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.sealing import Origin
 from stepwell.hierarchy.session import Fill, Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.io.clock import Clock
@@ -26,21 +27,23 @@ class Spills:
         index: dict[BlockId, Entry],
         clock: Clock,
         emit: Sink,
-        namers: Callable[[Session, int], tuple[Namer, ...]],
+        origins: Callable[[Session, int], tuple[Origin, ...]],
+        published: Callable[[Entry], None],
     ) -> None:
         self._arena = arena
         self._index = index
         self._clock = clock
         self._emit = emit
-        self._namers = namers
+        self._origins = origins
+        self._published = published
         self._leases = 0
 
     def reserve(self, session: Session, message: Reserve) -> Work:
         """Leases a slot set per block, in order; stops at the first that finds no room (a tail without its head is
         useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
         assert session.owner is not None
-        namer = self._namers(session, message.epoch)[0]
-        parent = self._index.get(namer.name(message.parent)) if message.parent else None
+        origin = self._origins(session, message.epoch)[0]
+        parent = self._index.get(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
         full = False
@@ -52,7 +55,7 @@ class Spills:
             if full:
                 self._emit(SpillRefused("no_room"))
                 continue
-            id = namer.name(message.digests[at : at + 32])
+            id = origin.name(message.digests[at : at + 32])
             while (
                 id not in self._index
                 and self._arena.awaits_slab(session.owner, session.copiers)
@@ -72,6 +75,7 @@ class Spills:
                     full = True
                     self._emit(SpillRefused("no_room"))
                     continue
+                entry.origin = origin
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry
@@ -105,6 +109,7 @@ class Spills:
             self._settle(session, number)
             self._arena.commit(fill.entry)
             self._emit(BlockSpilled(fill.entry.nbytes))
+            self._published(fill.entry)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:

@@ -19,10 +19,11 @@ from stepwell.errors import AccessDenied, ConfigError
 from stepwell.io.mounts import SYSTEM, mounts
 
 _SOCKET_PATH_BYTES = 107  # sun_path has 108 bytes, one of them the closing NUL
-_NETWORK = (
-    "afs beegfs ceph cifs coda fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.s3fs fuse.sshfs "
-    "glusterfs gpfs lustre ncpfs nfs nfs4 orangefs pvfs2 smb3 smbfs wekafs"
-)
+NETWORK = frozenset({
+    "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs",
+    "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb3", "smbfs", "wekafs",
+})  # fmt: skip
+"""Filesystems that other hosts may share, as `filesystem` names them."""
 _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 
@@ -97,6 +98,22 @@ def prepare_home(home: Path, system: Path = SYSTEM) -> None:
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         _make_private(home)
+    except (OSError, ValueError) as error:
+        raise _unusable(home, getattr(error, "strerror", None) or str(error)) from error
+    check_home(home, system)
+    try:
+        fd = os.open(home / "README.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise _unusable(home, error.strerror or str(error)) from error
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(_README)
+
+
+def check_home(home: Path, system: Path = SYSTEM) -> None:
+    """The checks of `prepare_home`, of a home that is there; nothing is created. Raises as it does."""
+    try:
         status = home.lstat()
     except (OSError, ValueError) as error:
         raise _unusable(home, getattr(error, "strerror", None) or str(error)) from error
@@ -108,7 +125,7 @@ def prepare_home(home: Path, system: Path = SYSTEM) -> None:
             fix="set STEPWELL_HOME to a directory of your own with mode 0700",
         )
     kind = filesystem(home, system)
-    if kind and kind in _NETWORK.split():
+    if kind in NETWORK:
         raise AccessDenied(
             "SW-603",
             what=f"home {home} is on a network filesystem ({kind})",
@@ -117,14 +134,6 @@ def prepare_home(home: Path, system: Path = SYSTEM) -> None:
         )
     if not os.access(home, os.R_OK | os.W_OK | os.X_OK):
         raise _unusable(home, "you may not read and write in it")
-    try:
-        fd = os.open(home / "README.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise _unusable(home, error.strerror or str(error)) from error
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(_README)
 
 
 def runtime_dir(env: Mapping[str, str]) -> Path:

@@ -183,8 +183,10 @@ class Ready(Message, frozen=True):
 class Found(Message, frozen=True):
     """Blocks [start, start + len) of a ticket are resident, verified and pinned at `slots` (SLOT_REF bytes).
 
-    With `more` the run may still grow (blocks being filled by this session, slabs being mapped, pins waiting for
-    room); without it the answer is final and `reason` says why the run ends there.
+    With `more` the run may still grow (blocks on their way up from a tier or being filled by this session, slabs being
+    mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there. `staged`
+    has a byte for each block: whether it was brought up from a tier for this ticket. `allow_s`: seconds that a block's
+    coming up may take in addition to the usual patience, as healthy reads do at the moment.
     """
 
     ticket: int
@@ -192,6 +194,8 @@ class Found(Message, frozen=True):
     slots: bytes
     more: bool
     reason: str = ""
+    staged: bytes = b""
+    allow_s: float = 0.0
 
 
 class GiveWay(Message, frozen=True):

@@ -7,9 +7,10 @@ here or from the door, on this thread, and none from inside another one.
 from __future__ import annotations
 
 import gc
+import select
 import selectors
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -40,7 +41,7 @@ class Loop:
         hierarchy: Hierarchy,
         listener: socket.socket,
         clock: Clock,
-        executor: ThreadExecutor,
+        executors: Sequence[ThreadExecutor],
         wakeup: Wakeup,
         *,
         linger: Linger | None = None,
@@ -48,7 +49,7 @@ class Loop:
     ) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
-        self._executor = executor
+        self._executors = executors
         self._wakeup = wakeup
         self._linger = linger
         self._why = ""
@@ -78,6 +79,29 @@ class Loop:
             if was_enabled:
                 gc.enable()
 
+    def drain(self, seconds: float) -> bool:
+        """After `run`: lets what waits to be written be written. False: not all of it was, in that time."""
+        drained = False
+
+        def done() -> None:
+            nonlocal drained
+            drained = True
+
+        deadline = self._clock.now() + seconds
+        self._hierarchy.drain(done)
+        while not drained and (left := deadline - self._clock.now()) > 0:
+            more = self._complete(deadline)
+            if not self._hierarchy.turn() and not more and not drained:
+                select.select([self._wakeup], [], [], left)
+                self._wakeup.clear()
+        return drained
+
+    def _complete(self, until: float) -> bool:
+        more = False
+        for executor in self._executors:
+            more |= executor.complete(self._clock, until)
+        return more
+
     def _round(self, events: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """One turn over everything that is ready. True: there is more to do at once."""
         until = self._door.until = self._clock.now() + _SLICE_SECONDS
@@ -87,7 +111,7 @@ class Loop:
         self._door.end_severed()
         self._door.keep_time(self._clock.now())
         self._keep_lingering(self._clock.now())
-        more = self._executor.complete(self._clock, until)
+        more = self._complete(until)
         more = self._hierarchy.turn() or more
         self._door.send_all()
         return more or self._door.busy

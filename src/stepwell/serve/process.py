@@ -15,16 +15,18 @@ import resource
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepwell import __version__
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
-from stepwell.config import Settings, check_sizes
-from stepwell.errors import AccessDenied, BackendDown, ConfigError
+from stepwell.config import Settings, check_host, queue_bytes
+from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
@@ -32,8 +34,10 @@ from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.storage import make_tier, take_sites
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
+from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 
@@ -41,6 +45,7 @@ KEYRING_NAME = "keyring"
 _BACKLOG = 128
 _OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
 _JOB_SECONDS = 2.0
+_DRAIN_SECONDS = 5.0
 _PR_SET_DUMPABLE = 4
 
 log = logging.getLogger("stepwell.serve")
@@ -62,52 +67,73 @@ def run(
     """
     prepare_home(home)
     by_home = place = rendezvous(home)
+    shared = bool(settings.allow_uids)
     with contextlib.ExitStack() as held:
         if settings.socket is not None:
-            place = _named(settings.socket, shared=bool(settings.allow_uids))
+            place = _named(settings.socket, shared=shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
-        elif settings.allow_uids:
+        elif shared:
             raise _unreachable(settings.allow_uids)
         held.enter_context(_locked(home, by_home, locked))
-        settings = _sized(settings)
+        host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
-        held.enter_context(well_log(home, settings.log_level))
-        with _listening(place.socket, shared=bool(settings.allow_uids)) as listener:
+        held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
+        with _listening(place.socket, shared=shared) as listener:
             try:
-                return _serve(settings, keyring, listener, linger, lambda: ready(place.socket))
+                sites = take_sites(settings)
+                return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
+            except StepwellError:
+                raise
             except Exception:
                 log.exception("the well ends because of an error in itself")
                 raise
 
 
 def _serve(
-    settings: Settings, keyring: Keyring, listener: socket.socket, linger: bool, ready: Callable[[], None]
+    settings: Settings,
+    host: int,
+    keyring: Keyring,
+    sites: Sequence[Site],
+    listener: socket.socket,
+    linger: bool,
+    ready: Callable[[], None],
 ) -> str:
-    assert settings.host is not None
     clock = MonotonicClock()
     wakeup = Wakeup()
     executor = ThreadExecutor(wakeup)
+    executors = [executor]
+    sealing = Sealing(keyring, sealed=settings.seal != "plain", wall=time.time)
+    tier: DiskTier | None = None
+    if sites:
+        executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
+        tier = make_tier(sites, executors[-1], clock, sealing)
+    readers = settings.disk_threads * len(sites)
     hierarchy = Hierarchy(
-        limits=Limits(settings.host, settings.pin_waiting, settings.pin_request),
-        keyring=keyring,
+        limits=Limits(host, settings.pin_waiting, settings.pin_request, queue_bytes(settings, host), readers),
+        sealing=sealing,
         clock=clock,
         executor=executor,
+        tier=tier,
         memory=SystemMemory(),
         well=__version__,
-        judge=judge(settings),
+        judge=judge(settings, host),
         sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
-    loop = Loop(hierarchy, listener, clock, executor, wakeup, linger=lingers, allow_uids=settings.allow_uids)
+    loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers, allow_uids=settings.allow_uids)
     with _signals(loop, wakeup):
-        log.info("stepwell %s serves, host %s, process %d", __version__, format_size(settings.host), os.getpid())
+        log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
+        hierarchy.recover()
         ready()
         gc.collect()
         gc.freeze()
         why = loop.run()
         log.info("the well ends: %s", why)
-    if executor.close(_JOB_SECONDS):
+        if not loop.drain(_DRAIN_SECONDS):
+            log.warning("what still waited to be written to disk is given up")
+    stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
+    if not stuck:
         hierarchy.close()
     else:
         log.warning("a job is stuck in the system and is left behind")
@@ -115,12 +141,12 @@ def _serve(
     return why
 
 
-def _sized(settings: Settings) -> Settings:
-    """With the arena's size filled in and checked."""
-    if settings.host is None:
-        settings = settings.model_copy(update={"host": default_host_bytes()})
-    check_sizes(settings, memory_allowed())
-    return settings
+def _host_bytes(settings: Settings) -> int:
+    """The arena's size, checked. Raises ConfigError SW-106 or SW-107."""
+    allowed = memory_allowed()
+    host = default_host_bytes() if settings.host is None else settings.host.of(allowed)
+    check_host(host, allowed)
+    return host
 
 
 def _named(socket: Path, *, shared: bool) -> Rendezvous:

@@ -18,6 +18,8 @@ def log_event(event: e.Event) -> None:
             log.info("session %d opened: %s, %d rank(s)", session, label, ranks)
         case e.SessionEnded(session, quarantined):
             log.info("session %d ended, %d slots in quarantine", session, quarantined)
+        case e.TierRecovered(tier, blocks, seconds) if blocks:
+            log.info("%s tier: %d blocks of an earlier life found in %.2f s", tier, blocks, seconds)
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:

@@ -6,24 +6,28 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from stepwell.config.loader import from_overrides, merge
-from stepwell.config.settings import Settings
+from stepwell.config.settings import Settings, texts
+from stepwell.units import Amount
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 
 
-def judge(settings: Settings) -> Judge:
+def judge(settings: Settings, host: int | None = None) -> Judge:
     """A function from an engine's wishes to warnings, one for each that `settings` does not grant.
 
-    It raises ConfigError (SW-101, SW-102) for wishes that no well could grant.
+    `host` is the arena's size in bytes, where it is known: who wishes what it is in fact gets no warning, however the
+    well's own setting is written. The function raises ConfigError (SW-101, SW-102) for wishes that no well could grant.
     """
+    in_force = settings if host is None else settings.model_copy(update={"host": Amount(size=host)})
 
     def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
         wished = merge(Settings, from_overrides(wishes)).settings
+        ours, theirs = texts(in_force), texts(wished)
         return [
-            f"the running well has {name} = {of(settings)}, not {of(wished)} as asked for; `stepwell stop` ends it,"
-            " and the next engine starts a new one [SW-111]"
+            f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"
+            " `stepwell stop` ends it, and the next engine starts a new one [SW-111]"
             for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
-            if of(settings) != of(wished)
+            if of(wished) not in (of(settings), of(in_force))
         ]
 
     return warnings

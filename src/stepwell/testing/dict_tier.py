@@ -3,87 +3,137 @@ is needed."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from stepwell.block.namespace import BlockId
+from stepwell.io.executor import Executor
 from stepwell.tiers.base import (
     Capacity,
-    FrameKey,
-    Hit,
-    Lookup,
-    Miss,
-    MissReason,
-    Read,
-    Refused,
-    RefusedReason,
-    Stored,
-    Write,
-    examine,
+    Incoming,
+    Outgoing,
+    Place,
+    ReadDone,
+    Reading,
+    TierCounts,
+    WriteDone,
+    Writing,
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A block's frames, and the segment that they were made for."""
+
+    frames: bytes
+    segment: bytes
+
+
 class DictTier:
-    """Holds at most `limit` bytes and evicts what was written first. `left` is what an earlier life left."""
+    """Holds at most `limit` bytes and evicts what was written first. `left` is what an earlier life left. Reads and
+    writes are jobs of the executor; `reads` counts blocks that were read."""
 
     name = "dict"
 
-    def __init__(self, limit: int, left: dict[FrameKey, bytes] | None = None) -> None:
-        self.frames: dict[FrameKey, bytes] = dict(left or {})
+    def __init__(self, limit: int, executor: Executor, left: dict[BlockId, Kept] | None = None) -> None:
+        self.counts = TierCounts()
+        self.blocks: dict[BlockId, Kept] = {}
+        self.reads = 0
+        self._left = left or {}
         self._limit = limit
-        self._used = sum(map(len, self.frames.values()))
-        self._lock = threading.Lock()
-        self._closed = False
+        self._executor = executor
+        self._used = 0
+        self._ordinal = 0
+        self._segment = bytes([len(self._left) % 256]) * 16
 
-    def lookup(self, keys: Sequence[FrameKey]) -> list[Lookup]:
-        with self._lock:
-            examine(keys, closed=self._closed)
-            found = [self.frames.get(key) for key in keys]
-        return [Miss(MissReason.ABSENT) if frame is None else Hit(len(frame)) for frame in found]
+    def lookup(self, id: BlockId) -> bool:
+        return id in self.blocks
 
-    def read(self, key: FrameKey, into: memoryview) -> Read:
-        with self._lock:
-            examine([key], closed=self._closed)
-            frame = self.frames.get(key)
-        if frame is None:
-            return Miss(MissReason.ABSENT)
-        if len(frame) > into.nbytes:
-            return Miss(MissReason.DAMAGED)
-        into.cast("B")[: len(frame)] = frame
-        return Hit(len(frame))
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        known = [self.blocks.get(block.id) for block in blocks]
+        answers = [Reading.ABSENT] * len(blocks)
+        self.reads += len(blocks)
 
-    def write(self, key: FrameKey, frame: memoryview) -> Write:
-        copy = bytes(frame)
-        with self._lock:
-            examine([key], closed=self._closed)
-            self._forget(key)
-            if len(copy) > self._limit:
-                return Refused(RefusedReason.TOO_LARGE)
-            while self._used + len(copy) > self._limit:
-                self._forget(next(iter(self.frames)))
-            self.frames[key] = copy
-            self._used += len(copy)
-        return Stored()
+        def job() -> None:
+            for at, (block, kept) in enumerate(zip(blocks, known, strict=True)):
+                if kept is not None:
+                    fits = len(kept.frames) == block.nbytes
+                    frames = np.frombuffer(bytearray(kept.frames), np.uint8)
+                    answers[at] = block.open(frames, kept.segment) if fits else Reading.DAMAGED
 
-    def drop(self, keys: Sequence[FrameKey]) -> None:
-        with self._lock:
-            examine(keys, closed=self._closed)
-            for key in keys:
-                self._forget(key)
+        def ended(error: BaseException | None) -> None:
+            for at, block in enumerate(blocks):
+                if error is not None:
+                    answers[at] = Reading.FAILED
+                elif answers[at] in (Reading.ABSENT, Reading.DAMAGED):
+                    self.drop(block.id)
+            done(answers)
+
+        self._executor.submit(job, ended)
+
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        made: list[bytes] = []
+        places = []
+        for block in blocks:
+            places.append(Place(self._segment, self._ordinal))
+            self._ordinal += block.frames
+
+        def job() -> None:
+            for block, place in zip(blocks, places, strict=True):
+                frames = np.empty(block.nbytes, np.uint8)
+                block.make(frames, place)
+                made.append(frames.tobytes())
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                done([Writing.FAILED] * len(blocks))
+                return
+            done([self._keep(block.id, frames) for block, frames in zip(blocks, made, strict=True)])
+
+        self._executor.submit(job, ended)
+
+    def _keep(self, id: BlockId, frames: bytes) -> Writing:
+        self.drop(id)
+        if len(frames) > self._limit:
+            return Writing.TOO_LARGE
+        while self._used + len(frames) > self._limit:
+            self.drop(next(iter(self.blocks)))
+            self.counts.evicted_blocks += 1
+        self.blocks[id] = Kept(frames, self._segment)
+        self._used += len(frames)
+        self.counts.device_bytes += len(frames)
+        return Writing.STORED
+
+    def drop(self, id: BlockId) -> None:
+        kept = self.blocks.pop(id, None)
+        if kept is not None:
+            self._used -= len(kept.frames)
+
+    def clear(self, done: Callable[[int], None]) -> None:
+        dropped = len(self.blocks)
+        for id in list(self.blocks):
+            self.drop(id)
+        self._executor.submit(lambda: None, lambda _: done(dropped))
 
     def capacity(self) -> Capacity:
-        with self._lock:
-            examine([], closed=self._closed)
-            return Capacity(self._used, self._limit)
+        return Capacity(self._used, self._limit)
 
-    def recover(self) -> Iterator[FrameKey]:
-        with self._lock:
-            examine([], closed=self._closed)
-            return iter(list(self.frames))
+    def figures(self) -> dict[str, int]:
+        return {"blocks": len(self.blocks)}
+
+    def recover(self, done: Callable[[int], None]) -> None:
+        def ended(_: BaseException | None) -> None:
+            for id, kept in self._left.items():
+                self.blocks[id] = kept
+                self._used += len(kept.frames)
+            done(len(self._left))
+
+        self._executor.submit(lambda: None, ended)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        self._executor.submit(lambda: None, lambda _: done())
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self.frames.clear()
-
-    def _forget(self, key: FrameKey) -> None:
-        self._used -= len(self.frames.pop(key, b""))
+        pass

@@ -6,7 +6,7 @@ itself: messages are handled when said, work is done in `turns`, jobs in `execut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -17,13 +17,17 @@ import numpy.typing as npt
 from stepwell.block.layout import PAGE
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Peer
+from stepwell.io.executor import Executor
 from stepwell.io.memory import Mapping
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.sparse import SparseMemory
+from stepwell.tiers.base import Tier
+from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
 Kind = TypeVar("Kind", bound=m.Message)
@@ -32,15 +36,25 @@ Refs = npt.NDArray[np.void]
 
 
 class Rig:
-    def __init__(self, host_bytes: int, *, seed: int, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self,
+        host_bytes: int,
+        *,
+        seed: int,
+        keyring: Keyring | None = None,
+        tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
+        queue_bytes: int = 256 << 20,
+    ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
         self.memory = SparseMemory()
         self.keyring = keyring or Keyring.ephemeral()
         self.members: list[FakeMember] = []
+        self.tier = tier(self.executor)
         self.hierarchy = Hierarchy(
-            limits=Limits(host_bytes),
-            keyring=self.keyring,
+            limits=Limits(host_bytes, queue_bytes=queue_bytes),
+            sealing=Sealing(self.keyring, sealed=True, wall=lambda: 1_800_000_000.0),
+            tier=self.tier,
             clock=self.clock,
             executor=self.executor,
             memory=self.memory,

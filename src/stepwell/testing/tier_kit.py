@@ -1,186 +1,281 @@
 """The contract of `Tier` as tests: subclass `TierKit`, supply `make`, and pytest runs them on your tier.
 
     class TestMyTier(TierKit):
-        def make(self) -> Tier:
-            return MyTier(limit=self.LIMIT)
+        def make(self, executor: SeededExecutor) -> Tier:
+            return MyTier(self.LIMIT, executor)
 
-A tier that keeps frames over a restart also overrides `reopen`; one that keeps nothing sets `keeps = False`.
+A tier that keeps blocks over a restart also overrides `reopen`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from stepwell.tiers.base import MAX_KEY, Capacity, FrameKey, Hit, Miss, MissReason, Refused, RefusedReason, Stored, Tier
+from stepwell.block.frame import PAGE
+from stepwell.block.namespace import BlockId
+from stepwell.testing.executor import SeededExecutor
+from stepwell.tiers.base import Bytes, Incoming, Outgoing, Place, Reading, Tier, Writing
+
+NAMESPACE = b"n" * 16
 
 
-def key(n: int) -> FrameKey:
-    return FrameKey(n.to_bytes(36, "big"))
+def block_id(n: int) -> BlockId:
+    return BlockId(hashlib.blake2b(n.to_bytes(8, "big"), digest_size=32).digest())
+
+
+def content(seed: int, nbytes: int) -> Bytes:
+    return np.frombuffer(random.Random(seed).randbytes(nbytes), np.uint8)
+
+
+class AnyKeys:
+    """A `Locksmith` of blocks that are not sealed: their bytes are the same in every segment."""
+
+    def knows(self, commitment: bytes, segment: bytes) -> bool:
+        return True
+
+    def again(self, commitment: bytes, segment: bytes, other: bytes) -> bytes | None:
+        return commitment
+
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
+        into[:] = frames
+        return True
+
+
+class Hands:
+    """Writes and reads blocks of a tier whose executor is ours, and waits for the answers."""
+
+    def __init__(self, tier: Tier, executor: SeededExecutor, nbytes: int) -> None:
+        self.tier = tier
+        self.executor = executor
+        self.nbytes = nbytes
+
+    def outgoing(self, n: int, seed: int | None = None, nbytes: int = 0) -> Outgoing:
+        data = content(n if seed is None else seed, nbytes or self.nbytes)
+
+        def make(frames: Bytes, place: Place) -> None:
+            frames[:] = data
+
+        return Outgoing(block_id(n), NAMESPACE, 1, len(data), lambda segment: bytes(32), make)
+
+    def write(self, *numbers: int, seed: int | None = None) -> list[Writing]:
+        return self.put([self.outgoing(n, seed) for n in numbers])
+
+    def put(self, blocks: list[Outgoing]) -> list[Writing]:
+        answers: list[list[Writing]] = []
+        self.tier.write(blocks, answers.append)
+        assert not answers, "no completion comes inside the call"
+        self.executor.drain()
+        (answer,) = answers
+        return answer
+
+    def read(self, *numbers: int, nbytes: int = 0) -> list[Bytes | Reading]:
+        """The bytes of each block that was found; else why not."""
+        found: dict[int, Bytes] = {}
+
+        def incoming(at: int, n: int) -> Incoming:
+            def open(frames: Bytes, segment: bytes) -> Reading:
+                found[at] = frames.copy()
+                frames[:] = 0xAA  # the buffer is the tier's, and what is done to it matters to nobody
+                return Reading.GOOD
+
+            return Incoming(block_id(n), nbytes or self.nbytes, open)
+
+        answers: list[list[Reading]] = []
+        self.tier.read([incoming(at, n) for at, n in enumerate(numbers)], answers.append)
+        assert not answers, "no completion comes inside the call"
+        self.executor.drain()
+        (answer,) = answers
+        return [found[at] if each is Reading.GOOD else each for at, each in enumerate(answer)]
+
+    def has(self, n: int, seed: int | None = None) -> bool:
+        """The block can be read, and is what was written; False if it is not there."""
+        (read,) = self.read(n)
+        if isinstance(read, Reading):
+            return False
+        assert (read == content(n if seed is None else seed, self.nbytes)).all()
+        return True
 
 
 class TierKit(ABC):
-    LIMIT = 1 << 20
-    """Bytes of frames that the tier made by `make` may hold (more is fine, as `capacity` then says)."""
+    LIMIT = 64 << 20
+    """Bytes that the tier made by `make` may hold (others are fine, as `capacity` then says)."""
 
-    FRAME = 8192
-    keeps = True
+    BLOCK = 128 * PAGE
 
     @abstractmethod
-    def make(self) -> Tier:
-        """A new, empty tier."""
+    def make(self, executor: SeededExecutor) -> Tier:
+        """A new, empty tier, recovered already."""
 
-    def reopen(self, tier: Tier) -> Tier | None:
-        """Another life of the same tier after `close`; None if it keeps nothing over a restart."""
+    def reopen(self, tier: Tier, executor: SeededExecutor) -> Tier | None:
+        """Another life of the same tier after `settle` and `close`, recovered already; None if it keeps nothing over a
+        restart."""
         return None
 
     @pytest.fixture
-    def tier(self) -> Iterator[Tier]:
-        tier = self.make()
-        yield tier
+    def hands(self) -> Iterator[Hands]:
+        executor = SeededExecutor(1)
+        tier = self.make(executor)
+        yield Hands(tier, executor, self.BLOCK)
+        executor.drain()
         tier.close()
 
-    def frame(self, seed: int, nbytes: int = 0) -> bytes:
-        return random.Random(seed).randbytes(nbytes or self.FRAME)
+    def test_an_empty_tier_has_nothing(self, hands: Hands) -> None:
+        assert not hands.tier.lookup(block_id(1))
+        assert hands.read(1, 2) == [Reading.ABSENT, Reading.ABSENT]
+        assert hands.tier.capacity().used <= hands.tier.capacity().limit
 
-    def read(self, tier: Tier, n: int) -> bytes | None:
-        buffer = bytearray(b"\xaa" * (self.FRAME + 64))
-        answer = tier.read(key(n), memoryview(buffer))
-        return bytes(buffer[: answer.nbytes]) if isinstance(answer, Hit) else None
+    def test_what_was_written_is_read(self, hands: Hands) -> None:
+        assert hands.write(1, 2, 3) == [Writing.STORED] * 3
+        assert hands.write(4) == [Writing.STORED]
+        assert all(hands.tier.lookup(block_id(n)) for n in (1, 2, 3, 4))
+        assert not hands.tier.lookup(block_id(5))
+        for n, read in zip((3, 1, 4, 2), hands.read(3, 1, 4, 2), strict=True):
+            assert not isinstance(read, Reading)
+            assert (read == content(n, self.BLOCK)).all()
 
-    def test_an_empty_tier_misses(self, tier: Tier) -> None:
-        assert tier.lookup([key(1), key(2)]) == [Miss(MissReason.ABSENT)] * 2
-        assert tier.read(key(1), memoryview(bytearray(64))) == Miss(MissReason.ABSENT)
-        assert tier.lookup([]) == []
-        assert tier.capacity().used == 0
+    def test_one_call_answers_for_each_block(self, hands: Hands) -> None:
+        hands.write(1)
+        first, second, third = hands.read(7, 1, 8)
+        assert (first, third) == (Reading.ABSENT, Reading.ABSENT)
+        assert not isinstance(second, Reading)
 
-    def test_what_was_written_is_read(self, tier: Tier) -> None:
-        frames = {n: self.frame(n, nbytes) for n, nbytes in ((1, 1), (2, 4096), (3, self.FRAME))}
-        for n, frame in frames.items():
-            answer = tier.write(key(n), memoryview(frame))
-            assert answer == Stored() if self.keeps else isinstance(answer, Refused)
-        for n, frame in frames.items():
-            assert self.read(tier, n) == (frame if self.keeps else None)
-            expected = Hit(len(frame)) if self.keeps else Miss(MissReason.ABSENT)
-            assert tier.lookup([key(n), key(99)]) == [expected, Miss(MissReason.ABSENT)]
+    def test_writing_again_is_fine(self, hands: Hands) -> None:
+        hands.write(1)
+        assert hands.write(1) == [Writing.STORED]
+        assert hands.has(1)
 
-    def test_the_frame_is_copied(self, tier: Tier) -> None:
-        mine = bytearray(self.frame(1))
-        kept = bytes(mine)
-        tier.write(key(1), memoryview(mine))
-        mine[:] = bytes(len(mine))
-        assert self.read(tier, 1) == (kept if self.keeps else None)
+    def test_a_block_of_another_length_is_never_good(self, hands: Hands) -> None:
+        """The caller knows how long its blocks are; what it opens proves itself."""
+        hands.write(1)
+        (read,) = hands.read(1, nbytes=64 * self.BLOCK)
+        assert isinstance(read, Reading) or not (read[: self.BLOCK] != content(1, self.BLOCK)).any()
 
-    def test_a_second_write_replaces(self, tier: Tier) -> None:
-        tier.write(key(1), memoryview(self.frame(1)))
-        tier.write(key(1), memoryview(self.frame(2, 100)))
-        assert self.read(tier, 1) == (self.frame(2, 100) if self.keeps else None)
+    def test_a_damaged_block_is_looked_up_no_more(self, hands: Hands) -> None:
+        hands.write(1, 2)
+        answers: list[list[Reading]] = []
+        wrong = Incoming(block_id(1), self.BLOCK, lambda frames, segment: Reading.DAMAGED)
+        hands.tier.read([wrong], answers.append)
+        hands.executor.drain()
+        assert answers == [[Reading.DAMAGED]]
+        assert not hands.tier.lookup(block_id(1))
+        assert hands.has(2)
 
-    def test_bytes_behind_the_frame_are_left_alone(self, tier: Tier) -> None:
-        tier.write(key(1), memoryview(self.frame(1, 100)))
-        buffer = bytearray(b"\xaa" * 200)
-        tier.read(key(1), memoryview(buffer))
-        assert buffer[100:] == b"\xaa" * 100
+    def test_an_opener_that_raises_is_a_miss(self, hands: Hands) -> None:
+        hands.write(1)
+        answers: list[list[Reading]] = []
 
-    def test_a_buffer_that_is_too_small_is_a_miss(self, tier: Tier) -> None:
-        tier.write(key(1), memoryview(self.frame(1)))
-        buffer = bytearray(self.FRAME - 1)
-        reason = MissReason.DAMAGED if self.keeps else MissReason.ABSENT
-        assert tier.read(key(1), memoryview(buffer)) == Miss(reason)
+        def raises(frames: Bytes, segment: bytes) -> Reading:
+            raise ValueError("an opener has a bug")
 
-    def test_dropped_is_gone_and_dropping_twice_is_fine(self, tier: Tier) -> None:
-        for n in (1, 2):
-            tier.write(key(n), memoryview(self.frame(n)))
-        tier.drop([key(1), key(7)])
-        tier.drop([key(1)])
-        assert self.read(tier, 1) is None
-        assert tier.lookup([key(1)]) == [Miss(MissReason.ABSENT)]
-        assert self.read(tier, 2) == (self.frame(2) if self.keeps else None)
+        hands.tier.read([Incoming(block_id(1), self.BLOCK, raises)], answers.append)
+        hands.executor.drain()
+        assert answers == [[Reading.FAILED]]
 
-    def test_capacity_holds_at_all_times(self, tier: Tier) -> None:
-        limit = tier.capacity().limit
-        for n in range(3 * min(limit, self.LIMIT) // self.FRAME):
-            tier.write(key(n), memoryview(self.frame(n)))
-            now = tier.capacity()
-            assert now.limit == limit
-            assert 0 <= now.used <= limit
-            assert (now.used > 0) is self.keeps
-            assert self.read(tier, n) in (self.frame(n), None)
+    def test_a_maker_that_raises_is_not_stored(self, hands: Hands) -> None:
+        def raises(frames: Bytes, place: Place) -> None:
+            raise ValueError("a maker has a bug")
 
-    def test_a_frame_that_never_fits_is_refused(self, tier: Tier) -> None:
-        limit = tier.capacity().limit
-        if limit > 64 << 20:
-            pytest.skip("this tier is too large to write a frame that does not fit")
-        assert tier.write(key(1), memoryview(bytes(limit + 1))) == Refused(RefusedReason.TOO_LARGE)
-        assert self.read(tier, 1) is None
-        assert tier.capacity() == Capacity(0, limit)
+        bad = Outgoing(block_id(1), NAMESPACE, 1, self.BLOCK, lambda segment: bytes(32), raises)
+        assert hands.put([bad]) == [Writing.FAILED]
+        assert not hands.tier.lookup(block_id(1))
+        assert hands.write(2) == [Writing.STORED]
+        assert hands.has(2)
 
-    @pytest.mark.parametrize("bad", [b"", bytes(MAX_KEY + 1)])
-    def test_impossible_keys(self, tier: Tier, bad: bytes) -> None:
-        frame_key = FrameKey(bad)
-        with pytest.raises(ValueError):
-            tier.lookup([key(1), frame_key])
-        with pytest.raises(ValueError):
-            tier.read(frame_key, memoryview(bytearray(8)))
-        with pytest.raises(ValueError):
-            tier.write(frame_key, memoryview(b"12345678"))
-        with pytest.raises(ValueError):
-            tier.drop([frame_key])
+    def test_dropped_is_gone_and_dropping_twice_is_fine(self, hands: Hands) -> None:
+        hands.write(1, 2)
+        hands.tier.drop(block_id(1))
+        hands.tier.drop(block_id(1))
+        assert not hands.has(1)
+        assert hands.has(2)
 
-    def test_closed(self) -> None:
-        tier = self.make()
-        tier.close()
-        tier.close()
-        for call in (
-            lambda: tier.lookup([key(1)]),
-            lambda: tier.read(key(1), memoryview(bytearray(8))),
-            lambda: tier.write(key(1), memoryview(b"12345678")),
-            lambda: tier.drop([key(1)]),
-            tier.capacity,
-            tier.recover,
-        ):
-            with pytest.raises(ValueError):
-                call()
+    def test_cleared_is_gone(self, hands: Hands) -> None:
+        hands.write(1, 2)
+        cleared: list[int] = []
+        hands.tier.clear(cleared.append)
+        assert not hands.tier.lookup(block_id(1))
+        hands.executor.drain()
+        assert cleared == [2]
+        assert hands.read(1, 2) == [Reading.ABSENT, Reading.ABSENT]
+        assert hands.write(3) == [Writing.STORED]
+        assert hands.has(3)
 
-    def test_a_new_tier_has_nothing_to_recover(self, tier: Tier) -> None:
-        assert list(tier.recover()) == []
+    def test_places_are_never_given_twice(self, hands: Hands) -> None:
+        seen: list[tuple[bytes, int]] = []
 
-    def test_another_life_recovers_what_can_be_read(self) -> None:
-        tier = self.make()
-        for n in range(8):
-            tier.write(key(n), memoryview(self.frame(n)))
-        tier.drop([key(3)])
-        tier.close()
-        again = self.reopen(tier)
+        def make(frames: Bytes, place: Place) -> None:
+            seen.extend((place.segment, place.ordinal + frame) for frame in range(2))
+            frames[:] = 0
+
+        for n in range(3 * hands.tier.capacity().limit // (4 * self.BLOCK)):
+            hands.put([
+                Outgoing(block_id(4 * n + k), NAMESPACE, 2, self.BLOCK, lambda segment: bytes(32), make)
+                for k in range(4)
+            ])  # fmt: skip
+        assert len(set(seen)) == len(seen)
+
+    def test_capacity_holds_at_all_times(self, hands: Hands) -> None:
+        limit = hands.tier.capacity().limit
+        for n in range(3 * limit // self.BLOCK):
+            answers: list[list[Writing]] = []
+            hands.tier.write([hands.outgoing(n)], answers.append)
+            while hands.executor.step():
+                assert hands.tier.capacity().used <= limit
+            assert answers == [[Writing.STORED]]
+            assert hands.has(n)
+
+    def test_a_block_that_never_fits_is_refused(self, hands: Hands) -> None:
+        nbytes = hands.tier.capacity().limit + PAGE
+        assert hands.put([hands.outgoing(1, nbytes=nbytes), hands.outgoing(2)]) == [
+            Writing.TOO_LARGE,
+            Writing.STORED,
+        ]
+        assert not hands.tier.lookup(block_id(1))
+        assert hands.has(2)
+
+    def test_another_life_finds_what_was_written(self, hands: Hands) -> None:
+        for n in range(40):
+            hands.write(n)
+        settled: list[bool] = []
+        hands.tier.settle(lambda: settled.append(True))
+        hands.executor.drain()
+        assert settled == [True]
+        hands.tier.close()
+        again = self.reopen(hands.tier, hands.executor)
         if again is None:
             pytest.skip("this tier keeps nothing over a restart")
-        recovered = list(again.recover())
-        assert len(set(recovered)) == len(recovered)
-        for n in range(8):
-            if key(n) in recovered:
-                assert self.read(again, n) == self.frame(n)
-        again.close()
+        hands.tier = again
+        assert all(hands.has(n) for n in range(40))
 
-    def test_no_reader_sees_a_mixture(self, tier: Tier) -> None:
-        """Two threads replace one frame while this one reads it."""
-        frames = [bytes([n]) * self.FRAME for n in (1, 2)]
-        stop = threading.Event()
+    def test_reads_and_writes_in_any_order(self, hands: Hands) -> None:
+        """Calls overlap, jobs run and complete in the executor's disorder: what is read is what was written."""
+        chance = random.Random(2)
+        written: set[int] = set()
+        got: list[tuple[int, Bytes]] = []
 
-        def write(frame: bytes) -> None:
-            while not stop.is_set():
-                tier.write(key(1), memoryview(frame))
+        def opener(n: int) -> Incoming:
+            def open(frames: Bytes, segment: bytes) -> Reading:
+                got.append((n, frames.copy()))
+                return Reading.GOOD
 
-        writers = [threading.Thread(target=write, args=(frame,)) for frame in frames]
-        for writer in writers:
-            writer.start()
-        try:
-            seen = {self.read(tier, 1) for _ in range(200)}
-        finally:
-            stop.set()
-            for writer in writers:
-                writer.join()
-        assert seen <= {*frames, None}
+            return Incoming(block_id(n), self.BLOCK, open)
+
+        for _ in range(300):
+            numbers = [chance.randrange(60) for _ in range(chance.randrange(1, 4))]
+            if chance.random() < 0.5:
+                hands.tier.write([hands.outgoing(n) for n in dict.fromkeys(numbers)], lambda answers: None)
+                written.update(numbers)
+            else:
+                hands.tier.read([opener(n) for n in numbers], lambda answers: None)
+            for _ in range(chance.randrange(4)):
+                hands.executor.step()
+        hands.executor.drain()
+        assert got
+        for n, frames in got:
+            assert n in written
+            assert (frames == content(n, self.BLOCK)).all()

@@ -1,133 +1,157 @@
 """`Tier`: one level below the arena, as the hierarchy sees it.
 
-A tier keeps frames: opaque sealed bytes under a key. It knows neither tokens nor tenants, decides nothing about what is
-worth keeping, and answers with values that say why. `stepwell.testing.tier_kit` holds the contract as tests.
+A tier keeps blocks as frames: opaque bytes that callbacks make and open. It knows neither tokens nor tenants nor keys,
+decides nothing about what is worth keeping, and answers with values that say why. `stepwell.testing.tier_kit` holds
+the contract as tests.
 
-Calls may block on I/O and are made on an executor's threads, several at a time; a tier locks what it must. Buffers
-belong to the caller, who keeps them alive and untouched until the call returns.
+A tier is a state machine on its owner's thread, like the hierarchy itself: no call blocks, what does is a job of the
+executor that the tier was given, and completions come on the owner's thread. Frames are made in the tier's own buffers
+and opened from them on the job's thread: sealing is the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, Protocol
+from typing import Protocol
 
-FrameKey = NewType("FrameKey", bytes)
-"""What a frame is filed under: block id and shard, 1 to 64 bytes. Means nothing to a tier."""
+import numpy as np
+import numpy.typing as npt
 
-MAX_KEY = 64
+from stepwell.block.namespace import BlockId
 
-
-class MissReason(Enum):
-    """Why a frame is not to be had from a tier. The values are metric labels."""
-
-    ABSENT = "absent"  # not here: never was, was dropped or was evicted
-    DAMAGED = "damaged"  # was here, but fewer or other bytes came back than were written
-    FAILED = "failed"  # the device or network said no; the frame may still be there
+Bytes = npt.NDArray[np.uint8]
 
 
-class RefusedReason(Enum):
-    """Why a tier did not take a frame. The values are metric labels."""
+class Reading(Enum):
+    """What came of reading a block. The values are metric labels."""
 
-    FULL = "full"  # no room now, and nothing can be evicted for it
+    GOOD = "good"
+    ABSENT = "absent"  # not here (any more)
+    DAMAGED = "damaged"  # was here, but other bytes came back than were written
+    FAILED = "failed"  # the device or network said no; the block may still be there
+
+
+class Writing(Enum):
+    """What came of writing a block. The values are metric labels."""
+
+    STORED = "stored"  # can be read from now on, until it is dropped or evicted; nothing is said about a power cut
+    FULL = "no_space"  # no room now
     TOO_LARGE = "too_large"  # would never fit
     FAILED = "failed"  # the device or network said no
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """The frame is here and has `nbytes` bytes; after a read, they lie at the start of the buffer."""
+class Place:
+    """What the frames of one block are sealed for: a segment's id, 16 bytes, and the number of the block's first frame
+    in it. Both together never come twice."""
 
+    segment: bytes
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A block to be written. `make` fills `nbytes` bytes with its frames, on a thread of the executor.
+
+    `namespace` (16 bytes) and `commit` (a function of the segment's id: the commitment to the key, 32 bytes) go into
+    the tier's own index, so that a later life can tell whose a block is without reading it."""
+
+    id: BlockId
+    namespace: bytes
+    frames: int
     nbytes: int
+    commit: Callable[[bytes], bytes]
+    make: Callable[[Bytes, Place], None]
+    expires: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Miss:
-    """The frame is not to be had; what the buffer holds means nothing."""
+class Incoming:
+    """A block to be read. `open` is given its bytes and the segment's id, on a thread of the executor; the bytes are
+    the tier's and mean nothing after it has returned."""
 
-    reason: MissReason
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Not now; nothing was done. Trying again before `retry_after` seconds have passed is of no use."""
-
-    retry_after: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The frame can be read from now on, as it is and until it is dropped or evicted. Nothing is said about a crash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The frame was not taken; an older frame under its key may be gone."""
-
-    reason: RefusedReason
-
-
-Lookup = Hit | Miss | Busy
-Read = Hit | Miss | Busy
-Write = Stored | Busy | Refused
+    id: BlockId
+    nbytes: int
+    open: Callable[[Bytes, bytes], Reading]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes of frames. used <= limit at all times; limit is 0 for a tier that keeps nothing."""
+    """Bytes. used <= limit at all times; limit is 0 for a tier that keeps nothing."""
 
     used: int
     limit: int
 
 
-def examine(keys: Sequence[FrameKey], *, closed: bool) -> None:
-    """Raises ValueError where the contract says so: what every implementation checks first."""
-    if closed:
-        raise ValueError("the tier is closed")
-    if not all(0 < len(key) <= MAX_KEY for key in keys):
-        raise ValueError(f"a frame key has 1 to {MAX_KEY} bytes")
+@dataclass(slots=True)
+class TierCounts:
+    """What a tier has done since it was opened. `device_bytes` were written to the device, padding, footers and what
+    was written again included; `errors` by kind."""
+
+    device_bytes: int = 0
+    evicted_blocks: int = 0
+    reinserted_blocks: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def error(self, kind: str) -> None:
+        self.errors[kind] = self.errors.get(kind, 0) + 1
+
+
+class Locksmith(Protocol):
+    """What a tier may ask about keys without knowing any. Any thread."""
+
+    def knows(self, commitment: bytes, segment: bytes) -> bool:
+        """The key that this commitment was made with, for the segment with this id, is there (or none is needed)."""
+
+    def again(self, commitment: bytes, segment: bytes, other: bytes) -> bytes | None:
+        """The commitment to the same tenant's key for another segment; None: it is not known."""
+
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
+        """Opens a block's frames of the segment and makes them anew for `place`. False: they do not open."""
+
+
+ReadDone = Callable[[list[Reading]], None]
+WriteDone = Callable[[list[Writing]], None]
 
 
 class Tier(Protocol):
-    """All methods may be called from several threads at once, and all but `close` raise ValueError on a closed tier or
-    an impossible key. Trouble with device or network is an answer, never an exception."""
+    """Answers come in the order of the blocks, never inside the call that asked."""
+
+    counts: TierCounts
 
     @property
     def name(self) -> str:
         """Short and stable, for metrics and messages."""
 
-    def lookup(self, keys: Sequence[FrameKey]) -> list[Lookup]:
-        """One answer per key, in order. A hit is a promise to look, not to find: a read may still miss.
+    def lookup(self, id: BlockId) -> bool:
+        """A hint, free of I/O: True is a promise to look, not to find."""
 
-        May block, but not on a whole frame's bytes.
-        """
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        """Reads blocks that are needed in this order; those that lie side by side come in one I/O. A block that turned
+        out absent or damaged is looked up no more."""
 
-    def read(self, key: FrameKey, into: memoryview) -> Read:
-        """Copies the frame to the start of `into`. May block.
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        """Writes blocks side by side, in this order. Readers see a block as it was written, or not at all."""
 
-        `into` is writable, contiguous bytes; if the frame does not fit the answer is Miss(DAMAGED), since the caller
-        knows how long its frames are. Only a Hit says anything about the content of `into`; the caller still verifies
-        the seal, for a tier may be given wrong bytes without noticing.
-        """
+    def drop(self, id: BlockId) -> None:
+        """Forgets a block: lookups that come later miss. Its bytes may lie there for longer."""
 
-    def write(self, key: FrameKey, frame: memoryview) -> Write:
-        """Takes a copy of the frame, replacing one of the same key. May block, but not until there is room: a tier that
-        cannot keep up answers Busy. Readers see the old frame, the new one or none, never a mixture."""
+    def clear(self, done: Callable[[int], None]) -> None:
+        """Forgets all blocks at once and deletes their bytes; `done` is told how many blocks, when they are gone."""
 
-    def drop(self, keys: Sequence[FrameKey]) -> None:
-        """Forgets these frames, those that are not here included: lookups and reads that begin later miss. Their bytes
-        may lie on the device for longer; making them unreadable is a matter of keys. May block."""
+    def capacity(self) -> Capacity: ...
 
-    def capacity(self) -> Capacity:
-        """Does not block."""
+    def figures(self) -> dict[str, int]:
+        """Further numbers for people, by short names."""
 
-    def recover(self) -> Iterator[FrameKey]:
-        """The keys of frames that an earlier life of this tier left and that can be read now, each once, in slices that
-        the caller may interleave with other calls. Call once, before the first write. May block at each step; what
-        cannot be understood is skipped, not deleted."""
+    def recover(self, done: Callable[[int], None]) -> None:
+        """Finds what an earlier life left, in the background; `done` is told how many blocks. Call once, at first; all
+        other calls are allowed meanwhile."""
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Brings what is kept into the form that a next life finds fastest. No write may follow."""
 
     def close(self) -> None:
-        """Frees what the process holds for the tier; idempotent. No other call may be running, unless it is stuck: it
-        is not waited for."""
+        """Frees what the process holds for the tier; idempotent. No job may be running, unless it is stuck."""

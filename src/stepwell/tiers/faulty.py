@@ -1,124 +1,131 @@
 """A tier that goes wrong on purpose: wraps another one and breaks what passes through, as drawn from a seed.
 
 Each fault is one that real devices and networks show. What is promised for them: callers above see misses and refusals,
-or bytes whose seal does not hold; never an exception, and never a frame of another key that still verifies.
+or bytes whose seal does not hold; never an exception, and never a block of another id that still verifies.
 """
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from stepwell.block.namespace import BlockId
 from stepwell.tiers.base import (
-    Busy,
+    Bytes,
     Capacity,
-    FrameKey,
-    Hit,
-    Lookup,
-    Miss,
-    MissReason,
-    Read,
-    Refused,
-    RefusedReason,
-    Stored,
+    Incoming,
+    Outgoing,
+    ReadDone,
+    Reading,
     Tier,
-    Write,
+    TierCounts,
+    WriteDone,
+    Writing,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TierFaults:
-    """Probabilities, each of 0 to 1, drawn per call.
-
-    fail: the device says no. busy: it says not now. short: a read ends early, noticed. flip: one bit of what was read
-    is another one, unnoticed. lose: a write is confirmed and not done. slow: the call first waits `slow_s` seconds.
-    """
+    """Probabilities, each of 0 to 1. fail: the device says no to a call. flip: one bit of a block that was read is
+    another one. swap: a block's bytes come back as those of its neighbour in the call. lose: a write is confirmed and
+    not done. hang: the answer does not come before `release`."""
 
     fail: float = 0.0
-    busy: float = 0.0
-    short: float = 0.0
     flip: float = 0.0
+    swap: float = 0.0
     lose: float = 0.0
-    slow: float = 0.0
-    slow_s: float = 0.1
+    hang: float = 0.0
 
 
 class FaultyTier:
-    """`sleep` is what a slow call waits with. `counts` says how often each fault came."""
+    """`faults` may be replaced at any time. `seen` says how often each fault came."""
 
-    def __init__(self, inner: Tier, seed: int, faults: TierFaults, sleep: Callable[[float], None]) -> None:
+    def __init__(self, inner: Tier, seed: int, faults: TierFaults = TierFaults()) -> None:
+        self.faults = faults
+        self.seen = dict.fromkeys(("fail", "flip", "swap", "lose", "hang"), 0)
         self._inner = inner
-        self._faults = faults
-        self._sleep = sleep
         self._random = random.Random(seed)
-        self._lock = threading.Lock()
-        self.counts = dict.fromkeys(("fail", "busy", "short", "flip", "lose", "slow"), 0)
+        self._held: list[Callable[[], None]] = []
 
     @property
     def name(self) -> str:
         return self._inner.name
 
-    def lookup(self, keys: Sequence[FrameKey]) -> list[Lookup]:
-        answers = self._inner.lookup(keys)
-        self._slow()
-        if self._happens("busy"):
-            return [Busy(self._faults.slow_s) for _ in keys]
-        if self._happens("fail"):
-            return [Miss(MissReason.FAILED) for _ in keys]
-        return answers
+    @property
+    def counts(self) -> TierCounts:
+        return self._inner.counts
 
-    def read(self, key: FrameKey, into: memoryview) -> Read:
-        answer = self._inner.read(key, into)
-        self._slow()
-        if self._happens("busy"):
-            return Busy(self._faults.slow_s)
-        if self._happens("fail"):
-            return Miss(MissReason.FAILED)
-        if not isinstance(answer, Hit):
-            return answer
-        if self._happens("short"):
-            return Miss(MissReason.DAMAGED)
-        if answer.nbytes and self._happens("flip"):
-            with self._lock:
-                at, bit = self._random.randrange(answer.nbytes), self._random.randrange(8)
-            into.cast("B")[at] ^= 1 << bit
-        return answer
+    def release(self) -> None:
+        """Everything that hangs goes on."""
+        held, self._held = self._held, []
+        for call in held:
+            call()
 
-    def write(self, key: FrameKey, frame: memoryview) -> Write:
-        self._inner.lookup([key])  # raises where the contract says so, whatever comes
-        self._slow()
-        if self._happens("busy"):
-            return Busy(self._faults.slow_s)
-        if self._happens("fail"):
-            self._inner.drop([key])
-            return Refused(RefusedReason.FAILED)
-        if self._happens("lose"):
-            self._inner.drop([key])
-            return Stored()
-        return self._inner.write(key, frame)
+    def lookup(self, id: BlockId) -> bool:
+        return self._inner.lookup(id)
 
-    def drop(self, keys: Sequence[FrameKey]) -> None:
-        self._slow()
-        self._inner.drop(keys)
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        fails = self._happens("fail")
+        if len(blocks) > 1 and self._happens("swap"):
+            opens = [block.open for block in blocks]
+            blocks = [replace(block, open=other) for block, other in zip(blocks, opens[1:] + opens[:1], strict=True)]
+        blocks = [self._flipped(block) if self._happens("flip") else block for block in blocks]
+
+        def ended(answers: list[Reading]) -> None:
+            done([Reading.FAILED] * len(answers) if fails else answers)
+
+        self._perhaps_later(lambda: self._inner.read(blocks, ended))
+
+    def _flipped(self, block: Incoming) -> Incoming:
+        at, bit = self._random.randrange(block.nbytes), self._random.randrange(8)
+
+        def open(frames: Bytes, segment: bytes) -> Reading:
+            frames[at] ^= 1 << bit
+            return block.open(frames, segment)
+
+        return replace(block, open=open)
+
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        fails, loses = self._happens("fail"), self._happens("lose")
+
+        def ended(answers: list[Writing]) -> None:
+            if fails or loses:
+                for block in blocks:
+                    self._inner.drop(block.id)
+            done([Writing.FAILED] * len(answers) if fails else answers)
+
+        self._perhaps_later(lambda: self._inner.write(blocks, ended))
+
+    def drop(self, id: BlockId) -> None:
+        self._inner.drop(id)
+
+    def clear(self, done: Callable[[int], None]) -> None:
+        self._inner.clear(done)
 
     def capacity(self) -> Capacity:
         return self._inner.capacity()
 
-    def recover(self) -> Iterator[FrameKey]:
-        return self._inner.recover()
+    def figures(self) -> dict[str, int]:
+        return self._inner.figures()
+
+    def recover(self, done: Callable[[int], None]) -> None:
+        self._inner.recover(done)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        self._inner.settle(done)
 
     def close(self) -> None:
         self._inner.close()
 
-    def _slow(self) -> None:
-        if self._happens("slow"):
-            self._sleep(self._faults.slow_s)
+    def _perhaps_later(self, call: Callable[[], None]) -> None:
+        if self._happens("hang"):
+            self._held.append(call)
+        else:
+            call()
 
     def _happens(self, fault: str) -> bool:
-        probability: float = getattr(self._faults, fault)
-        with self._lock:
-            happens = self._random.random() < probability
-            self.counts[fault] += happens
+        probability: float = getattr(self.faults, fault)
+        happens = self._random.random() < probability
+        self.seen[fault] += happens
         return happens

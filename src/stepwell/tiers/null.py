@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from stepwell.tiers.base import (
-    Capacity,
-    FrameKey,
-    Lookup,
-    Miss,
-    MissReason,
-    Read,
-    Refused,
-    RefusedReason,
-    Write,
-    examine,
-)
+from stepwell.block.namespace import BlockId
+from stepwell.tiers.base import Capacity, Incoming, Outgoing, ReadDone, TierCounts, WriteDone
 
 
 class NullTier:
-    """Misses and refuses at once."""
+    """Has nothing and takes nothing: its capacity is 0, so that nobody reads or writes."""
 
     name = "null"
 
     def __init__(self) -> None:
-        self._closed = False
+        self.counts = TierCounts()
 
-    def lookup(self, keys: Sequence[FrameKey]) -> list[Lookup]:
-        examine(keys, closed=self._closed)
-        return [Miss(MissReason.ABSENT) for _ in keys]
+    def lookup(self, id: BlockId) -> bool:
+        return False
 
-    def read(self, key: FrameKey, into: memoryview) -> Read:
-        examine([key], closed=self._closed)
-        return Miss(MissReason.ABSENT)
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        raise LookupError("the null tier has no blocks")
 
-    def write(self, key: FrameKey, frame: memoryview) -> Write:
-        examine([key], closed=self._closed)
-        return Refused(RefusedReason.TOO_LARGE)
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        raise LookupError("the null tier takes no blocks")
 
-    def drop(self, keys: Sequence[FrameKey]) -> None:
-        examine(keys, closed=self._closed)
+    def drop(self, id: BlockId) -> None:
+        pass
+
+    def clear(self, done: Callable[[int], None]) -> None:
+        done(0)
 
     def capacity(self) -> Capacity:
-        examine([], closed=self._closed)
         return Capacity(used=0, limit=0)
 
-    def recover(self) -> Iterator[FrameKey]:
-        examine([], closed=self._closed)
-        return iter(())
+    def figures(self) -> dict[str, int]:
+        return {}
+
+    def recover(self, done: Callable[[int], None]) -> None:
+        done(0)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        done()
 
     def close(self) -> None:
-        self._closed = True
+        pass

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import blake3
 import msgspec
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from stepwell.errors import AccessDenied, IntegrityError, Unsupported
 
@@ -36,10 +38,24 @@ _BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One generation of a tenant's key; `number` grows with each rotation."""
+    """One generation of a tenant's key; `number` grows with each rotation. All that is derived from it (BLAKE3 and
+    HKDF, RFC 5869) says nothing about it or about each other."""
 
     number: int
     key: bytes = field(repr=False)
+
+    @property
+    def id_key(self) -> bytes:
+        """The key of block ids, 32 bytes."""
+        return blake3.blake3(self.key, derive_key_context=_BLOCK_ID_CONTEXT).digest()
+
+    def segment_key(self, segment: bytes) -> tuple[bytes, bytes]:
+        """The AES-256 key of what this tenant writes into the segment with this id, and the commitment to it that may
+        be shown. 8 us."""
+        return self._expand(b"stepwell seg v1" + segment), self._expand(b"stepwell commit v1" + segment)
+
+    def _expand(self, info: bytes) -> bytes:
+        return HKDFExpand(hashes.SHA256(), 32, info).derive(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class TenantKeys:
     @property
     def id_keys(self) -> tuple[bytes, ...]:
         """The keys of block ids, one per epoch, newest first: new blocks use the first, lookups may try all."""
-        return tuple(blake3.blake3(e.key, derive_key_context=_BLOCK_ID_CONTEXT).digest() for e in self.epochs)
+        return tuple(epoch.id_key for epoch in self.epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +88,20 @@ class Keyring:
         try:
             if not os.path.lexists(path):
                 _create(path)
+        except OSError as error:
+            raise _denied(path, error.strerror or str(error)) from error
+        keyring = cls.read(path)
+        _remove_leftovers(path)
+        return keyring
+
+    @classmethod
+    def read(cls, path: Path) -> Keyring:
+        """The keyring at `path`, which must exist; nothing is created or removed. Raises as `open` does."""
+        try:
             raw = _read(path)
         except OSError as error:
             raise _denied(path, error.strerror or str(error)) from error
-        keyring = cls(_parse(raw, path))
-        _remove_leftovers(path)
-        return keyring
+        return cls(_parse(raw, path))
 
     @classmethod
     def ephemeral(cls) -> Keyring:

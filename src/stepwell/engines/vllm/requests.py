@@ -34,6 +34,7 @@ class Loading:
     start: int
     tokens: int
     good: int
+    staged: bytes = b""  # of each block: it was brought up from a tier for this request
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
     copy_s: float = 0.0  # of the slowest rank
 
@@ -70,15 +71,19 @@ class Tracked:
     asked_at: float = 0.0
     offered_at: float = 0.0
     recalled_tokens: int = 0
+    staged_tokens: int = 0  # of them, what was brought up from a tier for this request
     wait_s: float = 0.0  # from the scheduler's first ask to the offer; part of recall_s, as is copy_s
     copy_s: float = 0.0
     recall_s: float = 0.0
 
     def receipt(self) -> dict[str, Any]:
         """What a user is told of the request, in the response's `kv_transfer_params`."""
+        tiers = {"host": self.recalled_tokens - self.staged_tokens}
+        if self.staged_tokens:
+            tiers["disk"] = self.staged_tokens
         return {
             "recalled_tokens": self.recalled_tokens,
-            "tiers": {"host": self.recalled_tokens},
+            "tiers": tiers,
             "recall_ms": round(1e3 * self.recall_s, 3),
             "wait_ms": round(1e3 * self.wait_s, 3),
             "copy_ms": round(1e3 * self.copy_s, 3),

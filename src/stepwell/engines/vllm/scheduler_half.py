@@ -181,7 +181,8 @@ class SchedulerHalf:
             blocks.append((row, tracked.pages[low // page : high // page]))
         load = Load(request.request_id, ask.session, transfer, start % bt // page, blocks)
         tracked.wait_s += tracked.offered_at - tracked.asked_at
-        tracked.loading = Loading(load, first, start, external, len(blocks))
+        staged = bytes(ask.staged[first:last])
+        tracked.loading = Loading(load, first, start, external, len(blocks), staged)
         self._loads.append(load)
 
     def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
@@ -290,7 +291,9 @@ class SchedulerHalf:
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
             arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
-            tracked.recalled_tokens += max(0, min(loading.tokens, arrived))
+            arrived = max(0, min(loading.tokens, arrived))
+            tracked.recalled_tokens += arrived
+            tracked.staged_tokens += min(arrived, sum(loading.staged[: loading.good]) * self._shape.block_tokens)
             tracked.recall_s += loading.seconds
             tracked.copy_s += loading.copy_s
 

@@ -1,0 +1,95 @@
+"""A frame: the self-identifying, checked bytes of one block shard, as they lie on disk or travel.
+
+    header, 4 KiB | payload | tag, 16 bytes | zeros up to the next 4 KiB
+
+This module knows the header and the sizes; what payload and tag are is a codec's business (`codecs.seal`). The header
+names everything that must be equal before a byte of the payload is believed. Drawn in docs/design/format.md and guarded
+by golden files.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from stepwell.block.layout import GiB
+
+PAGE = 4096
+"""Unit of all places and lengths on disk."""
+
+TAG = 16
+MAX_PAYLOAD = GiB
+MAX_SHARDS = 4096
+MAGIC = b"stepwell"
+VERSION = 1
+
+PLAIN, AES_256_GCM = 0, 1
+"""Algorithms: xxh3-128 over header and payload (accidents only), or sealed."""
+
+_ALGORITHMS = (PLAIN, AES_256_GCM)
+_FIELDS = struct.Struct("<8sHBB4s16s32s32s16s12sHHQQQQ")
+_CRC = struct.Struct("<I")
+_CRC_AT = PAGE - _CRC.size
+_ZEROS = bytes(_CRC_AT - _FIELDS.size)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """segment: id of the segment that it was written for, 16 bytes. commitment: to the key, 32 bytes (zeros in plain).
+    block: the block id. namespace: keyed tag of the namespace, 16 bytes. nonce: 12 bytes, never twice under one key.
+    `shard` of `shards`. payload: bytes between header and tag; raw: bytes that they decode to. created, expires: Unix
+    seconds, 0 for never."""
+
+    algorithm: int
+    segment: bytes
+    commitment: bytes
+    block: bytes
+    namespace: bytes
+    nonce: bytes
+    shard: int
+    shards: int
+    payload: int
+    raw: int
+    created: int
+    expires: int = 0
+    codecs: bytes = bytes(4)
+
+    def pack(self) -> bytes:
+        """The header's page. The whole of it is authenticated together with the payload."""
+        fields = _FIELDS.pack(
+            MAGIC, VERSION, self.algorithm, 0, self.codecs, self.segment, self.commitment, self.block, self.namespace,
+            self.nonce, self.shard, self.shards, self.payload, self.raw, self.created, self.expires,
+        )  # fmt: skip
+        page = fields + _ZEROS
+        return page + _CRC.pack(zlib.crc32(page))
+
+    @classmethod
+    def parse(cls, page: bytes) -> FrameHeader | None:
+        """The header in this page; None if it is none, is damaged, or says what no writer of this version says."""
+        if len(page) != PAGE or zlib.crc32(page[:_CRC_AT]) != _CRC.unpack_from(page, _CRC_AT)[0]:
+            return None
+        magic, version, algorithm, flags, codecs, *ids, shard, shards, payload, raw, created, expires = (
+            _FIELDS.unpack_from(page)
+        )
+        sane = (
+            magic == MAGIC
+            and version == VERSION
+            and algorithm in _ALGORITHMS
+            and flags == 0
+            and codecs == bytes(4)
+            and shard < shards <= MAX_SHARDS
+            and 0 < payload <= MAX_PAYLOAD
+            and raw == payload
+            and page[_FIELDS.size : _CRC_AT] == _ZEROS
+        )
+        if not sane:
+            return None
+        segment, commitment, block, namespace, nonce = ids
+        numbers = (shard, shards, payload, raw, created, expires)
+        return cls(algorithm, segment, commitment, block, namespace, nonce, *numbers, codecs)
+
+
+def frame_bytes(payload: int) -> int:
+    """Bytes of a frame with this payload, a multiple of 4 KiB."""
+    return -(-(PAGE + payload + TAG) // PAGE) * PAGE

@@ -1,0 +1,240 @@
+"""Moves blocks between the arena and the tier below it: writes through what was spilled, stages what is asked for.
+
+    down   commit ──► queue, bounded in bytes ──► batches of up to 8 MiB ──► tier
+    up     a ticket wants it ──► heap by the engine's queue, then place in the prompt ──► batches ──► tier ──► landed
+
+A block that waits to be written is leased, so that it stays; one that is being staged is FILLING and belongs to nobody
+but the job that opens it. Reads go before writes. Nothing waits for the tier: how long a request may wait is its
+client's matter, and a tier that has not answered for a second is looked up no more until it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from stepwell import events as e
+from stepwell.block.namespace import BlockId
+from stepwell.block.state import State
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.io.clock import Clock
+from stepwell.tiers.base import Reading, Tier, Writing
+
+MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
+"""Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
+
+WRITERS = 2
+"""Batches being written at the same time; one while anything is being read."""
+
+STALLED_S = 1.0
+"""A call of the tier that takes longer than this: it hangs, and is asked for nothing more until it has answered."""
+
+MOST_ALLOWED_S = 0.1
+_REMEMBERED = 64
+
+
+class Mover:
+    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        index: dict[BlockId, Entry],
+        tier: Tier,
+        sealing: Sealing,
+        clock: Clock,
+        limits: Limits,
+        emit: e.Sink,
+        landed: Callable[[list[Entry]], None],
+    ) -> None:
+        self._arena = arena
+        self._index = index
+        self.tier = tier
+        self._sealing = sealing
+        self._clock = clock
+        self._limits = limits
+        self._emit = emit
+        self._landed = landed
+        self._numbers = count(1)
+        self._down: deque[Entry] = deque()
+        self.queued_bytes = 0  # waiting to be written, or being written
+        self._up: list[tuple[int, int, Entry]] = []
+        self.staging: dict[Entry, bool] = {}  # whether its read has begun
+        self._up_bytes = 0  # of those whose read has not
+        self.writing: dict[int, tuple[float, list[Entry]]] = {}
+        self.reading: dict[int, tuple[float, list[Entry]]] = {}
+        self._when_idle: Callable[[], None] | None = None
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+
+    # looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> bool:
+        """The tier has not answered for too long."""
+        calls = (*self.reading.values(), *self.writing.values())
+        return bool(calls) and self._clock.now() - min(since for since, _ in calls) > STALLED_S
+
+    @property
+    def allowance_s(self) -> float:
+        """What a request may wait for one block in addition, since healthy reads took that long: seconds."""
+        return min(MOST_ALLOWED_S, max(self._took, default=MOST_ALLOWED_S))
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was to be written is, or was given up."""
+        return not (self._down or self.writing)
+
+    @property
+    def leased(self) -> list[Entry]:
+        """Entries that this holds a lease of, for the audit."""
+        return [*self._down, *(entry for _, entries in self.writing.values() for entry in entries)]
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Calls back once, when everything that was to be written is."""
+        self._when_idle = call
+        self.pump()
+
+    def count(self) -> dict[str, int | float | str]:
+        """For `stats`: keys begin with the tier's name. Nothing where there is no tier."""
+        tier = self.tier
+        capacity = tier.capacity()
+        if not capacity.limit:
+            return {}
+        table: dict[str, int | float | str] = {
+            "bytes": capacity.used,
+            "capacity_bytes": capacity.limit,
+            "up": int(not self.stalled),
+            "write_queue_bytes": self.queued_bytes,
+            "staging_blocks": len(self.staging),
+            "device_written_bytes": tier.counts.device_bytes,
+            "evicted_blocks": tier.counts.evicted_blocks,
+            "reinserted_blocks": tier.counts.reinserted_blocks,
+            **tier.figures(),
+            **{f"errors_{kind}": n for kind, n in tier.counts.errors.items()},
+        }
+        return {f"{tier.name}_{key}": value for key, value in table.items()}
+
+    # down -------------------------------------------------------------------------------------------------------------
+
+    def spilled(self, entry: Entry) -> None:
+        """The block has just been published: it is to be written, if the tier keeps anything and it is not there."""
+        if not self.tier.capacity().limit or self.tier.lookup(entry.id):
+            return
+        if self.queued_bytes + entry.nbytes > self._limits.queue_bytes:
+            self._emit(e.BlockNotWritten(self.tier.name, "queue_full"))
+            return
+        self._arena.lease(entry)
+        self.queued_bytes += entry.nbytes
+        self._down.append(entry)
+        self.pump()
+
+    def _write(self) -> None:
+        batch: list[Entry] = []
+        nbytes = 0
+        while self._down and (not batch or nbytes + self._down[0].nbytes <= MOST_BATCH):
+            entry = self._down.popleft()
+            if entry.state is State.RESIDENT:
+                batch.append(entry)
+                nbytes += entry.nbytes
+            else:
+                self._written(entry)
+        if not batch:
+            return
+        number, began = next(self._numbers), self._clock.now()
+        self.writing[number] = (began, batch)
+
+        def done(answers: list[Writing]) -> None:
+            del self.writing[number]
+            stored = [entry for entry, answer in zip(batch, answers, strict=True) if answer is Writing.STORED]
+            for entry, answer in zip(batch, answers, strict=True):
+                self._written(entry)
+                if answer is not Writing.STORED:
+                    self._emit(e.BlockNotWritten(self.tier.name, answer.value))
+            seconds = self._clock.now() - began
+            self._emit(e.BlocksWritten(self.tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
+            self.pump()
+
+        self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
+
+    def _written(self, entry: Entry) -> None:
+        self.queued_bytes -= entry.nbytes
+        self._arena.release(entry)
+
+    # up ---------------------------------------------------------------------------------------------------------------
+
+    def stage(self, entry: Entry, order: int) -> None:
+        """Begins to fill this FILLING entry. `order`: its request's place in the engine's queue."""
+        self.staging[entry] = False
+        self._up_bytes += entry.nbytes
+        heapq.heappush(self._up, (order, next(self._numbers), entry))
+        if self._up_bytes >= MOST_BATCH:
+            self.pump()
+
+    def hasten(self, entry: Entry, order: int) -> None:
+        """Another request wants a block that is being staged, perhaps earlier than the one before."""
+        if self.staging.get(entry) is False:
+            heapq.heappush(self._up, (order, next(self._numbers), entry))
+
+    def unwanted(self, entry: Entry) -> None:
+        """No request waits for this block any more: if its read has not begun, its slots are free at once."""
+        if self.staging.get(entry) is False:
+            self._give_up(entry)
+
+    def _give_up(self, entry: Entry) -> None:
+        """Its staging ends without a block."""
+        if not self.staging.pop(entry):
+            self._up_bytes -= entry.nbytes
+        if self._index.get(entry.id) is entry:
+            del self._index[entry.id]
+        self._arena.fail(entry, quarantine=False)
+
+    def _read(self) -> None:
+        most = max(LEAST_BATCH, min(MOST_BATCH, self._up_bytes // self._limits.readers))
+        batch: list[Entry] = []
+        nbytes = 0
+        while self._up and nbytes < most:
+            _, _, entry = heapq.heappop(self._up)
+            if self.staging.get(entry) is False:
+                self.staging[entry] = True
+                self._up_bytes -= entry.nbytes
+                batch.append(entry)
+                nbytes += entry.nbytes
+        if not batch:
+            return
+        number, began = next(self._numbers), self._clock.now()
+        self.reading[number] = (began, batch)
+
+        def done(answers: list[Reading]) -> None:
+            del self.reading[number]
+            seconds = self._clock.now() - began
+            self._took.append(seconds)
+            good = 0
+            for entry, answer in zip(batch, answers, strict=True):
+                if answer is Reading.GOOD:
+                    del self.staging[entry]
+                    self._arena.commit(entry)
+                    good += entry.nbytes
+                else:
+                    self._give_up(entry)
+                    self._emit(e.BlockNotRead(self.tier.name, answer.value))
+            hits = sum(answer is Reading.GOOD for answer in answers)
+            self._emit(e.BlocksStaged(self.tier.name, hits, good, seconds))
+            self._landed(batch)
+            self.pump()
+
+        self.tier.read([self._sealing.incoming(entry) for entry in batch], done)
+
+    def pump(self) -> None:
+        """Gives the tier as much to do as it should have."""
+        while self._up and len(self.reading) < self._limits.readers:
+            self._read()
+        while self._down and len(self.writing) < (1 if self.reading else WRITERS):
+            self._write()
+        if self._when_idle is not None and self.idle:
+            call, self._when_idle = self._when_idle, None
+            call()

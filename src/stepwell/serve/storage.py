@@ -1,0 +1,53 @@
+"""The disk tier of a well: its directories, the threads that its I/O blocks, and what it says in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from stepwell.config import Settings
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
+from stepwell.io.paths import filesystem
+from stepwell.log import RateLimited
+from stepwell.tiers.disk.site import take
+from stepwell.tiers.disk.tier import DiskTier, Site
+from stepwell.units import format_size
+
+log = logging.getLogger("stepwell.serve")
+_limited = RateLimited(log)
+
+
+def take_sites(settings: Settings) -> list[Site]:
+    """The directories of the settings, checked and locked; none is kept if one cannot be used. Raises StepwellError."""
+    sites: list[Site] = []
+    try:
+        for place in settings.disk:
+            sites.append(take(place.path, place.size, settings.disk_reserve))
+    except BaseException:
+        for site in sites:
+            site.files.close()
+        raise
+    for place, site in zip(settings.disk, sites, strict=True):
+        free, _ = site.files.free()
+        log.info("disk tier in %s: %s, %s free", place.path, format_size(site.limit), format_size(free))
+        if not site.files.direct:
+            log.warning("%s takes no O_DIRECT: its I/O goes through the page cache, at a higher cost", place.path)
+        if filesystem(place.path) == "overlay":
+            log.warning("%s is on overlay: what is cached there goes with the container [SW-507]", place.path)
+    return sites
+
+
+def make_tier(sites: Sequence[Site], executor: Executor, clock: Clock, sealing: Sealing) -> DiskTier:
+    return DiskTier(sites, executor, clock, time.time, sealing, trouble=_tell)
+
+
+def _tell(kind: str, error: BaseException) -> None:
+    """Once a minute and kind: a broken disk has a lot to say. May come from any thread."""
+    level = logging.WARNING if isinstance(error, OSError) else logging.ERROR
+    _limited.log(level, f"disk-{kind}", "the disk tier could not %s: %s [SW-507]", _WHAT.get(kind, kind), error)
+
+
+_WHAT = {"no_space": "take more space"}

@@ -1,0 +1,1 @@
+"""The `disk` tier: segments of frames in directories of local filesystems. Layout: docs/design/format.md."""

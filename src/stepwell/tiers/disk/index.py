@@ -1,0 +1,307 @@
+"""Where each block lies on disk: a map in memory from block ids to segment and page, small enough for 60 M blocks.
+
+One table with linear probing and no tombstones. A key's home is `key * size / 2^64`, which rises with the key: so the
+table grows in place, from its upper end down, slice by slice: keys at or above a frontier have their home by the new
+size, those below it by the old one, and at every moment it is an ordinary table of a rising hash. No growth copies the
+table, holds two of it, or pauses a caller for longer than one slice. Its memory is reserved as addresses for the most
+blocks there may be, and becomes memory as slots are first written.
+
+A block costs 16 bytes a slot, at 43 to 65 % of the slots filled, and 8 bytes in its segment's list of keys: 33 to 46
+bytes. The table does not shrink, and what was replaced or removed stays in its segment's list until that is dropped:
+both are bounded by the frames on disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+ID_BYTES: Final = 32
+PAGES: Final = 1 << 16
+SEGMENTS: Final = 1 << 32
+
+_U64 = npt.NDArray[np.uint64]
+_Slots = npt.NDArray[np.intp]
+
+_START = 1024
+_PAD = 4096  # slots past the last home, for the run that ends there: random keys need a few hundred
+_FILLED = 0.65  # from here on the table grows; while it does, the part not yet moved fills to 0.71 at most
+_PACE = 16  # slots moved for each block put while growing
+_SLICE = 1024  # slots moved at once for single puts: a tenth of a millisecond
+_FEW = 32  # this many are placed faster one by one than together
+_ALL = 1 << 32
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it since 3.13
+_SEGMENT_BYTES = 256  # an array, its allocator's header, a number and a dict's entry; rounded up
+
+
+class Place(NamedTuple):
+    """`page`: the first of the frame's pages, counted from the start of the segment."""
+
+    segment: int
+    page: int
+
+
+class BlockIndex:
+    """At most `most` blocks; a new one beyond them is an OverflowError and nothing is changed.
+
+    A block is known by the first 8 bytes of its id. Ids must be uniformly random, as keyed hashes are. An id that was
+    never put is found with a probability of len/2^64, and two with the same 8 bytes replace one another: harmless,
+    since who reads a frame checks the full id in it, and a wrong one is a miss.
+
+    No call takes longer than about a millisecond, however many blocks there are, but those over many blocks
+    (`put_many`, `hot`, `drop_segment`): theirs is bounded by the blocks they are given, or a segment's.
+    """
+
+    def __init__(self, most: int = 1 << 28) -> None:
+        self._most = most
+        self._count = 0
+        # Keys (0: empty) and, in the same slots, values: segment << 32 | page << 1 | used.
+        reserved = int(most / _FILLED * 1.5) + 2 * _START + _PAD
+        keys, values = _reserve(8 * reserved), _reserve(8 * reserved)
+        self._keys, self._values = memoryview(keys).cast("Q"), memoryview(values).cast("Q")
+        self._all_keys: _U64 = np.frombuffer(keys, np.uint64)
+        self._all_values: _U64 = np.frombuffer(values, np.uint64)
+        # Keys whose upper half is at least `_front` live by the size `_high`, others by `_low`, in slots below `_edge`
+        # or in the run that goes on from there. `_front` is 0 when nothing is growing.
+        self._low = self._high = _START
+        self._front = self._edge = 0
+        self._due = int(_FILLED * _START)  # the count at which the table begins to grow, or moves its next slice
+        self._listed: dict[int, array[int]] = {}  # the keys put in a segment, stale ones among them
+        self._listed_keys = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held, rounded up: the whole table from the moment at which it begins to grow to that size."""
+        pages = -(-8 * self._high // mmap.PAGESIZE) + 1  # one for the run at the end
+        table = 2 * pages * mmap.PAGESIZE
+        listed = self._listed_keys * 8 + self._listed_keys // 2  # an array has at most a sixteenth to spare
+        return table + listed + len(self._listed) * _SEGMENT_BYTES
+
+    def find(self, block_id: bytes, use: bool = False) -> Place | None:
+        """Where the block lies. `use` marks it as used since it was put."""
+        key = int.from_bytes(block_id[:8], "little") or 1
+        half = key >> 32
+        slot = half * (self._high if half >= self._front else self._low) >> 32
+        keys = self._keys
+        while (found := keys[slot]) != key:
+            if not found:
+                return None
+            slot += 1
+        value = self._values[slot]
+        if use:
+            self._values[slot] = value | 1
+        return Place(value >> 32, (value & 0xFFFFFFFF) >> 1)
+
+    def touch(self, block_id: bytes) -> None:
+        """Marks a block as used, if it is here."""
+        key = _key(block_id)
+        slot = self._slot(key)
+        if self._keys[slot]:
+            self._values[slot] |= 1
+
+    def put(self, block_id: bytes, segment: int, page: int) -> None:
+        """The block lies here from now on, not used yet; where it lay before is forgotten."""
+        _check(segment, page)
+        key = _key(block_id)
+        self._put(key, segment << 32 | page << 1)
+        listed = self._listed.get(segment)
+        if listed is None:
+            listed = self._listed[segment] = array("Q")
+        listed.append(key)
+        self._listed_keys += 1
+        if self._count >= self._due:
+            self._grow(_SLICE)
+
+    def put_many(self, ids: bytes | npt.NDArray[np.uint8], segment: int, pages: npt.NDArray[np.uint32]) -> None:
+        """`put` for many blocks of one segment, in order; `ids`: 32 bytes each. About half a microsecond a block.
+
+        All count as new when it is looked whether there are too many.
+        """
+        keys = _keys(ids)
+        if len(pages) != len(keys):
+            raise ValueError(f"{len(pages)} pages for {len(keys)} blocks")
+        if not len(keys):
+            return
+        _check(segment, int(pages.max()))
+        if self._count + len(keys) > self._most:
+            raise OverflowError(f"{len(keys)} more blocks than {self._count}, of at most {self._most}")
+        while self._count + len(keys) > self._due:
+            self._grow(max(_SLICE, _PACE * len(keys)))
+        self._write(keys, pages.astype(np.uint64) << np.uint64(1) | np.uint64(segment << 32))
+        self._listed.setdefault(segment, array("Q")).frombytes(keys.tobytes())
+        self._listed_keys += len(keys)
+
+    def remove(self, block_id: bytes) -> bool:
+        """Forgets a block; whether it was here."""
+        slot = self._slot(_key(block_id))
+        keys, values = self._keys, self._values
+        if not keys[slot]:
+            return False
+        # What follows in the run moves up into the hole, if the hole does not lie before its home.
+        hole, slot = slot, slot + 1
+        while key := keys[slot]:
+            if self._home(key) <= hole:
+                keys[hole], values[hole] = key, values[slot]
+                hole = slot
+            slot += 1
+        keys[hole] = 0
+        self._count -= 1
+        return True
+
+    def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks lie in this segment still and were used since they were put there."""
+        if not ids:
+            return []
+        slots = self._locate(_keys(b"".join(ids)))
+        found = slots >= 0
+        values = self._all_values[slots]  # of what was not found: any, and not looked at
+        here: list[bool] = (found & (values >> 32 == segment) & (values & 1 == 1)).tolist()
+        return here
+
+    def drop_segment(self, segment: int) -> int:
+        """Forgets all blocks that lie in this segment, and says how many did. About a microsecond a block."""
+        listed = self._listed.pop(segment, None)
+        if listed is None:
+            return 0
+        self._listed_keys -= len(listed)
+        slots = self._locate(np.unique(np.frombuffer(listed, np.uint64)))
+        slots = slots[slots >= 0]
+        slots = slots[self._all_values[slots] >> 32 == segment]  # others lie elsewhere by now
+        self._take_out(slots)
+        return len(slots)
+
+    # --- one key ------------------------------------------------------------------------------------------------------
+
+    def _home(self, key: int) -> int:
+        half = key >> 32
+        return half * (self._high if half >= self._front else self._low) >> 32
+
+    def _slot(self, key: int) -> int:
+        """Where the key is, or the empty slot where it would be."""
+        slot = self._home(key)
+        keys = self._keys
+        while (found := keys[slot]) and found != key:
+            slot += 1
+        return slot
+
+    def _put(self, key: int, value: int) -> None:
+        slot = self._slot(key)
+        if not self._keys[slot]:
+            if self._count >= self._most:
+                raise OverflowError(f"more than {self._most} blocks")
+            self._keys[slot] = key
+            self._count += 1
+        self._values[slot] = value
+
+    # --- many keys ----------------------------------------------------------------------------------------------------
+
+    def _homes(self, keys: _U64) -> _Slots:
+        half = keys >> 32
+        sizes = (
+            np.where(half >= self._front, np.uint64(self._high), np.uint64(self._low)) if self._front else self._high
+        )
+        homes: _Slots = (half * sizes >> 32).astype(np.intp)
+        return homes
+
+    def _write(self, keys: _U64, values: _U64) -> None:
+        """All go one slot on together, until each has found itself or an empty slot. Of equal keys the last counts."""
+        all_keys, all_values = self._all_keys, self._all_values
+        slots, numbers = self._homes(keys), np.arange(len(keys), dtype=np.uint64)
+        while len(keys) > _FEW:
+            empty = (all_keys.take(slots) == 0).nonzero()[0]
+            taken, rows = slots.take(empty), numbers[: len(empty)]
+            all_keys[taken] = keys.take(empty)
+            all_values[taken] = rows
+            self._count += int(np.count_nonzero(all_values.take(taken) == rows))  # what several took counts once
+            settled = all_keys.take(slots) == keys
+            done, rest = settled.nonzero()[0], (~settled).nonzero()[0]
+            all_values[slots.take(done)] = values.take(done)
+            keys, values, slots = keys.take(rest), values.take(rest), slots.take(rest) + 1
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            self._put(key, value)
+
+    def _locate(self, keys: _U64) -> _Slots:
+        """The slot of each key, -1 for those that are not here."""
+        found = np.full(len(keys), -1, np.intp)
+        rows, slots = np.arange(len(keys)), self._homes(keys)
+        while len(rows) > _FEW:
+            held = self._all_keys[slots]
+            here = held == keys[rows]
+            found[rows[here]] = slots[here]
+            on = (~here & (held != 0)).nonzero()[0]
+            rows, slots = rows[on], slots[on] + 1
+        for row in rows.tolist():
+            slot = self._slot(int(keys[row]))
+            found[row] = slot if self._keys[slot] else -1
+        return found
+
+    def _take_out(self, slots: _Slots) -> None:
+        """Empties these slots; what follows them in their runs is put again."""
+        all_keys = self._all_keys
+        all_keys[slots] = 0
+        self._count -= len(slots)
+        behind = []
+        walk = slots + 1  # each stops at the next hole at the latest: no slot is met twice
+        while len(walk):
+            walk = walk[all_keys[walk] != 0]
+            behind.append(walk)
+            walk = walk + 1
+        self._again(np.concatenate(behind) if behind else slots)
+
+    def _again(self, slots: _Slots) -> None:
+        """Puts what is in these slots where it belongs. They reach from a hole or a run's start to the run's end."""
+        keys, values = self._all_keys[slots], self._all_values[slots]
+        self._all_keys[slots] = 0
+        self._count -= len(slots)
+        self._write(keys, values)
+
+    # --- growth -------------------------------------------------------------------------------------------------------
+
+    def _grow(self, slots: int) -> None:
+        """Moves the next slice below the frontier, of about this many slots, to its homes by the new size."""
+        if not self._front:
+            self._low, self._high = self._high, self._high * 3 // 2
+            self._front, self._edge = _ALL, self._low
+        keys = self._keys
+        # Whole runs: what lies in them has its home in them, and nothing else has.
+        first, end = max(0, self._edge - slots), self._edge
+        while first and keys[first - 1]:
+            first -= 1
+        while keys[end]:
+            end += 1
+        self._front, self._edge = -(-(first << 32) // self._low), first
+        self._again(first + self._all_keys[first:end].nonzero()[0])
+        if self._front:
+            self._due = self._count + slots // _PACE
+        else:
+            self._due = int(_FILLED * self._high)
+
+
+def _check(segment: int, page: int) -> None:
+    if page >> 16 or segment >> 32:
+        raise ValueError(f"page {page} of segment {segment}: there are {PAGES} pages in each of {SEGMENTS} segments")
+
+
+def _key(block_id: bytes) -> int:
+    """0 marks an empty slot: an id that begins with it shares the key 1."""
+    return int.from_bytes(block_id[:8], "little") or 1
+
+
+def _keys(ids: bytes | npt.NDArray[np.uint8]) -> _U64:
+    rows = np.frombuffer(ids, "<u8") if isinstance(ids, bytes) else np.ascontiguousarray(ids).reshape(-1).view("<u8")
+    keys: _U64 = rows[:: ID_BYTES // 8].astype(np.uint64)
+    keys[keys == 0] = 1
+    return keys
+
+
+def _reserve(size: int) -> mmap.mmap:
+    """Addresses, zero when first read; memory only where something has been written."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)

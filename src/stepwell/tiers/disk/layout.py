@@ -1,0 +1,139 @@
+"""Bytes of a segment: one page that says what it is, frames, and, once it is closed, an index at its end.
+
+    page 0: head | frames, each whole pages ... | (unused) | records, 64 bytes each, padded | last page: trailer
+
+Head and trailer carry the segment's id, which is new with every life of the file, so that what an earlier life left is
+never taken for this one's. Records are a hint (each frame proves itself), so a checksum against accidents is enough.
+Drawn in docs/design/format.md and guarded by golden files.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stepwell.block.frame import PAGE
+
+Bytes = npt.NDArray[np.uint8]
+
+VERSION = 1
+MAX_KEYS = 60
+"""Different keys in one segment; a segment is closed early rather than hold more."""
+
+RECORD = np.dtype(
+    [("block", "V32"), ("namespace", "V16"), ("page", "<u4"), ("pages", "<u4"), ("key", "<u4"), ("expires", "<u4")]
+)
+"""One block: its first page, the pages of all its frames, which of the trailer's commitments its key has, and the Unix
+second of its expiry (0: never)."""
+
+Records = npt.NDArray[np.void]
+
+_HEAD = struct.Struct("<8sH6x16sQQQ")
+_TRAILER = struct.Struct("<8sH6x16sQQ16sI")
+_CRC = struct.Struct("<I")
+_CRC_AT = PAGE - _CRC.size
+_HEAD_MAGIC, _TRAILER_MAGIC = b"stepwseg", b"stepwidx"
+_KEYS_AT = 128
+_EMPTY = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """id: 16 bytes. sequence: grows with every segment that is begun, so the oldest has the smallest. nbytes: of the
+    file. created: Unix seconds."""
+
+    id: bytes
+    sequence: int
+    nbytes: int
+    created: int
+
+    def pack(self) -> bytes:
+        return _page(_HEAD.pack(_HEAD_MAGIC, VERSION, self.id, self.sequence, self.nbytes, self.created))
+
+    @classmethod
+    def parse(cls, page: bytes) -> Head | None:
+        """None if it is no head, or damaged. Raises `OtherVersion`."""
+        fields = _checked(page, _HEAD, _HEAD_MAGIC)
+        return cls(*fields) if fields is not None else None
+
+
+class OtherVersion(Exception):
+    """A segment of a version of the format that this release does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The index of a closed segment. `commitments` has 32 bytes for each key."""
+
+    segment: bytes
+    records: Records
+    commitments: tuple[bytes, ...]
+
+    @staticmethod
+    def nbytes(count: int) -> int:
+        """Bytes of a footer with `count` records: whole pages, the trailer with them."""
+        return -(-count * RECORD.itemsize // PAGE) * PAGE + PAGE
+
+    def pack(self) -> bytes:
+        """To be written so that it ends where the file ends."""
+        raw = self.records.tobytes()
+        padded = raw + bytes(-len(raw) % PAGE)
+        head = _TRAILER.pack(
+            _TRAILER_MAGIC, VERSION, self.segment, len(self.records), len(padded), xxhash.xxh3_128_digest(padded),
+            len(self.commitments),
+        )  # fmt: skip
+        return padded + _page(head.ljust(_KEYS_AT, b"\0") + b"".join(self.commitments))
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last page of a closed segment: `count` records in the `nbytes` bytes before it."""
+
+    segment: bytes
+    count: int
+    nbytes: int
+    checksum: bytes
+    commitments: tuple[bytes, ...]
+
+    @classmethod
+    def parse(cls, page: bytes) -> Trailer | None:
+        """None if it is no trailer, or damaged. Raises `OtherVersion`."""
+        fields = _checked(page, _TRAILER, _TRAILER_MAGIC)
+        if fields is None:
+            return None
+        segment, count, nbytes, checksum, keys = fields
+        if keys > MAX_KEYS or nbytes != Footer.nbytes(count) - PAGE:
+            return None
+        commitments = tuple(page[_KEYS_AT + 32 * n : _KEYS_AT + 32 * n + 32] for n in range(keys))
+        return cls(segment, count, nbytes, checksum, commitments)
+
+    def footer(self, raw: bytes, pages: int) -> Footer | None:
+        """With the records in `raw`; None unless they are those that were written and fit a segment of `pages`."""
+        if len(raw) != self.nbytes or xxhash.xxh3_128_digest(raw) != self.checksum:
+            return None
+        records = np.frombuffer(raw, RECORD, self.count)
+        first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
+        fits = (first > 0) & (length > 0) & (first + length <= pages) & (records["key"] < max(1, len(self.commitments)))
+        return Footer(self.segment, records, self.commitments) if bool(fits.all()) else None
+
+
+def _page(fields: bytes) -> bytes:
+    page = fields.ljust(_CRC_AT, b"\0")
+    return page + _CRC.pack(zlib.crc32(page))
+
+
+def _checked(page: bytes, fields: struct.Struct, magic: bytes) -> tuple[Any, ...] | None:
+    if len(page) != PAGE or zlib.crc32(page[:_CRC_AT]) != _CRC.unpack_from(page, _CRC_AT)[0]:
+        return None
+    found, version, *rest = fields.unpack_from(page)
+    if found != magic:
+        return None
+    if version != VERSION:
+        raise OtherVersion
+    return tuple(rest)

@@ -1,0 +1,133 @@
+"""What an earlier life left in a directory: read from footers, or, where a segment was still open, from its frames.
+
+Nothing here is believed: places that it yields are hints, and each frame proves itself when it is read. What is not
+understood is counted and left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from stepwell.block.frame import MAGIC, PAGE, FrameHeader, frame_bytes
+from stepwell.io.files import File, Files
+from stepwell.io.staging import Staging
+from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVersion, Records, Trailer
+
+NAME = re.compile(r"[0-9a-f]{16}\.seg")
+OURS = ("lock", "README.txt")
+GAP = 32 << 20
+"""More than all writes that are under way at the same time."""
+
+
+class Kind(Enum):
+    GOOD = "good"  # records are those of its footer, or of its frames
+    EMPTY = "empty"  # made and never written: its file may be used
+    STRANGE = "strange"  # of another version, or no segment (any more)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One file. `footer` has the blocks of a GOOD one; `closed`: it lay there as such, else it was put together from
+    frames. `nbytes` of the file."""
+
+    name: str
+    kind: Kind
+    nbytes: int
+    head: Head | None = None
+    footer: Footer | None = None
+    closed: bool = False
+
+
+def look(files: Files, name: str, staging: Staging) -> Found:
+    """Reads one segment file's head and index. Blocking; raises OSError."""
+    file = files.open(name)
+    try:
+        nbytes = file.size()
+        try:
+            return _look(file, name, nbytes, staging)
+        except OtherVersion:
+            return Found(name, Kind.STRANGE, nbytes)
+    finally:
+        file.close()
+
+
+def _look(file: File, name: str, nbytes: int, staging: Staging) -> Found:
+    with staging.lend(PAGE) as buffer:
+        got = file.read(buffer[:PAGE], 0)
+        page = buffer[:got].tobytes()
+    head = Head.parse(page)
+    if head is None:
+        blank = nbytes % PAGE == 0 and not any(page)
+        return Found(name, Kind.EMPTY if blank else Kind.STRANGE, nbytes)
+    if head.nbytes == nbytes:
+        footer = read_footer(file, head.id, staging)
+        if footer is not None:
+            return Found(name, Kind.GOOD, nbytes, head, footer, closed=True)
+    return Found(name, Kind.GOOD, nbytes, head, _scan(file, head.id, nbytes, staging))
+
+
+def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
+    """The footer of a closed segment; None if it has none that is whole and of this life of the file."""
+    end = file.size() // PAGE * PAGE
+    with staging.lend(PAGE) as buffer:
+        if end < 2 * PAGE or file.read(buffer[:PAGE], end - PAGE) != PAGE:
+            return None
+        trailer = Trailer.parse(buffer[:PAGE].tobytes())
+    if trailer is None or trailer.segment != segment or trailer.nbytes > end - 2 * PAGE:
+        return None
+    with staging.lend(trailer.nbytes) as buffer:
+        raw = buffer[: trailer.nbytes]
+        if trailer.nbytes and file.read(raw, end - PAGE - trailer.nbytes) != trailer.nbytes:
+            return None
+        return trailer.footer(raw.tobytes(), end // PAGE)
+
+
+def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
+    """The blocks of a segment that was open, header by header. Writes were under way side by side, so a gap may come
+    before the last of them."""
+    records: list[tuple[bytes, bytes, int, int, int, int]] = []
+    keys: dict[bytes, int] = {}
+    page, first, shards = 1, 1, 0
+    with staging.lend(PAGE) as buffer:
+        while (page + 1) * PAGE <= nbytes and file.read(buffer[:PAGE], page * PAGE) == PAGE:
+            header = FrameHeader.parse(buffer[:PAGE].tobytes())
+            if header is None or header.segment != segment or header.shard != shards:
+                page = _beyond_gap(file, segment, max(page, first) + 1, nbytes, staging)
+                if not page:
+                    break
+                first, shards = page, 0
+                continue
+            page += frame_bytes(header.payload) // PAGE
+            shards += 1
+            if shards < header.shards:
+                continue
+            if page * PAGE > nbytes or (header.commitment not in keys and len(keys) == MAX_KEYS):
+                break
+            key = keys.setdefault(header.commitment, len(keys))
+            records.append((header.block, header.namespace, first, page - first, key, header.expires))
+            first, shards = page, 0
+    return Footer(segment, np.array(records, RECORD), tuple(keys))
+
+
+def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> int:
+    """The next page that begins with this segment's first shard of a block, at most GAP bytes on; 0: there is none."""
+    length = min(GAP, nbytes // PAGE * PAGE - page * PAGE)
+    if length <= 0:
+        return 0
+    with staging.lend(length) as buffer:
+        got = file.read(buffer[:length], page * PAGE) // PAGE
+        rows = buffer[: got * PAGE].reshape(got, PAGE)
+        for at in (rows[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8)).all(axis=1).nonzero()[0].tolist():
+            header = FrameHeader.parse(rows[at].tobytes())
+            if header is not None and header.segment == segment and header.shard == 0:
+                return page + int(at)
+    return 0
+
+
+def ids_of(records: Records) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Block ids, of shape (n, 32)."""
+    return np.ascontiguousarray(records["block"]).view(np.uint8).reshape(len(records), 32)

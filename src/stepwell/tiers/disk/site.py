@@ -1,0 +1,115 @@
+"""May this directory hold the tier's files? Checked before a byte is written, with what to do if not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from stepwell.errors import AccessDenied, BackendDown, ConfigError
+from stepwell.io.files import SystemFiles
+from stepwell.io.paths import NETWORK, filesystem
+from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS, Site
+from stepwell.units import Amount, format_size
+
+_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+_README = """\
+This directory belongs to stepwell, a cache for the KV blocks of LLM inference.
+
+The files *.seg hold cached blocks. They are only a cache: once no `stepwell serve` is
+running, they may be deleted; engines then recompute what was cached, and nothing else
+is lost. `stepwell fsck` says what is in them.
+"""
+
+
+def take(path: Path, size: Amount, reserve: Amount) -> Site:
+    """Makes the directory (0700) if it is missing, checks it, takes its lock and leaves a README for strangers.
+
+    Raises AccessDenied SW-608 (cannot be used, is not ours, or is open to others), SW-609 (on a network filesystem or
+    in memory), ConfigError SW-114 (the size cannot work there), BackendDown SW-506 (another well uses it).
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, parents=True)
+        _check_owner(path)
+        _check_kind(path)
+        files = SystemFiles(path)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    try:
+        if not files.lock("lock"):
+            raise BackendDown(
+                "SW-506",
+                what=f"the disk tier's directory {path} is in use",
+                why="another well holds its lock",
+                fix="give each well directories of its own, or end the other one with `stepwell stop`",
+            )
+        _, total = files.free()
+        limit, left = size.of(total), reserve.of(total)
+        _check_size(path, limit, left, total)
+        _leave_readme(path)
+    except OSError as error:
+        files.close()
+        raise _unusable(path, error.strerror or str(error)) from error
+    except BaseException:
+        files.close()
+        raise
+    return Site(files, limit, left)
+
+
+def _check_owner(path: Path) -> None:
+    status = path.lstat()
+    why = ""
+    if not stat.S_ISDIR(status.st_mode):
+        why = "it is not a directory, or a symbolic link to one"
+    elif status.st_uid != os.geteuid():
+        why = f"it belongs to the user with id {status.st_uid}, not to {os.geteuid()}"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others could put files there"
+    if why:
+        raise _unusable(path, why)
+
+
+def _check_kind(path: Path) -> None:
+    kind = filesystem(path)
+    if kind in NETWORK:
+        why, fix = "locks, errors and speed are other there; several hosts would take it for theirs", "use a local disk"
+    elif kind in _MEMORY:
+        why, fix = (
+            "it is memory, which the host tier uses better",
+            "raise `host` instead, or name a directory on a disk",
+        )
+    else:
+        return
+    raise AccessDenied("SW-609", what=f"the disk tier's directory {path} is on {kind}", why=why, fix=fix)
+
+
+def _check_size(path: Path, limit: int, reserve: int, total: int) -> None:
+    if limit < LEAST_SEGMENTS * LEAST_SEGMENT:
+        why = f"a disk tier has at least {LEAST_SEGMENTS} segments of {format_size(LEAST_SEGMENT)}"
+        fix = f"give it at least {format_size(LEAST_SEGMENTS * LEAST_SEGMENT)}"
+    elif limit + reserve > total:
+        why = (
+            f"the filesystem has {format_size(total)}, of which {format_size(reserve)} are to stay free (disk_reserve)"
+        )
+        fix = f"give it at most {(total - reserve) >> 20}MiB"
+    else:
+        return
+    raise ConfigError("SW-114", what=f"the disk tier cannot have {format_size(limit)} in {path}", why=why, fix=fix)
+
+
+def _leave_readme(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path / "README.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(_README)
+
+
+def _unusable(path: Path, why: str) -> AccessDenied:
+    return AccessDenied(
+        "SW-608",
+        what=f"the disk tier's directory {path} cannot be used",
+        why=why,
+        fix="name a directory of your own with mode 0700 on a local disk",
+    )

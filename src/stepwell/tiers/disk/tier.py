@@ -1,0 +1,286 @@
+"""The disk tier: one index over the segments of one or several directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from stepwell.block.layout import MiB
+from stepwell.block.namespace import BlockId
+from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
+from stepwell.io.files import SystemFiles
+from stepwell.io.staging import Staging
+from stepwell.tiers.base import (
+    Capacity,
+    Incoming,
+    Locksmith,
+    Outgoing,
+    ReadDone,
+    Reading,
+    TierCounts,
+    WriteDone,
+    Writing,
+)
+from stepwell.tiers.disk.directory import MOST_IO, Directory
+from stepwell.tiers.disk.index import BlockIndex
+from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, ids_of, look
+from stepwell.tiers.disk.segment import Phase, Run, Segment
+
+MOST_SEGMENT, LEAST_SEGMENT = 256 * MiB, 16 * MiB
+LEAST_SEGMENTS = 4
+_LOOKING = 8  # files looked at at the same time in recovery, a directory
+
+
+def segment_bytes(limit: int) -> int:
+    """Bytes of the segments of a directory that may hold `limit` bytes."""
+    return max(LEAST_SEGMENT, min(MOST_SEGMENT, limit // 64 // MiB * MiB))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A directory that may be used, with its lock taken. Bytes."""
+
+    files: SystemFiles
+    limit: int
+    reserve: int
+
+
+class DiskTier:
+    """`wall`: Unix seconds. `trouble(kind, error)` is told of what goes wrong, on any thread; it must not block.
+
+    Segments whose keys are not known stay as they are (`kept_segments`), and files that are none of ours are counted
+    (`foreign_files`) and never touched.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        executor: Executor,
+        clock: Clock,
+        wall: Callable[[], float],
+        locksmith: Locksmith,
+        trouble: Callable[[str, BaseException], None] = lambda kind, error: None,
+    ) -> None:
+        self.counts = TierCounts()
+        self.kept_segments = 0
+        self.foreign_files = 0
+        self.recovering = False
+        self._executor = executor
+        self._locksmith = locksmith
+        self._told = trouble
+        self._index = BlockIndex()
+        self._segments: dict[int, tuple[Directory, Segment]] = {}
+        self._staging = Staging(MOST_IO)
+        numbers = count(1)
+        self._directories = [
+            Directory(
+                site.files,
+                limit=site.limit,
+                reserve=site.reserve,
+                segment_bytes=segment_bytes(site.limit),
+                index=self._index,
+                segments=self._segments,
+                numbers=numbers,
+                staging=self._staging,
+                executor=executor,
+                clock=clock,
+                wall=wall,
+                locksmith=locksmith,
+                counts=self.counts,
+                trouble=self._trouble,
+            )
+            for site in sites
+        ]
+        self._numbers = numbers
+        self._turn = 0
+        self._settled: Callable[[], None] | None = None
+
+    def _trouble(self, kind: str, error: BaseException) -> None:
+        self.counts.error(kind)
+        self._told(kind, error)
+
+    # blocks -----------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def lookup(self, id: BlockId) -> bool:
+        return self._index.find(id) is not None
+
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        answers = [Reading.ABSENT] * len(blocks)
+        runs: list[tuple[Directory, Run]] = []
+        for at, block in enumerate(blocks):
+            place = self._index.find(block.id, use=True)
+            known = self._segments.get(place.segment) if place is not None else None
+            if place is None or known is None:
+                continue
+            directory, segment = known
+            if not runs or not runs[-1][1].takes(segment, place.page, block.nbytes, MOST_IO):
+                runs.append((directory, Run(segment, place.page)))
+            runs[-1][1].add(at, block)
+        jobs = [directory.read(run) for directory, run in runs]
+
+        def job() -> None:
+            for each in jobs:
+                each(answers)
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:  # not the device's doing: the caller's `open` raised
+                self._trouble("read", error)
+            for directory, run in runs:
+                for at, block in run.blocks:
+                    if error is not None and answers[at] is Reading.ABSENT:
+                        answers[at] = Reading.FAILED
+                    here = self._index.find(block.id)
+                    if answers[at] in (Reading.ABSENT, Reading.DAMAGED) and here and here.segment == run.segment.number:
+                        self._index.remove(block.id)
+                directory.ended(run.segment)
+                directory.wake()
+            done(answers)
+            self._check_settled()
+
+        self._executor.submit(job, ended)
+
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        def ended(answers: list[Writing]) -> None:
+            done(answers)
+            self._check_settled()
+
+        self._turn += 1
+        self._directories[self._turn % len(self._directories)].write(blocks, ended)
+
+    def drop(self, id: BlockId) -> None:
+        self._index.remove(id)
+
+    def clear(self, done: Callable[[int], None]) -> None:
+        dropped = sum(directory.clear() for directory in self._directories)
+        self._executor.submit(lambda: None, lambda _: done(dropped))
+
+    def capacity(self) -> Capacity:
+        return Capacity(sum(d.used for d in self._directories), sum(d.limit for d in self._directories))
+
+    def figures(self) -> dict[str, int]:
+        """What there is, beside `capacity` and `counts`."""
+        return {
+            "blocks": len(self._index),
+            "segments": len(self._segments),
+            "kept_segments": self.kept_segments,
+            "foreign_files": self.foreign_files,
+            "index_bytes": self._index.nbytes,
+        }
+
+    # an earlier life --------------------------------------------------------------------------------------------------
+
+    def recover(self, done: Callable[[int], None]) -> None:
+        self.recovering = True
+        left = len(self._directories)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.recovering = False
+                done(len(self._index))
+
+        for directory in self._directories:
+            _Recovery(self, directory, ended).begin()
+
+    def _found(self, directory: Directory, found: Found) -> None:
+        """Takes in one file of an earlier life."""
+        directory.used += found.nbytes
+        number = next(self._numbers)
+        if found.kind is Kind.EMPTY:
+            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.FREE))
+            return
+        if found.head is None or found.footer is None:
+            self.foreign_files += 1
+            return
+        segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, Phase.CLOSED)
+        footer = found.footer
+        known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
+        records = footer.records
+        if not all(known):
+            self.kept_segments += 1
+            segment.phase = Phase.KEPT
+            records = records[[known[key] for key in records["key"].tolist()]]
+        directory.found(segment)
+        self._index.put_many(ids_of(records), number, records["page"])
+        if not found.closed and segment.phase is Phase.CLOSED:
+            directory.close_found(segment, footer)
+
+    # the end ----------------------------------------------------------------------------------------------------------
+
+    def settle(self, done: Callable[[], None]) -> None:
+        self._settled = done
+        for directory in self._directories:
+            directory.settle()
+        self._executor.submit(lambda: None, lambda _: self._check_settled())
+
+    def _check_settled(self) -> None:
+        if self._settled is not None and not any(directory.busy for directory in self._directories):
+            done, self._settled = self._settled, None
+            done()
+
+    def close(self) -> None:
+        for directory in self._directories:
+            directory.close()
+
+
+class _Recovery:
+    """Looks through one directory, a few files at a time."""
+
+    def __init__(self, tier: DiskTier, directory: Directory, done: Callable[[], None]) -> None:
+        self._tier = tier
+        self._directory = directory
+        self._done = done
+        self._names: list[str] = []
+        self._looking = 0
+
+    def begin(self) -> None:
+        listed: list[list[str]] = []
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                self._tier._trouble("read", error)
+                self._directory.unreadable = True
+                self._directory.wake()
+                self._done()
+                return
+            names = sorted(listed[0], reverse=True)
+            self._names = [name for name in names if NAME.fullmatch(name)]
+            self._tier.foreign_files += sum(not NAME.fullmatch(name) and name not in OURS for name in names)
+            self._more()
+
+        self._tier._executor.submit(lambda: listed.append(self._directory.files.names()), ended)
+
+    def _more(self) -> None:
+        while self._names and self._looking < _LOOKING:
+            self._looking += 1
+            self._look(self._names.pop())
+        if not self._looking:
+            # Only now is it known what is used: nothing is written before.
+            self._directory.ready = True
+            self._directory.shrink()
+            self._directory.wake()
+            self._done()
+
+    def _look(self, name: str) -> None:
+        found: list[Found] = []
+
+        def ended(error: BaseException | None) -> None:
+            self._looking -= 1
+            if error is not None:
+                self._tier._trouble("read", error)
+                self._tier.foreign_files += 1
+            else:
+                self._tier._found(self._directory, found[0])
+            self._more()
+
+        job = partial(look, self._directory.files, name, self._tier._staging)
+        self._tier._executor.submit(lambda: found.append(job()), ended)
