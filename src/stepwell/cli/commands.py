@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,8 @@ import typer
 from stepwell import __version__
 from stepwell.cli import config
 from stepwell.cli.options import Config, Disk, Home, Json, home_of
-from stepwell.cli.output import emit, stats_table
+from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
+from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous, prepare_home
 
 app = typer.Typer(
@@ -27,6 +30,10 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 
 Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
+
+
+class Kind(StrEnum):
+    HOME, DATA, DEMO = "home", "data", "demo"
 
 
 def _joined(disk: list[str] | None) -> str | None:
@@ -134,6 +141,42 @@ def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> N
     emit(shape(checks), as_json=as_json, text=summary(checks))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+@app.command()
+def uninstall(
+    home: Home = None,
+    socket: Socket = None,
+    config: Config = None,
+    only: Annotated[list[Kind] | None, typer.Option(help="Only this: home, data or demo; repeatable.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """End the well and delete what it left: keyring and log in home, blocks on disk, the demo's cache.
+
+    Lists it first, and asks; without a terminal and without --yes it only lists. Nothing else is ever deleted.
+    """
+    from stepwell.client import control
+    from stepwell.config import load
+    from stepwell.demo.model import cache_folder
+    from stepwell.ops import uninstall as program
+
+    place = home_of(home)
+    settings = load(place, os.environ, path=config).settings
+    parts = program.survey(place, [disk.path for disk in settings.disk], cache_folder())
+    parts = [part for part in parts if not only or part.kind in only]
+    if not as_json:
+        typer.echo(uninstall_table(parts))
+    if not parts or not (yes or (sys.stdin.isatty() and typer.confirm("Delete what is ours of this?"))):
+        emit({"deleted": False, "parts": parts}, as_json=as_json, text="nothing was deleted" + " (--yes)" * (not yes))
+        return
+    try:
+        control.stop(place, socket=socket.absolute() if socket else settings.socket)
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
+    removed = program.remove(place, parts)
+    emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 
 @app.command("vllm-args")
