@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.demo.engine import ENVIRONMENT, START_LIMIT_S, end_session, log_tail, session_members
 from stepwell.demo.wire import Question
@@ -54,6 +55,15 @@ class Server:
         with closing(connection):
             answer: dict[str, Any] = json.loads(response.read())
             return answer
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Of the server's own /metrics, whatever its other labels are."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read().decode()
+        samples = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name == name]
+        [value] = [s.value for s in samples if labels.items() <= s.labels.items()]
+        return value
 
     def stream(self, prompt: list[int]) -> tuple[str, int, int]:
         """Text, cached tokens and number of pieces."""
@@ -160,6 +170,9 @@ def test_recalled_answers_stream_and_say_so(server: Server, well: Well, prompts:
     assert stats["sessions"] == 1
     assert stats["recalled_blocks"] >= 2 * len(prompts) * BLOCKS
     assert stats["misses_never_seen"] >= len(prompts) * BLOCKS
+    assert server.metric("stepwell_engine_recalled_tokens_total", tier="host") >= 2 * len(prompts) * WHOLE
+    assert server.metric("stepwell_engine_transfer_bytes_total", op="recall") == stats["recalled_bytes"]
+    assert server.metric("stepwell_engine_recall_seconds_total") > 0
 
 
 def test_clients_that_hang_up_leave_nothing(

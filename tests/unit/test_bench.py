@@ -277,3 +277,12 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, monkeypat
     assert kept["quick"] and kept["command"] == f"python -m stepwell.bench {name} --quick"
     assert [row for row in kept["rows"] if row["target"] and row["measured"] is not None]
     assert str(tmp_path) not in json.dumps(kept)
+
+
+def test_the_index_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert main(["index", "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "index.json").read_text())
+    by_name = {row["what"]: row for row in kept["rows"]}
+    assert by_name["memory a block, as counted by the index"]["met"]
+    assert kept["counts"]["blocks"] >= 100_000
+    assert all(row["measured"] > 0 for row in kept["rows"])

@@ -27,6 +27,7 @@ from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
+from stepwell.ops import places
 from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome
 from stepwell.serve.process import run
 
@@ -235,6 +236,27 @@ def test_one_socket_has_one_well(folder: Path, serve: Callable[..., subprocess.P
     control.stop(folder, socket=path)
     assert not path.exists()
     assert serve(folder / "home", socket=path).pid != second.pid, "all its locks are free once it has stopped"
+
+
+def test_metrics_and_the_doctor_ask_the_well_where_it_listens(
+    folder: Path, serve: Callable[..., subprocess.Popen[str]]
+) -> None:
+    path, metrics = folder / "run" / "well.sock", folder / "run" / "metrics.sock"
+    serve(folder / "home", socket=path, metrics=metrics)
+    with socket.socket(socket.AF_UNIX) as scraper:
+        scraper.settimeout(PATIENCE)
+        scraper.connect(str(metrics))
+        scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        answer = b""
+        while data := scraper.recv(1 << 16):
+            answer += data
+    assert b" 200 " in answer and b"stepwell_uptime_seconds" in answer
+    (check,), _ = places.well(folder / "home", path, shared=False)
+    assert (check.status, "answers in" in check.text) == ("ok", True)
+    (check,), _ = places.well(folder / "home", folder / "run" / "none", shared=False)
+    assert "none listens" in check.text
+    (folder / "run").chmod(0o770)
+    refused("SW-604", lambda: places.well(folder / "home", path, shared=False))
 
 
 # --- engines join it and never start it -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`python -m stepwell.bench [NAME ...] [--quick] [--out DIR]`: runs benchmarks, prints tables, keeps results.
+"""`python -m stepwell.bench [NAME ...] [--systems A,B] [--quick] [--out DIR]`: benchmarks, printed and kept.
 
 One after the other, in one process, each with wells and engines of its own. A target that is missed is printed and
 kept, and is no failure of the run; a benchmark that cannot run is one.
@@ -18,7 +18,8 @@ from stepwell.bench import machine, report
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import StepwellError
 
-NAMES = ("demo", "lookup", "hooks", "firstspill", "ttft", "noreuse")
+NAMES = ("demo", "lookup", "hooks", "firstspill", "ttft", "noreuse", "index", "itl", "peers")
+BETWEEN_SYSTEMS = ("itl", "peers")
 RESULTS = Path("benchmarks/results")
 
 
@@ -28,13 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
+    if options.systems and (other := [name for name in names if name not in BETWEEN_SYSTEMS]):
+        parser.error(f"{other[0]} does not compare systems; {' and '.join(BETWEEN_SYSTEMS)} do")
+    chosen = {"names": options.systems.split(",")} if options.systems else {}
     out: Path | None = options.out or (None if options.quick else RESULTS)
-    command = " ".join(["python -m stepwell.bench", *options.names, *(["--quick"] if options.quick else [])])
+    switches = [*(["--systems", options.systems] if options.systems else []), *(["--quick"] if options.quick else [])]
+    command = " ".join(["python -m stepwell.bench", *options.names, *switches])
     failed = False
     for name in names:
         facts, began = machine.facts(), time.monotonic()
         try:
-            result = importlib.import_module(f"stepwell.bench.{name}").run(options.quick)
+            result = importlib.import_module(f"stepwell.bench.{name}").run(options.quick, **chosen)
         except (StepwellError, EngineFailed, TimeoutError) as error:
             print(f"{name}: {error}\n", file=sys.stderr, flush=True)
             failed = True
@@ -53,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stepwell.bench", description="stepwell's benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
     parser.add_argument("--quick", action="store_true", help="a few samples: shows that it runs, measures nothing")
+    parser.add_argument(
+        "--systems", metavar="A,B,...", help=f"for {' and '.join(BETWEEN_SYSTEMS)}: the systems to run; all"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help=f"where results are kept ({RESULTS}; with --quick nowhere)"
     )

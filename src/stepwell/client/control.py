@@ -86,8 +86,11 @@ def _place(home: Path, socket: Path | None) -> Rendezvous:
 
 
 class _Admin:
-    def __init__(self, sock: Socket) -> None:
+    """`until`: when waiting for an answer ends."""
+
+    def __init__(self, sock: Socket, until: float) -> None:
         self._sock = sock
+        self._until = until
         self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
         self.pid, _ = peer(sock)
 
@@ -113,6 +116,7 @@ class _Admin:
 
     def _receive(self) -> bytes:
         try:
+            self._sock.settimeout(max(1e-3, self._until - time.monotonic()))
             return self._sock.recv(1 << 16)
         except TimeoutError:
             raise _silent(self.pid, "it is stopped, or too busy") from None
@@ -122,6 +126,7 @@ class _Admin:
 
 @contextlib.contextmanager
 def _admin(home: Path, socket: Path | None, seconds: float) -> Iterator[_Admin]:
+    until = time.monotonic() + seconds
     try:
         sock = connect(_place(home, socket).socket, seconds)
     except BackendDown as error:
@@ -129,7 +134,7 @@ def _admin(home: Path, socket: Path | None, seconds: float) -> Iterator[_Admin]:
             raise (_absent(home) if socket is None else absent_at(socket)) from error
         raise
     with sock:
-        well = _Admin(sock)
+        well = _Admin(sock, until)
         try:
             send_hello(sock, Hello(PROTOCOL, "admin"))
             well.await_(Welcome)

@@ -91,6 +91,7 @@ class SchedulerClient:
         wishes: dict[str, str | int | float] | None = None,
         trouble: Trouble,
         joined: Callable[[m.Welcome], None] = lambda welcome: None,
+        counted: Callable[[str, int], None] = lambda name, n: None,
         patience: Patience = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
@@ -99,6 +100,7 @@ class SchedulerClient:
         self._weights = weights
         self._wishes = wishes or {}
         self._joined = joined
+        self._counted = counted
         self._patience = patience
         self._clock = clock
         self._numbers = count(1)
@@ -226,6 +228,7 @@ class SchedulerClient:
     def count(self, name: str, n: int = 1) -> None:
         """Counts what only the engine side sees, for the next `report`."""
         self._counts[name] += n
+        self._counted(name, n)
 
     def report(self, *, idle: bool) -> None:
         """Tells the well what was counted: once a second at most, and when the engine has nothing left to do."""

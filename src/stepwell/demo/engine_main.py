@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -76,6 +77,20 @@ class Live:
     external: int | None = None
 
 
+class Arrivals:
+    """Which of the questions come when, each once."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self._waiting = sorted((question.after, at) for at, question in enumerate(questions))
+
+    def due(self, steps: int, *, idle: bool) -> list[int]:
+        """Places of those that come after as many steps; of an engine with nothing else to do, one at least."""
+        count = sum(after <= steps for after, _ in self._waiting)
+        count = max(count, min(1, len(self._waiting)) if idle else 0)
+        due, self._waiting = self._waiting[:count], self._waiting[count:]
+        return [at for _, at in due]
+
+
 @dataclass(slots=True)
 class Session:
     """The engine and the requests that one command at a time puts through it."""
@@ -96,10 +111,14 @@ class Session:
 
     def ask(self, questions: list[Question]) -> list[Answer]:
         try:
-            names = [self._submit(question) for question in questions]
+            arrivals, steps = Arrivals(questions), 0
+            names: dict[int, str] = {}
             done: dict[str, Answer] = {}
-            while len(done) < len(names):
+            while len(done) < len(questions):
+                for at in arrivals.due(steps, idle=len(done) == len(names)):
+                    names[at] = self._submit(questions[at])
                 outputs = self.engine.step()
+                steps += 1
                 now = time.perf_counter()
                 first = [self.live[out.request_id] for out in outputs if self.live[out.request_id].ttft_s is None]
                 for live in first:
@@ -109,7 +128,7 @@ class Session:
                 for out in outputs:
                     if out.finished:
                         done[out.request_id] = _answer(out, self.live[out.request_id], now)
-            return [done[name] for name in names]
+            return [done[names[at]] for at in range(len(questions))]
         finally:
             self.live.clear()
 

@@ -13,12 +13,16 @@ import msgspec
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else."""
+    """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else.
+
+    It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do.
+    """
 
     prompt: list[int] | str
     max_tokens: int = 32
     salt: str | None = None
     sampling: dict[str, Any] = {}
+    after: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -43,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Run these at the same time; answered by `Answers` in the same order."""
+    """Run these at the same time, or each `after` its number of steps; answered by `Answers` in the same order."""
 
     questions: list[Question]
 

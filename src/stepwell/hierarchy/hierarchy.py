@@ -92,8 +92,9 @@ class Hierarchy:
         self._recalls = Recalls(
             self.arena, self.index, limits, self._emit, self._ghosts, self._origins, self._work.append
         )
+        below = NullTier() if tier is None else tier
         self.mover = self._recalls.mover = Mover(
-            self.arena, self.index, tier or NullTier(), sealing, clock, limits, self._emit, self._recalls.landed
+            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed
         )
         self._spills = Spills(self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled)
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come

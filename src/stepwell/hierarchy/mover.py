@@ -3,9 +3,10 @@
     down   commit ──► queue, bounded in bytes ──► batches of up to 8 MiB ──► tier
     up     a ticket wants it ──► heap by the engine's queue, then place in the prompt ──► batches ──► tier ──► landed
 
-A block that waits to be written is leased, so that it stays; one that is being staged is FILLING and belongs to nobody
-but the job that opens it. Reads go before writes. Nothing waits for the tier: how long a request may wait is its
-client's matter, and a tier that has not answered for a second is looked up no more until it does.
+A block that waits to be written is leased, so that it stays, up to `queue_bytes` of them; beyond that it waits as long
+as nobody needs its slots. One that is being staged is FILLING and belongs to nobody but the job that opens it. Reads go
+before writes. Nothing waits for the tier: how long a request may wait is its client's matter, and a tier that has not
+answered for a second is asked for nothing more until it does.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Mover:
         self._emit = emit
         self._landed = landed
         self._numbers = count(1)
-        self._down: deque[Entry] = deque()
+        self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
         self.queued_bytes = 0  # waiting to be written, or being written
+        self._leased_bytes = 0  # of them, those that are leased
         self._up: list[tuple[int, int, Entry]] = []
         self.staging: dict[Entry, bool] = {}  # whether its read has begun
         self._up_bytes = 0  # of those whose read has not
@@ -92,7 +94,8 @@ class Mover:
     @property
     def leased(self) -> list[Entry]:
         """Entries that this holds a lease of, for the audit."""
-        return [*self._down, *(entry for _, entries in self.writing.values() for entry in entries)]
+        queued = (entry for entry, held in self._down if held)
+        return [*queued, *(entry for _, entries in self.writing.values() for entry in entries)]
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Calls back once, when everything that was to be written is."""
@@ -125,24 +128,33 @@ class Mover:
         """The block has just been published: it is to be written, if the tier keeps anything and it is not there."""
         if not self.tier.capacity().limit or self.tier.lookup(entry.id):
             return
-        if self.queued_bytes + entry.nbytes > self._limits.queue_bytes:
+        if self.queued_bytes + entry.nbytes > self._limits.host_bytes:
             self._emit(e.BlockNotWritten(self.tier.name, "queue_full"))
             return
-        self._arena.lease(entry)
         self.queued_bytes += entry.nbytes
-        self._down.append(entry)
+        held = self._leased_bytes + entry.nbytes <= self._limits.queue_bytes
+        if held:
+            self._hold(entry)
+        self._down.append((entry, held))
         self.pump()
+
+    def _hold(self, entry: Entry) -> None:
+        self._arena.lease(entry)
+        self._leased_bytes += entry.nbytes
 
     def _write(self) -> None:
         batch: list[Entry] = []
         nbytes = 0
-        while self._down and (not batch or nbytes + self._down[0].nbytes <= MOST_BATCH):
-            entry = self._down.popleft()
+        while self._down and (not batch or nbytes + self._down[0][0].nbytes <= MOST_BATCH):
+            entry, held = self._down.popleft()
             if entry.state is State.RESIDENT:
+                if not held:
+                    self._hold(entry)
                 batch.append(entry)
                 nbytes += entry.nbytes
             else:
-                self._written(entry)
+                self._emit(e.BlockNotWritten(self.tier.name, "gone"))
+                self._let_go(entry, held=held)
         if not batch:
             return
         number, began = next(self._numbers), self._clock.now()
@@ -152,7 +164,7 @@ class Mover:
             del self.writing[number]
             stored = [entry for entry, answer in zip(batch, answers, strict=True) if answer is Writing.STORED]
             for entry, answer in zip(batch, answers, strict=True):
-                self._written(entry)
+                self._let_go(entry, held=True)
                 if answer is not Writing.STORED:
                     self._emit(e.BlockNotWritten(self.tier.name, answer.value))
             seconds = self._clock.now() - began
@@ -161,9 +173,11 @@ class Mover:
 
         self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
 
-    def _written(self, entry: Entry) -> None:
+    def _let_go(self, entry: Entry, *, held: bool) -> None:
         self.queued_bytes -= entry.nbytes
-        self._arena.release(entry)
+        if held:
+            self._leased_bytes -= entry.nbytes
+            self._arena.release(entry)
 
     # up ---------------------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,10 @@ def run(
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
         held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
-        with _listening(place.socket, shared=shared) as listener:
+        with (
+            _listening(place.socket, shared=shared) as listener,
+            _metrics(settings.metrics, home, settings.socket),
+        ):
             try:
                 sites = take_sites(settings)
                 return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
@@ -217,6 +220,15 @@ def _listening(path: Path, *, shared: bool) -> Iterator[socket.socket]:
     finally:
         path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
         listener.close()
+
+
+def _metrics(address: str | None, home: Path, at: Path | None) -> contextlib.AbstractContextManager[object]:
+    """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
+    if address is None:
+        return contextlib.nullcontext()
+    from stepwell.serve.metrics import MetricsServer  # only here: the HTTP machinery is not small
+
+    return MetricsServer(address, home, at)
 
 
 @contextlib.contextmanager

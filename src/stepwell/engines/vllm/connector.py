@@ -23,8 +23,9 @@ from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler as scheduler_client
 from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
-from stepwell.engines.vllm import identity, settings, voice
+from stepwell.engines.vllm import identity, settings, stats, voice
 from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
 from stepwell.engines.vllm.versions import TESTED, is_tested
@@ -84,6 +85,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         voice.adopt_engine_log()
         self._limited = RateLimited(log)
+        self._tally = Tally()
         self._sched: SchedulerHalf | None = None
         self._work: WorkerHalf | None = None
         self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
@@ -155,9 +157,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             wishes=self._settings.wishes,
             trouble=voice.tell,
             joined=lambda welcome: voice.welcome(welcome, who),
+            counted=self._tally.counted,
             threaded=self.threaded,
         )
-        self._sched = SchedulerHalf(shape, client, self._caught)
+        self._sched = SchedulerHalf(shape, client, self._caught, self._tally)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""
@@ -345,6 +348,21 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(None)
     def build_connector_worker_meta(self) -> StepReport | None:
         return self._work.take_report() if self._work is not None else None
+
+    # the engine's own log and /metrics, in the process that serves them but for the first ----------------------------
+
+    @guarded(None)
+    def get_kv_connector_stats(self) -> stats.EngineStats | None:
+        counts = self._tally.take()  # a worker counts nothing here: its numbers are in its reports
+        return stats.EngineStats(counts) if counts is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> stats.EngineStats:
+        return stats.build(data)
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> stats.PromMetrics | None:
+        return stats.prom_metrics(*args, **kwargs)
 
     # both -------------------------------------------------------------------------------------------------------------
 

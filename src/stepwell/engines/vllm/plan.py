@@ -56,14 +56,22 @@ class StepReport(KVConnectorWorkerMetadata):
     """Workers to scheduler, once per step; aggregated over ranks.
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
-    loaded: (request, transfer, seconds of copying).
+    loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: list[tuple[str, int, int]] = field(default_factory=list)
     loaded: list[tuple[str, int, float]] = field(default_factory=list)
+    recalled_bytes: int = 0
+    spilled_bytes: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
         done = {step: self.done.get(step, 0) + other.done.get(step, 0) for step in {*self.done, *other.done}}
-        return StepReport(done, self.failed + other.failed, self.loaded + other.loaded)
+        return StepReport(
+            done,
+            self.failed + other.failed,
+            self.loaded + other.loaded,
+            self.recalled_bytes + other.recalled_bytes,
+            self.spilled_bytes + other.spilled_bytes,
+        )

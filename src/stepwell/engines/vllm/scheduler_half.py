@@ -21,6 +21,7 @@ from typing import Any
 from stepwell.block.digest import Chain, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
+from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
 from stepwell.engines.vllm.steps import Computes, Steps
@@ -56,11 +57,13 @@ class SchedulerHalf:
         shape: Shape,
         client: SchedulerClient,
         trouble: Trouble,
+        tally: Tally | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shape = shape
         self._client = client
         self._trouble = trouble
+        self._tally = tally or Tally()
         self._clock = clock
         self._lives = count(1)
         self._orders = count(1)
@@ -124,8 +127,6 @@ class SchedulerHalf:
             return 0, False  # the engine has it all: nothing to wait for
         if not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
             return None, False
-        if not ask.final:
-            self._client.count("missed_too_slow")
         blocks = self._client.offer(ask)
         tracked.known = max(tracked.known, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._clock()
@@ -163,6 +164,11 @@ class SchedulerHalf:
         tracked = self._track(request)
         tracked.pages = list(pages)
         ask = tracked.ask
+        if ask is not None and ask.first_poll:  # it was waited for: the engine alone did not have it all
+            if ask.final:
+                self._tally.answered(ask.reason)
+            else:
+                self._client.count("missed_too_slow")
         if external == 0:
             if ask is not None:
                 self._client.finish(ask)
@@ -293,7 +299,9 @@ class SchedulerHalf:
             arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
             arrived = max(0, min(loading.tokens, arrived))
             tracked.recalled_tokens += arrived
-            tracked.staged_tokens += min(arrived, sum(loading.staged[: loading.good]) * self._shape.block_tokens)
+            staged = min(arrived, sum(loading.staged[: loading.good]) * self._shape.block_tokens)
+            tracked.staged_tokens += staged
+            self._tally.recalled({"host": arrived - staged, "disk": staged}, loading.seconds)
             tracked.recall_s += loading.seconds
             tracked.copy_s += loading.copy_s
 
@@ -319,6 +327,7 @@ class SchedulerHalf:
 
     def stepped(self, report: StepReport) -> None:
         """What the workers say of the steps that they ended, all ranks together or one after the other."""
+        self._tally.copied(report)
         for request_id, life, after in self._steps.ended(report.done):
             tracked = self._tracked.get(request_id)
             if tracked is not None and tracked.life == life:

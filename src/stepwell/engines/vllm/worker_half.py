@@ -110,6 +110,8 @@ class WorkerHalf:
                 shards.clear()  # views of slots: none may outlive `copying`
         for session, leases in _by_session(filled).items():
             self._client.filled(session, leases, [])
+        with self._lock:
+            self._report.spilled_bytes += len(filled) * self._shard_bytes
         self._drop(failed)
 
     def _drop(self, saves: Sequence[Save]) -> None:
@@ -125,6 +127,7 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 - a failed load is recomputed
             log.debug("blocks were not recalled: %s", error)
         with self._lock:
+            self._report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
             if good < len(load.blocks):
                 self._report.failed.append((load.request, load.transfer, good))
                 for _, pages in load.blocks[good:]:

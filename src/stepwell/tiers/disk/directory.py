@@ -52,7 +52,8 @@ class NoRoom(OSError):
 
 
 class Directory:
-    """`numbers` are shared by all directories of a tier: a segment's number is the tier's name for it."""
+    """`numbers` are shared by all directories of a tier: a segment's number is the tier's name for it. `changed` is
+    called whenever something has ended."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Directory:
         locksmith: Locksmith,
         counts: TierCounts,
         trouble: Callable[[str, BaseException], None],
+        changed: Callable[[], None],
     ) -> None:
         self.limit = limit
         self.used = 0
@@ -87,6 +89,7 @@ class Directory:
         self._wall = wall
         self._counts = counts
         self._trouble = trouble
+        self._changed = changed
         self.segments: dict[int, Segment] = {}
         self.open_segment: Segment | None = None
         self._eviction = Eviction(self, index, staging, executor, locksmith, counts)
@@ -135,9 +138,10 @@ class Directory:
             self._unlink(segment)
 
     def wake(self) -> None:
-        """Something has ended that those who wait for room may have waited for."""
+        """Something has ended that those who wait for room, or for quiet, may have waited for."""
         if self._waiting:
             self._place()
+        self._changed()
 
     # writing ----------------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,15 @@ size, those below it by the old one, and at every moment it is an ordinary table
 table, holds two of it, or pauses a caller for longer than one slice. Its memory is reserved as addresses for the most
 blocks there may be, and becomes memory as slots are first written.
 
-A block costs 16 bytes a slot, at 43 to 65 % of the slots filled, and 8 bytes in its segment's list of keys: 33 to 46
-bytes. The table does not shrink, and what was replaced or removed stays in its segment's list until that is dropped:
-both are bounded by the frames on disk.
+A block costs 16 bytes a slot, at 43 to 65 % of the slots filled, and 8.5 bytes in its segment's list of keys: 33 to 46
+bytes, and 256 for each segment (from a thousand blocks on; an empty index has 28 KiB). The table does not shrink, and
+what was replaced or removed stays in its segment's list until that is dropped: both are bounded by the frames on disk.
 """
 
 from __future__ import annotations
 
 import mmap
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -36,6 +37,7 @@ _SLICE = 1024  # slots moved at once for single puts: a tenth of a millisecond
 _FEW = 32  # this many are placed faster one by one than together
 _ALL = 1 << 32
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it since 3.13
+_DICTS = 16
 _SEGMENT_BYTES = 256  # an array, its allocator's header, a number and a dict's entry; rounded up
 
 
@@ -48,6 +50,8 @@ class Place(NamedTuple):
 
 class BlockIndex:
     """At most `most` blocks; a new one beyond them is an OverflowError and nothing is changed.
+
+    OSError where a system that grants no more addresses than memory (vm.overcommit_memory 2) has too few for them.
 
     A block is known by the first 8 bytes of its id. Ids must be uniformly random, as keyed hashes are. An id that was
     never put is found with a probability of len/2^64, and two with the same 8 bytes replace one another: harmless,
@@ -71,8 +75,9 @@ class BlockIndex:
         self._low = self._high = _START
         self._front = self._edge = 0
         self._due = int(_FILLED * _START)  # the count at which the table begins to grow, or moves its next slice
-        self._listed: dict[int, array[int]] = {}  # the keys put in a segment, stale ones among them
-        self._listed_keys = 0
+        # The keys put in each segment, stale ones among them; in several dicts: a large one grows for milliseconds.
+        self._listed: list[dict[int, array[int]]] = [{} for _ in range(_DICTS)]
+        self._listed_keys = self._segments = 0
 
     def __len__(self) -> int:
         return self._count
@@ -83,7 +88,7 @@ class BlockIndex:
         pages = -(-8 * self._high // mmap.PAGESIZE) + 1  # one for the run at the end
         table = 2 * pages * mmap.PAGESIZE
         listed = self._listed_keys * 8 + self._listed_keys // 2  # an array has at most a sixteenth to spare
-        return table + listed + len(self._listed) * _SEGMENT_BYTES
+        return table + listed + self._segments * _SEGMENT_BYTES + _DICTS * sys.getsizeof({0: 0})
 
     def find(self, block_id: bytes, use: bool = False) -> Place | None:
         """Where the block lies. `use` marks it as used since it was put."""
@@ -102,21 +107,14 @@ class BlockIndex:
 
     def touch(self, block_id: bytes) -> None:
         """Marks a block as used, if it is here."""
-        key = _key(block_id)
-        slot = self._slot(key)
-        if self._keys[slot]:
-            self._values[slot] |= 1
+        self.find(block_id, use=True)
 
     def put(self, block_id: bytes, segment: int, page: int) -> None:
         """The block lies here from now on, not used yet; where it lay before is forgotten."""
         _check(segment, page)
         key = _key(block_id)
         self._put(key, segment << 32 | page << 1)
-        listed = self._listed.get(segment)
-        if listed is None:
-            listed = self._listed[segment] = array("Q")
-        listed.append(key)
-        self._listed_keys += 1
+        self._list(segment, 1).append(key)
         if self._count >= self._due:
             self._grow(_SLICE)
 
@@ -136,8 +134,7 @@ class BlockIndex:
         while self._count + len(keys) > self._due:
             self._grow(max(_SLICE, _PACE * len(keys)))
         self._write(keys, pages.astype(np.uint64) << np.uint64(1) | np.uint64(segment << 32))
-        self._listed.setdefault(segment, array("Q")).frombytes(keys.tobytes())
-        self._listed_keys += len(keys)
+        self._list(segment, len(keys)).frombytes(keys.tobytes())
 
     def remove(self, block_id: bytes) -> bool:
         """Forgets a block; whether it was here."""
@@ -158,25 +155,32 @@ class BlockIndex:
 
     def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
         """Which of these blocks lie in this segment still and were used since they were put there."""
-        if not ids:
-            return []
-        slots = self._locate(_keys(b"".join(ids)))
-        found = slots >= 0
-        values = self._all_values[slots]  # of what was not found: any, and not looked at
-        here: list[bool] = (found & (values >> 32 == segment) & (values & 1 == 1)).tolist()
+        values = self._all_values[self._locate(_keys(b"".join(ids)))]  # not found: the last one, which is always 0
+        here: list[bool] = ((values >> 32 == segment) & (values & 1 == 1)).tolist()
         return here
 
     def drop_segment(self, segment: int) -> int:
         """Forgets all blocks that lie in this segment, and says how many did. About a microsecond a block."""
-        listed = self._listed.pop(segment, None)
+        listed = self._listed[segment % _DICTS].pop(segment, None)
         if listed is None:
             return 0
+        self._segments -= 1
         self._listed_keys -= len(listed)
         slots = self._locate(np.unique(np.frombuffer(listed, np.uint64)))
         slots = slots[slots >= 0]
         slots = slots[self._all_values[slots] >> 32 == segment]  # others lie elsewhere by now
         self._take_out(slots)
         return len(slots)
+
+    def _list(self, segment: int, more: int) -> array[int]:
+        """The segment's list, to which so many keys are about to be added."""
+        lists = self._listed[segment % _DICTS]
+        listed = lists.get(segment)
+        if listed is None:
+            listed = lists[segment] = array("Q")
+            self._segments += 1
+        self._listed_keys += more
+        return listed
 
     # --- one key ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +261,7 @@ class BlockIndex:
         self._again(np.concatenate(behind) if behind else slots)
 
     def _again(self, slots: _Slots) -> None:
-        """Puts what is in these slots where it belongs. They reach from a hole or a run's start to the run's end."""
+        """Puts what is in these slots where it belongs. They reach to their run's end."""
         keys, values = self._all_keys[slots], self._all_values[slots]
         self._all_keys[slots] = 0
         self._count -= len(slots)
@@ -270,12 +274,8 @@ class BlockIndex:
         if not self._front:
             self._low, self._high = self._high, self._high * 3 // 2
             self._front, self._edge = _ALL, self._low
-        keys = self._keys
-        # Whole runs: what lies in them has its home in them, and nothing else has.
         first, end = max(0, self._edge - slots), self._edge
-        while first and keys[first - 1]:
-            first -= 1
-        while keys[end]:
+        while self._keys[end]:  # the run that began below the edge
             end += 1
         self._front, self._edge = -(-(first << 32) // self._low), first
         self._again(first + self._all_keys[first:end].nonzero()[0])

@@ -22,7 +22,6 @@ from stepwell.tiers.base import (
     Reading,
     TierCounts,
     WriteDone,
-    Writing,
 )
 from stepwell.tiers.disk.directory import MOST_IO, Directory
 from stepwell.tiers.disk.index import BlockIndex
@@ -70,6 +69,7 @@ class DiskTier:
         self.kept_segments = 0
         self.foreign_files = 0
         self.recovering = False
+        self._settled: Callable[[], None] | None = None
         self._executor = executor
         self._locksmith = locksmith
         self._told = trouble
@@ -93,21 +93,18 @@ class DiskTier:
                 locksmith=locksmith,
                 counts=self.counts,
                 trouble=self._trouble,
+                changed=self._check_settled,
             )
             for site in sites
         ]
         self._numbers = numbers
         self._turn = 0
-        self._settled: Callable[[], None] | None = None
 
     def _trouble(self, kind: str, error: BaseException) -> None:
         self.counts.error(kind)
         self._told(kind, error)
 
     # blocks -----------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._index)
 
     def lookup(self, id: BlockId) -> bool:
         return self._index.find(id) is not None
@@ -141,19 +138,15 @@ class DiskTier:
                     if answers[at] in (Reading.ABSENT, Reading.DAMAGED) and here and here.segment == run.segment.number:
                         self._index.remove(block.id)
                 directory.ended(run.segment)
-                directory.wake()
             done(answers)
-            self._check_settled()
+            for directory, _ in runs:
+                directory.wake()
 
         self._executor.submit(job, ended)
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        def ended(answers: list[Writing]) -> None:
-            done(answers)
-            self._check_settled()
-
         self._turn += 1
-        self._directories[self._turn % len(self._directories)].write(blocks, ended)
+        self._directories[self._turn % len(self._directories)].write(blocks, done)
 
     def drop(self, id: BlockId) -> None:
         self._index.remove(id)

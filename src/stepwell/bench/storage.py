@@ -1,0 +1,89 @@
+"""What benchmarks of a disk need: an empty page cache, quiet, and how much really came from the device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+QUIET_S, QUIET_LIMIT_S = 0.5, 60.0
+_SHARED_MEMORY = "/dev/shm/"
+
+
+def drop_page_cache(folder: Path) -> int:
+    """Writes what is dirty of all files below `folder` (fdatasync), then has the kernel forget their pages
+    (posix_fadvise DONTNEED). Needs no privilege; other files stay cached. Returns the bytes of the files.
+
+    Files that vanish meanwhile are left out. Pages that somebody has mapped or locked stay: no system here maps files.
+    """
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_symlink() or not path.is_file():
+                continue
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fdatasync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                total += os.fstat(handle).st_size
+            finally:
+                os.close(handle)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that processes had the storage layer read and write so far; reads from the page cache are not among them,
+    writes to it are."""
+
+    read: int
+    written: int
+
+
+def moved(pids: Iterable[int]) -> Moved:
+    """Of all these processes together; those that have ended are left out."""
+    read = written = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+            values = dict(line.split(": ") for line in lines)
+            read += int(values["read_bytes"])
+            written += int(values["write_bytes"])
+    return Moved(read, written)
+
+
+def wait_quiet(written: Callable[[], int], quiet_s: float = QUIET_S, limit_s: float = QUIET_LIMIT_S) -> bool:
+    """Waits until `written` has not grown for `quiet_s`: background writes have ended. False at the limit."""
+    before, since, deadline = written(), time.monotonic(), time.monotonic() + limit_s
+    while time.monotonic() - since < quiet_s:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(quiet_s / 10)
+        if (now := written()) != before:
+            before, since = now, time.monotonic()
+    return True
+
+
+def shared_files(pids: Iterable[int]) -> set[Path]:
+    """Named files in shared memory that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                name = line.partition("/")[1] + line.partition("/")[2]
+                if name.startswith(_SHARED_MEMORY) and not name.endswith(" (deleted)"):
+                    found.add(Path(name))
+    return found
+
+
+def remove_left(files: Iterable[Path]) -> int:
+    """Unlinks those that are still there, and returns their bytes: call it when all who mapped them have ended."""
+    total = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+            path.unlink()
+    return total

@@ -1,0 +1,105 @@
+"""What the engine's own /metrics says of stepwell: the names, and the tally that the scheduler half keeps of them.
+
+A count's key is "family/label": flat, so that it survives whatever way vLLM carries it from the engine's process to the
+one that serves /metrics. Knows nothing of vLLM; `stats` is the part that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepwell.engines.vllm.plan import StepReport
+
+Counts = dict[str, int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A Prometheus counter; its exposed name ends in `_total`. `label` is "" for one without labels of ours; `expected`
+    are values of it that are shown from the start, as 0."""
+
+    name: str
+    help: str
+    label: str = ""
+    expected: tuple[str, ...] = ()
+
+
+FAMILIES: Mapping[str, Family] = {
+    "recalled_tokens": Family(
+        "stepwell_engine_recalled_tokens", "Tokens that arrived in requests' pages.", "tier", ("host", "disk")
+    ),
+    "recalls": Family("stepwell_engine_recalls", "Recalls that brought tokens into a request."),
+    "recall_seconds": Family(
+        "stepwell_engine_recall_seconds",
+        "Time of these recalls, added up: from the scheduler's first ask until the last rank had its bytes.",
+    ),
+    "misses": Family(
+        "stepwell_engine_misses",
+        "Requests of which the well had less than was asked for, or was not asked, by why.",
+        "reason",
+    ),
+    "transfer_bytes": Family(
+        "stepwell_engine_transfer_bytes",
+        "Bytes that workers copied from the host tier (recall) and into it (spill), all ranks together.",
+        "op",
+        ("recall", "spill"),
+    ),
+    "errors": Family(
+        "stepwell_engine_errors",
+        "What went wrong and cost recalls or spills, never a request: failed loads of each rank, exceptions in hooks of"
+        " the scheduler.",
+        "kind",
+        ("failed_load", "hook"),
+    ),
+}
+
+_ERRORS = {"failed_loads": "errors/failed_load", "hook_errors": "errors/hook"}
+
+
+class Tally:
+    """Counts since they were last taken. For one thread, the scheduler's."""
+
+    def __init__(self) -> None:
+        self._counts: Counts = {}
+
+    def _add(self, key: str, n: int | float) -> None:
+        self._counts[key] = self._counts.get(key, 0) + n
+
+    def counted(self, name: str, n: int) -> None:
+        """What the halves count for the well too."""
+        kind, _, reason = name.partition("_")
+        if kind in ("missed", "bypassed"):
+            self._add(f"misses/{reason}", n)
+        elif name in _ERRORS:
+            self._add(_ERRORS[name], n)
+
+    def answered(self, reason: str) -> None:
+        """A request goes on with what the well has of it; `reason` is why it has no more."""
+        if reason != "end":
+            self._add(f"misses/{reason}", 1)
+
+    def recalled(self, tiers: Mapping[str, int], seconds: float) -> None:
+        """Tokens by tier that a recall has brought."""
+        if not any(tiers.values()):
+            return
+        for tier, tokens in tiers.items():
+            self._add(f"recalled_tokens/{tier}", tokens)
+        self._add("recalls/", 1)
+        self._add("recall_seconds/", seconds)
+
+    def copied(self, report: StepReport) -> None:
+        """What workers did in a step."""
+        if report.recalled_bytes:
+            self._add("transfer_bytes/recall", report.recalled_bytes)
+        if report.spilled_bytes:
+            self._add("transfer_bytes/spill", report.spilled_bytes)
+
+    def take(self) -> Counts | None:
+        """What was counted since the last call; None: nothing."""
+        if not self._counts:
+            return None
+        counts, self._counts = self._counts, {}
+        return counts
