@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from wells import PATIENCE, Recorder, eventually, scheduler, worker
 
@@ -26,6 +27,8 @@ from stepwell.client.socket import dial
 from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
+from stepwell.hierarchy.roster import Roster
+from stepwell.hierarchy.session import Member, Peer
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
 from stepwell.ops import places
 from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome
@@ -358,6 +361,26 @@ def test_no_users_process_speaks_for_an_engine_of_another_one(
         poser.join(PATIENCE)
     for fd in (*ready, *hold):
         os.close(fd)
+
+
+def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> None:
+    roster = Roster()
+
+    def enter(uid: int, hello: Hello) -> Member:
+        return roster.enter(Peer(uid, 1, watched=True), hello, lambda message, fds: None, lambda: None)
+
+    session = enter(1, scheduler()).session
+    enter(1, worker())
+    roster.open(session)
+    claims = msgspec.structs.replace(worker(), acknowledges=[session.number])
+    assert roster.disowned(enter(2, claims)) == []
+    assert roster.disowned(enter(1, claims)) == [session]
+    quarantine = roster.leave(session)
+    assert quarantine is not None
+    assert roster.acknowledged(enter(3, claims)) == []
+    assert roster.acknowledged(enter(1, msgspec.structs.replace(claims, engine="other"))) == []
+    (member,) = (m for s in roster.sessions.values() if s.engine == (1, "engine") for m in s.members)
+    assert roster.acknowledged(member) == [quarantine]
 
 
 def test_root_may_end_anybodys_well(folder: Path, open_folder: Path) -> None:
