@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from stepwell.units import format_size
 
+if TYPE_CHECKING:
+    from stepwell.ops.uninstall import Part, Removed
+
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    typer.echo(msgspec.json.encode(values).decode() if as_json else text)
+    typer.echo(msgspec.json.encode(values, enc_hook=os.fspath).decode() if as_json else text)
 
 
 def stats_table(values: Mapping[str, int | float | str]) -> str:
@@ -39,6 +43,38 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
     if trouble:
         lines.append(f"trouble: {trouble}")
     return "\n".join(lines)
+
+
+_MEANS = {
+    "home": "home: without its keyring the blocks on disk can never be read again",
+    "data": "blocks on disk",
+    "demo": "the demo's cache",
+}
+
+
+def uninstall_table(parts: Sequence[Part]) -> str:
+    """What `stepwell uninstall` would delete, and what it would leave."""
+    lines = []
+    for part in parts:
+        lines.append(f"{format_size(part.nbytes)} in {len(part.ours)} of {part.path} ({_MEANS[part.kind]})")
+        if part.others:
+            lines.append(f"  stays, since it is not ours: {_some(part.others)}")
+    return "\n".join(lines) or "there is nothing of stepwell here"
+
+
+def removed_table(removed: Sequence[Removed]) -> str:
+    lines = []
+    for part in removed:
+        lines.append(f"deleted {format_size(part.nbytes)} in {len(part.names)} of {part.path}")
+        lines += [f"  left {name}: {why}" for name, why in part.left[:20]]
+        if len(part.left) > 20:
+            lines.append(f"  and {len(part.left) - 20} more")
+    lines.append("the program itself: pip uninstall stepwell")
+    return "\n".join(lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _size(values: dict[str, int | float | str], key: str) -> str:
