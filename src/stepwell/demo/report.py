@@ -43,14 +43,14 @@ def text(result: DemoResult) -> str:
     if result.disk_bytes is not None:
         rows.append(
             (
-                "recalled from disk, all restarted",
+                "recalled from disk, all new",
                 result.disk_recall_ttft_s,
                 result.disk_speedup,
                 result.disk_ratio,
                 result.disk_ratio_ci,
             )
         )
-    table = [f"{'':33} {'TTFT p50':>9} {'speed-up':>9}   over an engine hit (95 %)"]
+    table = [f"{'':32} {'TTFT p50':>9} {'speed-up':>9}   over an engine hit (95 %)"]
     table += [_row(*row) for row in rows]
     return "\n".join((_head(result), "", *table, "", *_findings(result), "", *_further(result)))
 
@@ -68,7 +68,7 @@ def _row(
     time = f"{ttft_s * 1e3:.0f} ms" if ttft_s is not None else "-"
     times = f"{speedup:.1f} x" if speedup is not None else "-"
     over = f"   {ratio:.3f} ({ci[0]:.3f} to {ci[1]:.3f})" if ratio is not None and ci is not None else ""
-    return f"{name:33} {time:>9} {times:>9}{over}"
+    return f"{name:32} {time:>9} {times:>9}{over}"
 
 
 def _findings(result: DemoResult) -> list[str]:

@@ -2,10 +2,10 @@
 
 One engine at a time, one request at a time. Each document is asked about in turn: first cold, then `rounds` times
 recalled from the host tier, as the others pushed it out of a pool for a quarter of them; then the engine is killed
-with SIGKILL and another one, on the same well, is asked in the same way. Then engine and well are killed, the page cache
-is dropped, and new ones, with a host tier that is smaller than the documents' KV, are asked: what they recall comes from
-disk. After every question the same prompt is asked again at once: an engine hit, the yardstick of the answer and of the
-time. Called by the CLI.
+with SIGKILL and another one, on the same well, is asked in the same way. Then engine and well are killed, the page
+cache is dropped, and new ones, with a host tier that is smaller than the documents' KV, are asked: what they recall
+comes from disk. After every question the same prompt is asked again at once: an engine hit, the yardstick of the answer
+and of the time. Called by the CLI.
 """
 
 from __future__ import annotations
