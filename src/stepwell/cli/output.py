@@ -32,6 +32,8 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
+    if "disk_capacity_bytes" in v:
+        lines += _disk(v)
     for title, prefix in (
         ("blocks missed", "misses_"), ("blocks not spilled", "spills_refused_"), ("blocks dropped", "dropped_"),
         ("counted by engines", "engine_"),
@@ -77,5 +79,35 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def _disk(v: dict[str, int | float | str]) -> list[str]:
+    """What is said of the disk tier; takes its keys out of `v`."""
+    state = "" if v.pop("disk_up") else ", NOT ANSWERING"
+    recalled, spilled = _seconds(v, "disk_recall_seconds"), _seconds(v, "disk_spill_seconds")
+    lines = [
+        f"disk tier: {v.pop('disk_blocks')} blocks, {_size(v, 'disk_bytes')} of {_size(v, 'disk_capacity_bytes')} "
+        f"in {v.pop('disk_segments')} segments{state}",
+        f"  recalled {v.pop('disk_recalled_blocks', 0)} blocks, {_size(v, 'disk_recalled_bytes')}{recalled}; "
+        f"spilled {v.pop('disk_spilled_blocks', 0)} blocks, {_size(v, 'disk_spilled_bytes')}{spilled}; "
+        f"{_size(v, 'disk_write_queue_bytes')} waiting",
+        f"  written to the device: {_size(v, 'disk_device_written_bytes')}; evicted {v.pop('disk_evicted_blocks')} "
+        f"blocks, kept {v.pop('disk_reinserted_blocks')} that were in use",
+    ]
+    kept, foreign = v.pop("disk_kept_segments"), v.pop("disk_foreign_files")
+    if kept or foreign:
+        lines.append(f"  {kept} segments of keys that are not in the keyring, {foreign} files that are none of ours")
+    for title, prefix in (
+        ("not recalled", "disk_not_recalled_"), ("not spilled", "disk_skipped_"), ("errors", "disk_errors_"),
+    ):  # fmt: skip
+        found = {k.removeprefix(prefix): v.pop(k) for k in sorted(v) if k.startswith(prefix)}
+        if found:
+            lines.append(f"  {title}: " + ", ".join(f"{name} {n}" for name, n in found.items()))
+    return lines
+
+
+def _seconds(values: dict[str, int | float | str], key: str) -> str:
+    seconds = float(values.pop(key, 0.0))
+    return f" in {seconds:.1f} s" if seconds else ""
+
+
 def _size(values: dict[str, int | float | str], key: str) -> str:
-    return format_size(int(values.pop(key)))
+    return format_size(int(values.pop(key, 0)))
