@@ -199,6 +199,7 @@ class Hierarchy:
     def _share(self, slab: Slab | None) -> None:
         self._slabs_changed = True
         if slab is None:
+            self._recalls.changed = True  # nobody needs to wait until it is there
             return
         self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self.roster.sessions.values():

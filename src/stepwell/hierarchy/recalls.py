@@ -110,6 +110,7 @@ class Recalls:
         self.mover.pump()
         self._see_landed(ticket)
         ticket.queued = False
+        self._waiting.pop(ticket, None)  # something else has woken it
         reason, waits = obstacle
         if ticket.landed < len(ticket.pinned):
             self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
@@ -195,7 +196,7 @@ class Recalls:
         if not self._room(ticket, owner.slot_bytes * shards):
             self._ask_way(session, ticket)
             return _Obstacle("pins", True)
-        if self._arena.awaits_slab(owner, session.copiers):
+        if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
         parent = ticket.pinned[-1] if ticket.pinned else None
         entry = self._arena.reserve(owner, ids[below], parent, shards, session.copiers)

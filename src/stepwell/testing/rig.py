@@ -44,6 +44,7 @@ class Rig:
         keyring: Keyring | None = None,
         tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
         queue_bytes: int = 256 << 20,
+        sealed: bool = True,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -53,7 +54,7 @@ class Rig:
         self.tier = tier(self.executor)
         self.hierarchy = Hierarchy(
             limits=Limits(host_bytes, queue_bytes=queue_bytes),
-            sealing=Sealing(self.keyring, sealed=True, wall=lambda: 1_800_000_000.0),
+            sealing=Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
             tier=self.tier,
             clock=self.clock,
             executor=self.executor,

@@ -1,0 +1,855 @@
+"""Down to a tier and up again: one promise a test, with sessions played by hand over a tier that can be broken."""
+
+from __future__ import annotations
+
+import pytest
+from deep import HEALTHY, HUNG, PLAIN, DeepRig, at, chain, fill, told, written
+
+from stepwell.block.frame import PAGE
+from stepwell.client.patience import MOST_ALLOWED_S as PATIENCE_ALLOWS
+from stepwell.hierarchy.mover import MOST_ALLOWED_S, STALLED_S
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLOT, SLOTS
+from stepwell.testing.dict_tier import Kept
+from stepwell.testing.executor import Faults
+from stepwell.testing.rig import FakeEngine, Model
+from stepwell.tiers.faulty import TierFaults
+from stepwell.vault.keyring import DEFAULT_TENANT, Epoch, Keyring, TenantKeys
+
+TWO = Model(world=2)
+READERS = 4  # batches that are read at the same time
+
+# down ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_is_written_through() -> None:
+    rig = DeepRig()
+    engine, digests = rig.join(TWO), chain(3)
+    leases, _ = engine.reserve(digests)
+    engine.workers[0].say(m.Filled(leases, []))
+    rig.settle()
+    assert not rig.below.blocks, "one rank has not written its shard"
+    engine.workers[1].say(m.Filled(leases[:2], leases[2:]))
+    rig.settle()
+    assert set(rig.below.blocks) == {rig.name(engine, at(digests, n)) for n in range(2)}
+    assert rig.stat("dict_spilled_blocks") == 2
+    assert rig.stat("dict_spilled_bytes") == 4 * SLOT
+    assert rig.stat("dict_write_queue_bytes") == rig.stat("leased_blocks") == 0
+
+
+def test_what_lies_below_is_not_written_again() -> None:
+    rig = DeepRig()
+    engine, digests = rig.join(), chain(4)
+    fill(engine, digests)
+    rig.settle()
+    assert engine.spill(digests) == 0
+    once = rig.stat("dict_device_written_bytes")
+    engine.scheduler.say(m.Forget(0, digests))
+    rig.settle()
+    assert engine.spill(digests[:64]) == 2, "computed again, because it could not wait"
+    assert engine.found(digests) == 4, "two of them staged"
+    assert rig.stat("dict_device_written_bytes") == once
+
+
+def test_the_write_queue_leases_what_it_may_and_keeps_the_rest_in_sight() -> None:
+    rig = DeepRig(2, queue_bytes=4 * SLOT)
+    rig.faulty.faults = HUNG
+    engine, digests = rig.join(), chain(8)
+    fill(engine, digests)
+    rig.settle()
+    assert rig.stat("leased_blocks") == 4
+    assert rig.stat("dict_write_queue_bytes") == 8 * SLOT
+    fill(engine, chain(12, 100))
+    rig.settle()
+    assert rig.stat("leased_blocks") == 4
+    assert rig.stat("dict_write_queue_bytes") == 16 * SLOT <= rig.hierarchy.limits.host_bytes
+    assert rig.stat("dict_skipped_queue_full") == 4
+    evicted = rig.stat("dropped_evicted")
+    assert evicted >= 4, "they may be evicted before they are written"
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    gone = rig.stat("dict_skipped_gone")
+    assert 0 < gone <= evicted
+    assert rig.stat("dict_spilled_blocks") == 16 - gone
+    assert all(rig.name(engine, at(digests, n)) in rig.below.blocks for n in range(4)), "leased: written for certain"
+    assert rig.hierarchy.mover.queued_bytes == rig.stat("leased_blocks") == 0
+
+
+def test_what_waits_to_be_written_stays_as_it_is() -> None:
+    rig = DeepRig(1)
+    rig.faulty.faults = HUNG
+    engine, digests = rig.join(), chain(4)
+    fill(engine, digests, word=40)
+    engine.spill(chain(SLOTS, 100), word=9)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    again = rig.next_life()
+    reader = again.join()
+    ticket = reader.ask(digests)
+    again.settle()
+    assert told(reader, reader.answer(ticket).refs) == [40, 41, 42, 43]
+
+
+def test_writes_go_out_in_batches_and_few_at_a_time() -> None:
+    rig = DeepRig(4)
+    rig.faulty.faults = HUNG
+    engine = rig.join()
+    fill(engine, chain(16))
+    assert [len(batch) for _, batch in rig.hierarchy.mover.writing.values()] == [1, 1]
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    sizes = []
+    while rig.executor.step():
+        sizes += [len(batch) for _, batch in rig.hierarchy.mover.writing.values()]
+        assert len(rig.hierarchy.mover.writing) <= 2
+    assert max(sizes) == 4, "8 MiB of blocks in one call"
+    rig.settle()
+    assert len(rig.below.blocks) == 16
+
+
+def test_reads_leave_one_writer() -> None:
+    rig = written(4, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    engine.ask(chain(4))
+    rig.turns()
+    assert rig.hierarchy.mover.reading
+    fill(engine, chain(4, 100))
+    assert len(rig.hierarchy.mover.writing) == 1
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert len(rig.below.blocks) == 8
+
+
+@pytest.mark.parametrize(("faults", "reason"), [(TierFaults(fail=1.0), "failed"), (None, "too_large")])
+def test_a_block_that_is_not_taken_is_counted_and_let_go(faults: TierFaults | None, reason: str) -> None:
+    rig = DeepRig(limit=SLOT)  # a frame is larger than its payload
+    rig.faulty.faults = faults or HEALTHY
+    engine = rig.join()
+    fill(engine, chain(3))
+    rig.settle()
+    assert rig.stat(f"dict_skipped_{reason}") == 3
+    assert rig.stat("dict_spilled_blocks") == rig.stat("leased_blocks") == rig.hierarchy.mover.queued_bytes == 0
+    assert engine.found(chain(3)) == 3, "the arena has it"
+
+
+def test_a_block_that_is_forgotten_while_it_waits_is_not_written() -> None:
+    rig = DeepRig()
+    rig.faulty.faults = HUNG
+    engine, digests = rig.join(), chain(6)
+    fill(engine, digests)
+    engine.scheduler.say(m.Forget(0, digests))  # the first two are being written, the others wait
+    rig.settle()
+    assert rig.stat("dropped_failed_check") == 6
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert rig.stat("dict_skipped_gone") == 4
+    assert rig.stat("leased_blocks") == 0
+    assert rig.stat("free_slots") == rig.stat("slabs") * SLOTS
+    assert engine.found(digests) == 2, "what was written is whole"
+
+
+def test_draining_waits_for_the_queue_and_then_lets_the_tier_settle() -> None:
+    rig = DeepRig()
+    drained: list[int] = []
+    rig.hierarchy.drain(lambda: drained.append(len(rig.below.blocks)))
+    assert not drained, "never inside the call"
+    rig.settle()
+    assert drained == [0]
+    rig.faulty.faults = HUNG
+    fill(rig.join(), chain(6))
+    rig.hierarchy.drain(lambda: drained.append(len(rig.below.blocks)))
+    rig.settle()
+    assert drained == [0]
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert drained == [0, 6]
+
+
+# up ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [PLAIN, TWO], ids=["one rank", "two ranks"])
+def test_evicted_blocks_are_staged_bit_for_bit(model: Model) -> None:
+    rig = DeepRig(2)
+    engine, digests = rig.join(model), chain(4)
+    fill(engine, digests, word=50)
+    rig.settle()
+    for n in range(4):
+        fill(engine, chain(4, 100 * n + 100), word=9)
+        rig.settle()
+    assert rig.stat("dropped_evicted") >= 4
+    assert rig.name(engine, at(digests, 3)) not in rig.hierarchy.index
+    ticket = engine.ask(digests + chain(1, 999))
+    rig.settle()
+    answer = engine.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (4, False, "never_seen")
+    assert told(engine, answer.refs) == [50, 51, 52, 53]
+    engine.recalled(engine.recall(ticket))
+    rig.settle()
+    assert rig.stat("hits_staged") == rig.stat("dict_recalled_blocks") > 0
+    assert rig.stat("pinned_bytes") == rig.stat("leased_blocks") == 0
+
+
+def test_a_next_life_finds_what_was_written() -> None:
+    rig = written(2, 6)
+    assert rig.stat("dict_recovered_blocks") == 6
+    engine = rig.join(name="another process")
+    ticket = engine.ask(chain(6))
+    rig.turns()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "staging")
+    rig.settle()
+    answer = engine.answer(ticket)
+    assert (answer.more, answer.reason) == (False, "end")
+    assert told(engine, answer.refs) == [100, 101, 102, 103, 104, 105]
+    engine.release(ticket)
+    rig.settle()
+    assert engine.found(chain(6)) == 6
+    assert rig.below.reads == 6, "once: they are in the arena now"
+
+
+def test_many_that_want_the_same_share_one_read() -> None:
+    rig = written(3, 6)
+    engines = [rig.join(), rig.join(name="another")]
+    tickets = [(engine, engine.ask(chain(6))) for _ in range(128) for engine in engines]
+    rig.settle()
+    assert rig.below.reads == 6
+    for engine, ticket in tickets:
+        assert told(engine, engine.answer(ticket).refs) == [100 + n for n in range(6)]
+        engine.release(ticket)
+    rig.settle()
+    assert rig.stat("requests") == 256
+    assert rig.stat("pinned_bytes") == 0
+
+
+def test_those_that_hasten_what_hangs_cost_nothing() -> None:
+    rig = written(3, 6)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    engine.ask(chain(6))
+    for _ in range(200):
+        engine.release(engine.ask(chain(6)))
+        engine.ask(chain(6))
+        rig.turns()
+    assert len(rig.hierarchy.mover._up) <= 6
+    rig.faulty.release()
+
+
+def test_blocks_of_the_arena_and_of_the_tier_make_one_run() -> None:
+    rig = written(2, 6)
+    engine = rig.join()
+    assert engine.spill(at(chain(6), 2), word=102) == 1
+    ticket = engine.ask(chain(6))
+    rig.settle()
+    assert told(engine, engine.answer(ticket).refs) == [100 + n for n in range(6)]
+    staged = b"".join(f.staged for f in engine._found[ticket])
+    assert list(staged) == [1, 1, 0, 1, 1, 1]
+    assert rig.below.reads == 5
+    assert (rig.stat("hits"), rig.stat("hits_staged")) == (6, 5)
+
+
+def test_blocks_are_told_as_they_land() -> None:
+    rig = written(4, 14)
+    engine = rig.join()
+    ticket = engine.ask(chain(14))
+    rig.turns()
+    told_so_far = 0
+    while rig.executor.step():
+        engine.workers[0].map()
+        rig.turns()
+        rig.hierarchy.check()
+        now = len(engine.answer(ticket).refs)
+        assert told(engine, engine.answer(ticket).refs) == [100 + n for n in range(now)]
+        told_so_far += now not in (0, 14)
+    assert told_so_far, "some came before the others"
+    assert engine.answer(ticket).more is False
+    staging = [f for f in engine._found[ticket] if f.more]
+    assert all(f.allow_s > 0 for f in staging)
+
+
+# pins ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_staged_for_a_waiting_request_is_not_evicted() -> None:
+    rig = written(1, 4)
+    engine = rig.join()
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    refs = engine.answer(ticket).refs
+    for n in range(3):
+        engine.spill(chain(SLOTS, 100 * n + 100), word=9)
+    assert rig.stat("dropped_evicted") > 0
+    assert told(engine, refs) == [100, 101]
+
+
+def test_what_is_being_staged_is_not_evicted_either() -> None:
+    rig = written(1, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(chain(2))
+    rig.turns()
+    rig.faulty.faults = HEALTHY
+    for n in range(3):
+        engine.spill(chain(SLOTS, 100 * n + 100), word=9)
+    rig.faulty.release()
+    rig.settle()
+    assert told(engine, engine.answer(ticket).refs) == [100, 101]
+
+
+def test_staging_is_bounded_by_pins() -> None:
+    rig = written(3, 14)  # 24 slots: 25 % of the bytes are 6 blocks, 50 % are 12
+    engine, long = rig.join(), chain(14)
+    first = engine.ask(long)
+    rig.settle()
+    assert (len(engine.answer(first).refs), engine.answer(first).reason) == (12, "pins")
+    assert rig.below.reads == 12
+    second = engine.ask(chain(3, 500) + long)
+    third = engine.ask(at(long, 0) + at(long, 13))
+    rig.settle()
+    assert engine.answer(second).more is False
+    assert (len(engine.answer(third).refs), engine.answer(third).reason) == (1, "pins")
+    assert rig.below.reads == 12
+    engine.release(first)
+    rig.settle()
+    assert len(engine.answer(third).refs) == 2
+    fourth = engine.ask(long)
+    rig.settle()
+    assert len(engine.answer(fourth).refs) == 5, "six for all that wait, one of them is the third's alone"
+    assert rig.stat("pinned_bytes") == 6 * SLOT
+
+
+def test_a_later_request_is_asked_to_give_way_to_what_an_earlier_one_stages() -> None:
+    rig = DeepRig(4)
+    runs = [chain(5, 100 * n) for n in range(3)]
+    for run in runs:
+        fill(rig.join(), run)
+    rig.settle()
+    rig = rig.next_life(3)
+    engine = rig.join()
+    late, later = engine.ask(runs[0], order=30), engine.ask(runs[1], order=40)
+    rig.settle()
+    early = engine.ask(runs[2], order=10)
+    rig.settle()
+    assert [g.ticket for g in engine.scheduler.take(m.GiveWay)] == [later]
+    engine.release(later)
+    rig.settle()
+    assert [g.ticket for g in engine.scheduler.take(m.GiveWay)] == [late]
+    assert len(engine.answer(early).refs) == 1
+    engine.release(late)
+    rig.settle()
+    assert (len(engine.answer(early).refs), engine.answer(early).more) == (5, False)
+
+
+def test_a_final_answer_comes_once_however_many_things_woke_the_request() -> None:
+    """It waits for a block to land and for room, and gets both."""
+    rig = written(3, 8)
+    engine, digests = rig.join(), chain(8)
+    other = engine.ask(digests[: 32 * 4], order=1)
+    rig.settle()
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(digests, order=2)
+    rig.turns()
+    assert engine.answer(ticket).reason in ("pins", "staging")
+    engine.release(other)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    engine.spill(chain(1, 700))
+    rig.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).more) == (8, False)
+    assert rig.stat("requests") == 2, "each once"
+
+
+def test_an_arena_full_of_leases_has_no_room() -> None:
+    rig = written(1, 4)
+    engine, full = rig.join(), chain(SLOTS, 100)
+    engine.spill(full)
+    for n in range(SLOTS):
+        ticket = engine.ask(at(full, n))
+        rig.settle()
+        engine.recall(ticket)
+    ticket = engine.ask(chain(4))
+    rig.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "no_room")
+    assert engine.answer(ticket).more is False
+    assert rig.below.reads == 0
+
+
+# order ---------------------------------------------------------------------------------------------------------------
+
+
+def busy(rig: DeepRig, engine: FakeEngine) -> int:
+    """Every reader hangs on a block of its own; what is asked from now on waits in line."""
+    rig.faulty.faults = HUNG
+    tickets = [engine.ask(at(chain(64, 1000), n), order=-1000) for n in range(READERS)]
+    rig.turns()
+    assert len(rig.hierarchy.mover.reading) == READERS
+    rig.faulty.faults = HEALTHY
+    return tickets[0]
+
+
+def lined_up() -> tuple[DeepRig, FakeEngine, list[bytes]]:
+    """A well whose readers are busy, over a tier with three runs of four."""
+    runs = [chain(4, 100 * n) for n in range(3)]
+    rig = DeepRig(4)
+    fill(rig.join(), chain(64, 1000)[: 32 * READERS])
+    for run in runs:
+        fill(rig.join(), run)
+    rig.settle()
+    rig = rig.next_life(8)
+    engine = rig.join()
+    busy(rig, engine)
+    return rig, engine, runs
+
+
+def order_of_reads(rig: DeepRig, engine: FakeEngine, runs: list[bytes]) -> list[tuple[int, int]]:
+    """(run, block) of everything that is read once the busy readers go on."""
+    places = {rig.name(engine, at(run, n)): (r, n) for r, run in enumerate(runs) for n in range(4)}
+    rig.asked.clear()
+    rig.faulty.release()
+    rig.settle()
+    return [places[id] for call in rig.asked for id in call if id in places]
+
+
+def test_reads_follow_the_engines_queue_and_then_the_prompt() -> None:
+    rig, engine, runs = lined_up()
+    engine.ask(runs[0], order=40)
+    rig.turns()
+    engine.ask(runs[1], order=10)
+    rig.turns()
+    assert order_of_reads(rig, engine, runs) == [(r, n) for r in (1, 0) for n in range(4)]
+
+
+def test_who_is_preempted_hastens_what_others_staged() -> None:
+    rig, engine, runs = lined_up()
+    engine.ask(runs[0], order=10)
+    engine.ask(runs[1], order=20)
+    rig.turns()
+    engine.ask(runs[1][:64], order=-1)
+    engine.ask(runs[0], order=30)  # does not put it off
+    rig.turns()
+    assert order_of_reads(rig, engine, runs) == [(1, 0), (1, 1), *((0, n) for n in range(4)), (1, 2), (1, 3)]
+
+
+def test_what_nobody_waits_for_any_more_is_not_read() -> None:
+    rig, engine, runs = lined_up()
+    free, filling = rig.stat("free_slots"), rig.stat("filling")
+    first, second = engine.ask(runs[0], order=1), engine.ask(runs[1], order=2)
+    shared = engine.ask(runs[1][:64], order=3)
+    rig.turns()
+    assert rig.stat("filling") == filling + 8
+    engine.release(first)
+    assert (rig.stat("filling"), rig.stat("free_slots")) == (filling + 4, free - 4), "at once"
+    engine.release(second)
+    assert rig.stat("filling") == filling + 2
+    rig.hierarchy.check()
+    assert order_of_reads(rig, engine, runs) == [(1, 0), (1, 1)]
+    assert len(engine.answer(shared).refs) == 2
+
+
+def test_what_is_being_read_lands_when_nobody_waits_for_it() -> None:
+    rig = written(2, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(chain(4))
+    rig.turns()
+    engine.release(ticket)
+    rig.settle()
+    assert (rig.stat("filling"), rig.stat("pinned_bytes")) == (4, 0)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert (rig.stat("filling"), rig.stat("blocks")) == (0, 4)
+    assert engine.found(chain(4)) == 4
+    assert rig.below.reads == 4
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_session_that_is_lost_while_blocks_are_staged_for_it(begun: bool) -> None:
+    rig, engine, runs = lined_up()
+    if begun:
+        rig.faulty.faults = HUNG
+        rig.faulty.release()
+        rig.settle()
+    engine.ask(runs[0])
+    rig.turns()
+    waiting = rig.stat("filling")
+    engine.workers[0].leave()
+    rig.hierarchy.check()
+    assert rig.stat("pinned_bytes") == 0
+    assert rig.stat("filling") == (waiting if begun else READERS)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert (rig.stat("filling"), rig.stat("quarantined_slots"), len(rig.hierarchy.mover.staging)) == (0, 0, 0)
+    assert rig.join(name="next").found(runs[0]) == 4
+
+
+# reads that go wrong -------------------------------------------------------------------------------------------------
+
+HEADER, PAYLOAD, TAG = 100, PAGE + 4096, PAGE + SLOT + 3
+
+
+def cut(kept: Kept) -> Kept:
+    return Kept(kept.frames[: len(kept.frames) // 2], kept.segment)
+
+
+def longer(kept: Kept) -> Kept:
+    return Kept(kept.frames + bytes(PAGE), kept.segment)
+
+
+def elsewhere(kept: Kept) -> Kept:
+    return Kept(kept.frames, bytes(16))
+
+
+@pytest.mark.parametrize("model", [PLAIN, TWO], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize("what", ["header", "payload", "tag", "last shard", "swapped", "cut", "longer", "elsewhere"])
+def test_a_run_ends_before_what_is_not_as_it_was_written(what: str, model: Model) -> None:
+    rig = DeepRig(4)
+    fill(rig.join(model), chain(8))
+    rig.settle()
+    rig = rig.next_life(4)
+    engine, digests, bad = rig.join(model), chain(8), 3
+    ids = [rig.name(engine, at(digests, n)) for n in range(8)]
+    blocks = rig.below.blocks
+    match what:
+        case "swapped":
+            blocks[ids[3]], blocks[ids[4]] = blocks[ids[4]], blocks[ids[3]]
+        case "cut" | "longer" | "elsewhere":
+            blocks[ids[3]] = {"cut": cut, "longer": longer, "elsewhere": elsewhere}[what](blocks[ids[3]])
+        case "last shard":
+            rig.damage(ids[3], len(blocks[ids[3]].frames) - PAGE)
+        case _:
+            rig.damage(ids[3], {"header": HEADER, "payload": PAYLOAD, "tag": TAG}[what])
+    ticket = engine.ask(digests)
+    rig.turns()
+    while rig.executor.step():
+        rig.hierarchy.check()
+        rig.turns()
+        rig.hierarchy.check()
+    answer = engine.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (bad, False, "not_readable")
+    assert told(engine, answer.refs) == [100, 101, 102]
+    assert rig.stat("pinned_bytes") == bad * SLOT * model.world, "those behind it are let go"
+    assert rig.stat("misses_not_readable") == 5
+    assert not rig.plaintext(103), "what did not prove itself is wiped"
+    reason = "absent" if what == "elsewhere" else "damaged"
+    assert rig.stat(f"dict_not_recalled_{reason}") == (2 if what == "swapped" else 1)
+    assert ids[3] not in blocks
+    engine.release(ticket)
+    reads = rig.below.reads
+    assert engine.found(digests) == bad
+    assert rig.below.reads == reads, "it is not tried again"
+    assert engine.spill(at(digests, 3), word=103) == 1, "but may be written anew"
+    rig.settle()
+    assert ids[3] in blocks
+
+
+def test_a_device_that_says_no_ends_the_run_and_is_asked_again_by_the_next() -> None:
+    rig = written(2, 6)
+    engine = rig.join()
+    rig.faulty.faults = TierFaults(fail=1.0)
+    for asks in (1, 2):
+        ticket = engine.ask(chain(6))
+        rig.settle()
+        assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "not_readable")
+        assert rig.stat("dict_not_recalled_failed") == rig.below.reads == 6 * asks
+        engine.release(ticket)
+    rig.settle()
+    assert rig.stat("free_slots") == rig.stat("slabs") * SLOTS
+    rig.faulty.faults = HEALTHY
+    assert engine.found(chain(6)) == 6
+
+
+@pytest.mark.parametrize("faults", [TierFaults(flip=1.0), TierFaults(swap=1.0)], ids=["flip", "swap"])
+def test_what_comes_back_wrong_is_never_told(faults: TierFaults) -> None:
+    rig = written(2, 6)
+    engine = rig.join()
+    rig.faulty.faults = faults
+    ticket = engine.ask(chain(6))
+    rig.settle()
+    answer = engine.answer(ticket)
+    assert answer.more is False
+    assert told(engine, answer.refs) == [100 + n for n in range(len(answer.refs))]
+    if faults.flip:
+        assert len(answer.refs) == 0
+        assert not any(rig.plaintext(100 + n) for n in range(6))
+
+
+def test_an_opener_that_raises_is_a_failed_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = written(2, 2)
+    engine = rig.join()
+    monkeypatch.setattr(rig.executor, "faults", Faults(fail=1.0))
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "not_readable")
+    assert rig.stat("filling") == 0
+
+
+def test_a_slab_that_cannot_be_made_is_not_waited_for() -> None:
+    rig = written(2, 2)
+    engine = FakeEngine(rig)
+    ticket = engine.ask(chain(2))
+    rig.turns()
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (True, "mapping")
+    rig.executor.faults = Faults(fail=1.0)
+    rig.memory.refuse = True
+    rig.settle()
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (False, "no_room")
+
+
+# a tier that hangs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
+    rig = written(8, 14)
+    engine, digests = rig.join(), chain(14)
+    rig.faulty.faults = HUNG
+    first = engine.ask(digests[:128])
+    rig.turns()
+    rig.clock.advance(STALLED_S)
+    second = engine.ask(digests[:192])
+    rig.turns()
+    assert engine.answer(second).reason == "staging", "not yet"
+    assert rig.stat("dict_up") == 1
+    rig.clock.advance(0.001)
+    assert rig.stat("dict_up") == 0
+    calls = len(rig.hierarchy.mover.reading)
+    third = engine.ask(at(digests, 13))
+    rig.settle()
+    assert (engine.answer(third).more, engine.answer(third).reason) == (False, "tier_down")
+    assert rig.stat("misses_tier_down") == 1
+    fill(engine, chain(2, 500))
+    rig.settle()
+    assert not rig.hierarchy.mover.writing
+    assert len(rig.hierarchy.mover.reading) == calls
+    for ticket in (first, second):
+        engine.release(ticket)
+    rig.settle()
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert rig.stat("dict_up") == 1
+    assert engine.found(digests) == 14
+    assert len(rig.below.blocks) == 16, "what waited was written"
+
+
+def test_a_write_that_hangs_stalls_the_tier_too() -> None:
+    rig = written(2, 2)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    fill(engine, chain(1, 500))
+    rig.clock.advance(STALLED_S + 0.001)
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    assert engine.answer(ticket).reason == "tier_down"
+    assert rig.below.reads == 0
+    assert engine.found(chain(1, 500)) == 1, "the arena needs no tier"
+
+
+def test_what_is_allowed_for_a_block_follows_healthy_reads_up_to_a_limit() -> None:
+    rig = written(2, 6)
+    engine = rig.join()
+    allowed = []
+    for n, seconds in enumerate((0.02, 0.03, 5.0, 0.01)):
+        rig.faulty.faults = HUNG
+        ticket = engine.ask(at(chain(6), n))
+        rig.turns()
+        engine.answer(ticket)
+        allowed.append(engine._found[ticket][0].allow_s)
+        rig.clock.advance(seconds)
+        rig.faulty.release()
+        rig.settle()
+        engine.release(ticket)
+    assert allowed == pytest.approx([MOST_ALLOWED_S, 0.02, 0.03, MOST_ALLOWED_S])
+    assert MOST_ALLOWED_S == PATIENCE_ALLOWS
+
+
+# whose blocks --------------------------------------------------------------------------------------------------------
+
+
+def test_what_another_session_is_filling_is_not_waited_for() -> None:
+    rig = written(2, 2)
+    one, two = rig.join(), rig.join(name="two")
+    leases, _ = one.reserve(chain(2))
+    assert all(leases), "it computes what lies below, since it did not wait"
+    ticket = two.ask(chain(2))
+    rig.settle()
+    assert (two.answer(ticket).more, two.answer(ticket).reason) == (False, "filling")
+    assert rig.below.reads == 0
+
+
+def test_what_is_being_staged_is_refused_to_be_spilled() -> None:
+    rig = written(2, 2)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    engine.ask(chain(2))
+    rig.turns()
+    leases, _ = engine.reserve(chain(2))
+    assert leases == [0, 0]
+    assert rig.stat("spills_refused_filling") == 2
+    rig.faulty.release()
+    rig.settle()
+
+
+STRANGERS = {
+    "weights": Model(weights=b"x" * 32),
+    "model": Model(model=b"x" * 32),
+    "layout": Model(layout=b"x" * 32),
+    "block tokens": Model(block_tokens=256),
+    "ranks": Model(world=2),
+    "shard bytes": Model(shard_bytes=SLOT - 8),
+}
+
+
+@pytest.mark.parametrize("field", STRANGERS)
+def test_another_identity_finds_nothing_below(field: str) -> None:
+    rig = written(4, 3)
+    assert rig.join(STRANGERS[field]).found(chain(3)) == 0
+    assert rig.below.reads == 0
+    assert rig.join(name="twin").found(chain(3)) == 3
+
+
+@pytest.mark.parametrize("field", STRANGERS)
+def test_a_frame_of_another_identity_does_not_open(field: str) -> None:
+    """Even if a name led to it: whoever can write to the directory can rename what is there."""
+    rig = written(4, 1)
+    engine, stranger = rig.join(), rig.join(STRANGERS[field], "stranger")
+    blocks = rig.below.blocks
+    theirs = rig.name(stranger, chain(1))
+    blocks[theirs] = blocks[rig.name(engine, chain(1))]
+    ticket = stranger.ask(chain(1))
+    rig.settle()
+    assert (len(stranger.answer(ticket).refs), stranger.answer(ticket).reason) == (0, "not_readable")
+    assert not rig.plaintext(100)
+    assert theirs not in blocks
+
+
+def test_weights_epochs_do_not_meet_below() -> None:
+    rig = DeepRig()
+    fill(rig.join(), chain(2), epoch=5)
+    rig.settle()
+    rig = rig.next_life()
+    engine = rig.join()
+    assert [engine.found(chain(2), epoch=n) for n in (0, 6, 2**64 - 1)] == [0, 0, 0]
+    assert rig.below.reads == 0
+    assert engine.found(chain(2), epoch=5) == 2
+
+
+def _keys(*keys: bytes, tenant: str = DEFAULT_TENANT) -> Keyring:
+    epochs = tuple(Epoch(len(keys) - n, key) for n, key in enumerate(keys))
+    return Keyring((TenantKeys(tenant, epochs),))
+
+
+def test_keys_decide_what_is_found() -> None:
+    rig = DeepRig(keyring=_keys(b"a" * 32))
+    fill(rig.join(), chain(3), word=30)
+    rig.settle()
+    other = rig.next_life(keyring=_keys(b"b" * 32))
+    assert other.join().found(chain(3)) == 0
+    assert other.below.reads == 0
+    assert len(other.below.blocks) == 3, "kept: the keys may come back"
+    rotated = rig.next_life(keyring=_keys(b"b" * 32, b"a" * 32))
+    engine = rotated.join()
+    ticket = engine.ask(chain(3))
+    rotated.settle()
+    assert told(engine, engine.answer(ticket).refs) == [30, 31, 32]
+    fill(engine, chain(5)[96:], parent=at(chain(5), 2), word=33)
+    rotated.settle()
+    newest = rotated.next_life(keyring=_keys(b"b" * 32)).join()
+    assert newest.found(chain(5)) == 0
+    assert newest.found(chain(5)[96:]) == 2, "of the newest epoch"
+    both = rotated.next_life(keyring=_keys(b"c" * 32, b"b" * 32, b"a" * 32)).join()
+    assert both.found(chain(5)) == 5
+
+
+def test_a_sealed_well_believes_no_plain_frame() -> None:
+    plain = DeepRig(sealed=False)
+    fill(plain.join(), chain(2))
+    plain.settle()
+    assert plain.next_life(sealed=False).join().found(chain(2)) == 2
+    sealed = plain.next_life(sealed=True)
+    ticket = (engine := sealed.join()).ask(chain(2))
+    sealed.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "not_readable")
+    assert not sealed.plaintext(100)
+
+
+def test_a_plain_well_reads_what_was_sealed_for_it_and_notices_damage_to_what_it_wrote() -> None:
+    rig = written(2, 2, sealed=False)
+    engine = rig.join()
+    assert engine.found(chain(2)) == 2
+    fill(engine, chain(2, 50), word=60)
+    rig.settle()
+    again = rig.next_life(sealed=False)
+    reader = again.join()
+    again.damage(again.name(reader, at(chain(2, 50), 1)), PAYLOAD)
+    assert reader.found(chain(2, 50)) == 1
+    assert not again.plaintext(61)
+
+
+def test_frames_are_sealed_and_no_digest_is_in_them() -> None:
+    rig = DeepRig()
+    fill(rig.join(), chain(2), word=0x1122334455667788)
+    rig.settle()
+    for kept in rig.below.blocks.values():
+        assert bytes.fromhex("8877665544332211") not in kept.frames
+        assert all(at(chain(2), n) not in kept.frames for n in range(2))
+
+
+# what is told --------------------------------------------------------------------------------------------------------
+
+
+def test_a_miss_is_evicted_only_if_it_is_below_no_more() -> None:
+    rig = DeepRig(1, limit=6 * (SLOT + 2 * PAGE))
+    engine = rig.join()
+    fill(engine, chain(4))
+    rig.settle()
+    fill(engine, chain(8, 100))
+    rig.settle()
+    assert rig.stat("dict_evicted_blocks") == 6
+    ticket = engine.ask(chain(1))
+    rig.settle()
+    assert engine.answer(ticket).reason == "evicted"
+    assert engine.found(chain(8, 100)[-32:]) == 1
+
+
+def test_stats_speak_of_the_tier_by_its_name() -> None:
+    rig = written(2, 4)
+    rig.join().found(chain(4))
+    stats = rig.hierarchy.stats()
+    assert stats["dict_bytes"] == 4 * (SLOT + 2 * PAGE)
+    assert stats["dict_capacity_bytes"] == 1 << 30
+    assert (stats["dict_up"], stats["dict_blocks"], stats["dict_staging_blocks"]) == (1, 4, 0)
+    assert (stats["dict_recalled_blocks"], stats["dict_recalled_bytes"]) == (4, 4 * SLOT)
+    assert (stats["dict_recovered_blocks"], stats["dict_recall_seconds"]) == (4, 0.0)
+    for name in ("dict_write_queue_bytes", "dict_device_written_bytes", "dict_evicted_blocks", "dict_reinserted_blocks"):
+        assert stats[name] == 0
+
+
+def test_seconds_of_the_tier_are_those_from_call_to_answer() -> None:
+    rig = written(2, 1)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    engine.ask(chain(1))
+    rig.turns()
+    rig.clock.advance(0.25)
+    rig.faulty.release()
+    rig.settle()
+    assert rig.hierarchy.stats()["dict_recall_seconds"] == 0.25
+    fill(engine, chain(1, 70))
+    rig.clock.advance(0.5)
+    rig.faulty.release()
+    rig.settle()
+    assert rig.hierarchy.stats()["dict_spill_seconds"] == 0.5
+
+
+def test_a_well_without_a_tier_says_nothing_of_one() -> None:
+    from stepwell.testing.rig import Rig
+
+    assert not [name for name in Rig(1 << 26, seed=1).hierarchy.stats() if name.startswith(("null", "disk"))]
