@@ -285,7 +285,6 @@ class Arena:
         if entry.pins:  # of requests that do not know yet
             self.pins -= entry.pins
             self.pinned_bytes -= entry.nbytes
-            entry.pins = 0
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]

@@ -94,7 +94,7 @@ class Hierarchy:
         )
         below = NullTier() if tier is None else tier
         self.mover = self._recalls.mover = Mover(
-            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed
+            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed, self._recalls.freed
         )
         self._spills = Spills(self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled)
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come

@@ -40,7 +40,8 @@ _REMEMBERED = 64
 
 
 class Mover:
-    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone."""
+    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `freed`: blocks that were leased until they
+    were written are so no more."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Mover:
         limits: Limits,
         emit: e.Sink,
         landed: Callable[[list[Entry]], None],
+        freed: Callable[[], None],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -61,6 +63,7 @@ class Mover:
         self._limits = limits
         self._emit = emit
         self._landed = landed
+        self._freed = freed
         self._numbers = count(1)
         self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
         self.queued_bytes = 0  # waiting to be written, or being written
@@ -169,6 +172,7 @@ class Mover:
                     self._emit(e.BlockNotWritten(self.tier.name, answer.value))
             seconds = self._clock.now() - began
             self._emit(e.BlocksWritten(self.tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
+            self._freed()
             self.pump()
 
         self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
