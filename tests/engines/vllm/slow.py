@@ -1,6 +1,6 @@
 """A tier that takes its time, on a clock that stands still until the harness moves it.
 
-One device: calls are served one after the other at `bandwidth`, each answered `latency_s` after its bytes have moved.
+One device: blocks are served one after the other, `block_s` each, and a call is answered `latency_s` after its last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
-from stepwell.events import BlockDropped, BlocksStaged, Event
 from stepwell.hierarchy import mover
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -29,13 +28,13 @@ from .local import Engine, setup_in
 
 
 class SlowTier(DictTier):
-    """`latency_s` and `bandwidth` (bytes a second) may be changed at any time; `hung`: nothing is answered while it is
-    set. `asked` are the blocks of each read, in order."""
+    """`latency_s` and `block_s` may be changed at any time; `hung`: nothing is answered while it is set. `asked` are
+    the blocks that were read, in order."""
 
     def __init__(self, limit: int, executor: InlineExecutor, clock: SetClock) -> None:
         super().__init__(limit, executor)
         self.latency_s = 0.0
-        self.bandwidth = float("inf")
+        self.block_s = 0.0
         self.hung = False
         self.asked: list[BlockId] = []
         self._clock = clock
@@ -44,13 +43,13 @@ class SlowTier(DictTier):
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         self.asked += [block.id for block in blocks]
-        self._serve(sum(block.nbytes for block in blocks), lambda: DictTier.read(self, blocks, done))
+        self._serve(len(blocks), lambda: DictTier.read(self, blocks, done))
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        self._serve(sum(block.nbytes for block in blocks), lambda: DictTier.write(self, blocks, done))
+        self._serve(len(blocks), lambda: DictTier.write(self, blocks, done))
 
-    def _serve(self, nbytes: int, call: Callable[[], None]) -> None:
-        self._free_at = max(self._free_at, self._clock.now()) + nbytes / self.bandwidth
+    def _serve(self, blocks: int, call: Callable[[], None]) -> None:
+        self._free_at = max(self._free_at, self._clock.now()) + blocks * self.block_s
         self._calls.append((self._free_at + self.latency_s, call))
 
     def tick(self) -> None:
@@ -65,12 +64,13 @@ class SlowTier(DictTier):
 
 class SlowEngine(Engine):
     """An engine whose time is `clock`: a step that computes takes `step_s` and `token_s` for each token, an empty one
-    a millisecond. The tier answers meanwhile."""
+    `idle_s`. The tier answers meanwhile. `started`: when each request got its pages."""
 
     def __init__(self, setup: Setup, well: LocalWell, tier: SlowTier, clock: SetClock) -> None:
         self.tier = tier
         self.clock = clock
-        self.step_s, self.token_s = 0.005, 0.0
+        self.step_s, self.token_s, self.idle_s = 0.005, 0.0, 0.001
+        self.started: dict[str, float] = {}
         self.watch: Callable[[], None] = lambda: None
         """Called whenever the well has moved."""
         super().__init__(setup, well)
@@ -78,21 +78,52 @@ class SlowEngine(Engine):
     def _start(self) -> None:
         super()._start()
         self.client._clock = self.half._clock = self.clock.now
+        allocated = self.half.allocated
+
+        def noted(request: Any, pages: Sequence[int], external: int) -> None:
+            self.started.setdefault(request.request_id, self.clock.now())
+            allocated(request, pages, external)
+
+        self.half.allocated = noted  # type: ignore[method-assign]
 
     def step(self) -> bool:
         executed = super().step()
         tokens = self.last_plan.total_num_scheduled_tokens if executed else 0
-        until = self.clock.now() + (self.step_s + tokens * self.token_s if executed else 0.001)
+        until = self.clock.now() + (self.step_s + tokens * self.token_s if executed else self.idle_s)
         while self.clock.now() < until:
-            self.clock.advance(min(0.005, until - self.clock.now()))
+            self.clock.advance(min(0.01, until - self.clock.now()))
             self.settle()
         return executed
+
+    def put_below(self, prompts: Sequence[list[int]]) -> None:
+        """Computes these prompts in no time; afterwards their blocks are in the tier alone."""
+        for tokens in prompts:
+            self.add(tokens)
+            self.run_slowly()
+            while not self.well.hierarchy.mover.idle:
+                self.settle()
+        self.forget()
+        arena = self.well.hierarchy.arena
+        for entry in reversed(self.entries()):
+            arena.drop(entry, "evicted")
 
     def settle(self) -> None:
         """The tier answers what is due and the well takes it in."""
         self.tier.tick()
         self.well.pump()
         self.watch()
+
+    def rest(self) -> None:
+        """Nobody asks for anything; what is under way in the tier ends."""
+        mover = self.well.hierarchy.mover
+        while mover.staging or not mover.idle:
+            self.clock.advance(0.1)
+            self.settle()
+
+    def run_until_started(self, rid: str) -> None:
+        """Until the request has its pages."""
+        while rid not in self.started:
+            self.step()
 
     def run_slowly(self, max_steps: int = 100_000) -> None:
         """To idle, in the clock's time alone."""
@@ -101,20 +132,6 @@ class SlowEngine(Engine):
                 return
             self.step()
         raise AssertionError(f"not idle after {max_steps} steps")
-
-
-class Watched:
-    """What happened in the well that nobody counts: drops of blocks by the pins that they had."""
-
-    def __init__(self) -> None:
-        self.staged_blocks = 0
-        self.events: list[Event] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, BlocksStaged):
-            self.staged_blocks += event.blocks
-        if not isinstance(event, BlockDropped):
-            self.events.append(event)
 
 
 @contextmanager
