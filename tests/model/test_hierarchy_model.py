@@ -440,6 +440,28 @@ class Well(RuleBasedStateMachine):
             self.faulty.seen[fault] = 0
         self.faulty.release()
 
+    @precondition(lambda self: self.deep and len(self.below.blocks) > 1)
+    @rule(k=st.integers(0, 999), what=st.sampled_from(["swap", "zeros", "flip", "elsewhere"]), really=_RARELY)
+    def tamper(self, k: int, what: str, really: bool) -> None:
+        """Somebody was at the files."""
+        if not really:
+            return
+        blocks = self.below.blocks
+        one, two = list(blocks)[k % len(blocks)], list(blocks)[k % (len(blocks) - 1)]
+        kept = blocks[one]
+        match what:
+            case "swap":
+                same = len(kept.frames) == len(blocks[two].frames)  # its books are by length
+                blocks[one], blocks[two] = (blocks[two], kept) if same else (kept, blocks[two])
+            case "zeros":
+                blocks[one] = Kept(bytes(len(kept.frames)), kept.segment)
+            case "flip":
+                at = k * 4099 % len(kept.frames)
+                blocks[one] = Kept(b"".join((kept.frames[:at], b"x", kept.frames[at + 1 :])), kept.segment)
+            case _:
+                blocks[one] = Kept(kept.frames, bytes(16))
+        self.seen["tampered"] += 1
+
     @rule(seconds=st.sampled_from([0.01, 0.6]))
     def wait(self, seconds: float) -> None:
         self.rig.clock.advance(seconds)
@@ -498,7 +520,6 @@ class Well(RuleBasedStateMachine):
             case "no_room":
                 counted = self.rig.hierarchy.arena.count()
                 assert counted["filling"] or counted["leased_blocks"]
-                assert not counted["free_slots"] or engine.model.world > 1
             case "pins" if self.deep and self.faulty.hanging:
                 more = engine.model.world * engine.model.shard_bytes
                 assert self.rig.hierarchy.arena.pinned_bytes + more > 0.25 * self.rig.hierarchy.limits.host_bytes
@@ -677,6 +698,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
     "hold": lambda r: r.random() < 0.3,
     "fault": lambda r: r.choice(["fail", "flip", "swap", "lose", "hang", "hang"]),
     "often": lambda r: r.random() < 0.5,
+    "what": lambda r: r.choice(["swap", "zeros", "flip", "elsewhere"]),
     "seconds": lambda r: r.choice([0.01, 0.6]),
 }
 
@@ -687,7 +709,7 @@ def test_long_walks() -> None:
     reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "rejoined",
                "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up", "verified from below",
                "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down", "tier: fail", "tier: flip",
-               "tier: swap", "tier: lose", "tier: hang", "tier: skipped_gone", "tier: evicted_blocks")  # fmt: skip
+               "tampered", "tier: lose", "tier: hang", "tier: skipped_gone", "tier: evicted_blocks")  # fmt: skip
     Well.seen.clear()
     for walk in range(160):
         if walk >= 24 and all(Well.seen[what] for what in reached):

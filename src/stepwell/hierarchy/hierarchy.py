@@ -179,6 +179,7 @@ class Hierarchy:
                 for entry in transfer.entries:
                     self.arena.release(entry)
         session.transfers.clear()
+        self._recalls.freed()
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self.roster.quarantines.remove(quarantine)
         self._emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))

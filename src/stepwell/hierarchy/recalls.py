@@ -89,7 +89,7 @@ class Recalls:
         self.freed()
 
     def freed(self) -> None:
-        """Slots are held no more by a copy or a read, and may be evictable."""
+        """Copies or reads that held slots have ended, and who waits for that is to look again."""
         self.changed = self.changed or self._starved
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
@@ -118,15 +118,13 @@ class Recalls:
         ticket.queued = False
         self._waiting.pop(ticket, None)  # something else has woken it
         reason, waits = obstacle
+        if waits:
+            self._waiting[ticket] = session
+            self._starved = self._starved or reason == "no_room"
         if ticket.landed < len(ticket.pinned):
             self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
             if not waits:
                 reason, waits = "staging", True
-            elif reason in ("pins", "no_room"):
-                self._waiting[ticket] = session
-        elif waits:
-            self._waiting[ticket] = session
-        self._starved = self._starved or (waits and reason == "no_room")
         new_wait = reason if waits else ""
         if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting:
             ticket.waiting = new_wait

@@ -75,7 +75,7 @@ class Rig:
             self.turns()
             self.executor.drain()
             mapped = [member.map() for member in self.members if not member.gone]
-            if not any(mapped) and not self.executor.pending and not self.hierarchy.turn():
+            if not any(mapped) and not self.hierarchy.turn() and not self.executor.pending:
                 break
         else:
             raise RuntimeError("the rig does not come to rest")
