@@ -7,12 +7,14 @@ from deep import HEALTHY, HUNG, PLAIN, DeepRig, at, chain, fill, told, written
 
 from stepwell.block.frame import PAGE
 from stepwell.client.patience import MOST_ALLOWED_S as PATIENCE_ALLOWS
+from stepwell.errors import CapacityError
 from stepwell.hierarchy.mover import MOST_ALLOWED_S, STALLED_S
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
 from stepwell.testing.executor import Faults
 from stepwell.testing.rig import FakeEngine, Model
+from stepwell.testing.sparse import SparseShared
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import DEFAULT_TENANT, Epoch, Keyring, TenantKeys
 
@@ -233,10 +235,11 @@ def test_those_that_hasten_what_hangs_cost_nothing() -> None:
     rig.faulty.faults = HUNG
     engine.ask(chain(6))
     for _ in range(200):
-        engine.release(engine.ask(chain(6)))
-        engine.ask(chain(6))
+        again = engine.ask(chain(6))
         rig.turns()
+        engine.release(again)
     assert len(rig.hierarchy.mover._up) <= 6
+    assert sum(map(len, rig.hierarchy._recalls._awaiting.values())) == 1
     rig.faulty.release()
 
 
@@ -363,19 +366,104 @@ def test_a_final_answer_comes_once_however_many_things_woke_the_request() -> Non
     assert rig.stat("requests") == 2, "each once"
 
 
-def test_an_arena_full_of_leases_has_no_room() -> None:
-    rig = written(1, 4)
-    engine, full = rig.join(), chain(SLOTS, 100)
+def full_of_leases(rig: DeepRig, engine: FakeEngine) -> list[int]:
+    """Every slot is being copied from; the transfers."""
+    full, transfers = chain(SLOTS, 100), []
     engine.spill(full)
     for n in range(SLOTS):
         ticket = engine.ask(at(full, n))
         rig.settle()
-        engine.recall(ticket)
-    ticket = engine.ask(chain(4))
+        transfers.append(engine.recall(ticket))
+    return transfers
+
+
+def test_an_arena_full_of_leases_is_waited_for() -> None:
+    """It may be full for the length of one copy; a request that waits is not to lose everything for that."""
+    rig = written(1, 4)
+    engine = rig.join()
+    transfers = full_of_leases(rig, engine)
+    ticket = engine.ask(chain(2))
     rig.settle()
-    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "no_room")
-    assert engine.answer(ticket).more is False
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (True, "no_room")
     assert rig.below.reads == 0
+    for transfer in transfers[-2:]:  # tails go before heads
+        engine.recalled(transfer)
+    rig.settle()
+    assert told(engine, engine.answer(ticket).refs) == [100, 101]
+    assert engine.answer(ticket).more is False
+
+
+def test_an_arena_full_of_blocks_being_written_is_waited_for() -> None:
+    rig = written(1, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    engine.spill(chain(SLOTS, 100))
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (True, "no_room")
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert told(engine, engine.answer(ticket).refs) == [100, 101]
+
+
+def test_an_arena_full_of_what_may_never_end_is_not_waited_for() -> None:
+    """Its session is lost and its processes live: time alone frees nothing."""
+    rig = written(1, 4)
+    zombie, engine = rig.join(name="zombie"), rig.join()
+    zombie.reserve(chain(SLOTS, 100))
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (True, "no_room")
+    zombie.scheduler.leave()
+    rig.settle()
+    assert rig.stat("quarantined_slots") == SLOTS
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (False, "no_room")
+
+
+def test_a_request_that_waits_for_two_things_is_woken_by_each() -> None:
+    rig = written(3, 3)
+    engine, digests = rig.join(), chain(3)
+    leases, _ = engine.reserve(at(digests, 1))
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(digests)
+    rig.turns()
+    assert engine.answer(ticket).reason == "filling"
+    assert rig.hierarchy.arena.pins == 1
+    engine.workers[0].say(m.Filled(leases, []))
+    rig.turns()
+    assert rig.hierarchy.arena.pins == 3, "the run goes on though its first block hangs"
+    assert engine.answer(ticket).reason == "staging"
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).more) == (3, False)
+
+
+def test_blocks_that_failed_make_room_and_nobody_is_answered_twice() -> None:
+    rig = DeepRig(3)
+    late, early, third = chain(5), chain(2, 100), chain(1, 200)
+    for run in (late, early, third):
+        fill(rig.join(), run)
+    rig.settle()
+    rig = rig.next_life(3)
+    engine = rig.join()
+    assert engine.found(at(early, 1)) == 1, "in the arena; six blocks may be pinned"
+    for n in range(5):
+        rig.damage(rig.name(engine, at(late, n)), PAYLOAD)
+    rig.faulty.faults = HUNG
+    first, second = engine.ask(late, order=5), engine.ask(early, order=1)
+    rig.turns()
+    last = engine.ask(third, order=9)
+    rig.turns()
+    assert [engine.answer(t).reason for t in (first, second, last)] == ["staging", "pins", "pins"]
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.executor.drain()
+    rig.settle()
+    assert [len(engine.answer(t).refs) for t in (first, second, last)] == [0, 2, 1]
+    assert [engine.answer(t).more for t in (first, second, last)] == [False] * 3
+    assert rig.stat("requests") == 4
 
 
 # order ---------------------------------------------------------------------------------------------------------------
@@ -599,6 +687,20 @@ def test_a_slab_that_cannot_be_made_is_not_waited_for() -> None:
     rig.memory.refuse = True
     rig.settle()
     assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (False, "no_room")
+
+
+def test_memory_that_is_refused_is_not_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = written(2, 2)
+    engine = FakeEngine(rig)
+
+    def refuse(shared: object, start: int, length: int) -> None:
+        raise CapacityError("SW-202", what="no memory", why="the test said so", fix="none")
+
+    monkeypatch.setattr(SparseShared, "populate", refuse)
+    ticket = engine.ask(chain(2))
+    rig.settle()
+    assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (False, "no_room")
+    assert len(rig.memory.made) < 5
 
 
 # a tier that hangs ---------------------------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ class Recalls:
             state = pinned[ticket.landed].state
             if state is State.ABSENT:
                 ticket.ends = "not_readable"
+                self.changed = True  # there is room for pins
                 while len(pinned) > ticket.landed:
                     ticket.staged.pop()
                     self._unpin(pinned.pop())
