@@ -7,10 +7,11 @@ import random
 import numpy as np
 
 from stepwell.block.digest import Chain
+from stepwell.block.frame import PAGE
 from stepwell.block.namespace import BlockId
 from stepwell.io.executor import Executor
 from stepwell.protocol import messages as m
-from stepwell.testing.arena_kit import SLAB, SLOT
+from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.rig import PLACES, FakeEngine, Model, Refs, Rig, read, write
 from stepwell.tiers.base import Tier
@@ -20,6 +21,9 @@ from stepwell.vault.keyring import Keyring
 HUNG = TierFaults(hang=1.0)
 HEALTHY = TierFaults()
 PLAIN = Model()
+TWO = Model(world=2)
+PAYLOAD = PAGE + 4096
+"""A byte of a frame's payload."""
 
 
 def chain(blocks: int, start: int = 0) -> bytes:
@@ -141,5 +145,3 @@ def written(slabs: int = 2, blocks: int = 6, *, digests: bytes = b"", word: int 
     first.settle()
     assert len(first.below.blocks) == blocks
     return first.next_life(slabs, **rig)
-
-

@@ -166,10 +166,10 @@ class SchedulerClient:
     def settle(self, ask: Ask, wait_s: float) -> bool:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
 
-        Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is stalled
-        when nobody's blocks move, and its time begins anew when one before it has got all that it asked for; the first
-        that does not lets the others go as well. Time runs while the scheduler would take the request, which then asks
-        in every step (`stepped`)."""
+        Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
+        stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
+        the first that does not lets the others go as well. Time runs while the scheduler would take the request, which
+        then asks in every step (`stepped`)."""
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = ask.since = now

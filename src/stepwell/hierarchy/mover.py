@@ -40,8 +40,8 @@ _REMEMBERED = 64
 
 
 class Mover:
-    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `freed`: blocks that were leased until they
-    were written are so no more."""
+    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `freed` is called when blocks that were
+    leased until they were written are so no more."""
 
     def __init__(
         self,

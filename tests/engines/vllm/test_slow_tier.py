@@ -129,7 +129,7 @@ def test_a_tier_that_is_too_slow_is_waited_for_once(tmp_path: Path) -> None:
         h.assert_quiet()
 
 
-# a tier that hangs or fails --------------------------------------------------------------------------------------------
+# a tier that hangs or fails -------------------------------------------------------------------------------------------
 
 STALL_LIMIT_S = STALL_S + MOST_ALLOWED_S  # nothing is known of how long healthy reads take
 SLACK_S = 0.010
