@@ -3,6 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class DictTier:
         self._executor = executor
         self._used = 0
         self._ordinal = 0
-        self._segment = bytes([len(self._left) % 256]) * 16
+        self._segment = os.urandom(16)  # another one in each life
 
     def lookup(self, id: BlockId) -> bool:
         return id in self.blocks
@@ -125,10 +126,12 @@ class DictTier:
 
     def recover(self, done: Callable[[int], None]) -> None:
         def ended(_: BaseException | None) -> None:
-            for id, kept in self._left.items():
-                self.blocks[id] = kept
-                self._used += len(kept.frames)
-            done(len(self._left))
+            left = {id: kept for id, kept in self._left.items() if id not in self.blocks}
+            for id, kept in left.items():
+                if self._used + len(kept.frames) <= self._limit:
+                    self.blocks[id] = kept
+                    self._used += len(kept.frames)
+            done(len(left))
 
         self._executor.submit(lambda: None, ended)
 

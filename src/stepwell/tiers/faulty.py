@@ -56,6 +56,11 @@ class FaultyTier:
     def counts(self) -> TierCounts:
         return self._inner.counts
 
+    @property
+    def hanging(self) -> int:
+        """Calls that wait for `release`."""
+        return len(self._held)
+
     def release(self) -> None:
         """Everything that hangs goes on."""
         held, self._held = self._held, []
