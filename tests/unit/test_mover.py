@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
+from stepwell.hierarchy.mover import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.rig import FakeEngine, Model
@@ -90,13 +91,13 @@ def test_writes_go_out_in_batches_and_few_at_a_time() -> None:
     rig.faulty.faults = HUNG
     engine = rig.join()
     fill(engine, chain(16))
-    assert [len(batch) for _, batch in rig.hierarchy.mover.writing.values()] == [1, 1]
+    assert [len(batch) for _, batch in rig.hierarchy.mover.writing.values()] == [1] * WRITERS
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     sizes = []
     while rig.executor.step():
         sizes += [len(batch) for _, batch in rig.hierarchy.mover.writing.values()]
-        assert len(rig.hierarchy.mover.writing) <= 2
+        assert len(rig.hierarchy.mover.writing) <= WRITERS
     assert max(sizes) == 4, "8 MiB of blocks in one call"
     rig.settle()
     assert len(rig.below.blocks) == 16
@@ -132,18 +133,18 @@ def test_a_block_that_is_not_taken_is_counted_and_let_go(faults: TierFaults | No
 def test_a_block_that_is_forgotten_while_it_waits_is_not_written() -> None:
     rig = DeepRig()
     rig.faulty.faults = HUNG
-    engine, digests = rig.join(), chain(6)
+    engine, digests = rig.join(), chain(WRITERS + 4)
     fill(engine, digests)
-    engine.scheduler.say(m.Forget(0, digests))  # the first two are being written, the others wait
+    engine.scheduler.say(m.Forget(0, digests))  # one for each writer is being written, the others wait
     rig.settle()
-    assert rig.stat("dropped_failed_check") == 6
+    assert rig.stat("dropped_failed_check") == WRITERS + 4
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
     assert rig.stat("dict_skipped_gone") == 4
     assert rig.stat("leased_blocks") == 0
     assert rig.stat("free_slots") == rig.stat("slabs") * SLOTS
-    assert engine.found(digests) == 2, "what was written is whole"
+    assert engine.found(digests) == WRITERS, "what was written is whole"
 
 
 def test_draining_waits_for_the_queue_and_then_lets_the_tier_settle() -> None:

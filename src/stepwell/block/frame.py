@@ -2,8 +2,8 @@
 
     header, 4 KiB | chunk 0, tag | chunk 1, tag | ... | zeros up to the next 4 KiB
 
-The payload is cut into chunks that fill 1 MiB together with their tags of 16 bytes, so that each can be read, checked
-and copied while it is still in a processor's cache. This module knows the header and the sizes; what chunks and tags
+The payload is cut into chunks of about 1 MiB, each with a tag of 16 bytes, so that each can be read, checked and copied
+while it is still in a processor's cache. This module knows the header and the sizes; what chunks and tags
 are is a codec's business (`codecs.seal`). The header names everything that must be equal before a byte of the payload
 is believed. Drawn in docs/design/format.md and guarded by golden files.
 """
@@ -20,8 +20,8 @@ PAGE = 4096
 """Unit of all places and lengths on disk."""
 
 TAG = 16
-CHUNK = (1 << 20) - TAG
-"""Bytes of payload in each chunk but the last."""
+CHUNK = (1 << 20) + PAGE - TAG
+"""Bytes of payload in each chunk but the last: with its tag whole pages, and payloads of 2^n MiB make 2^n chunks."""
 
 MAX_PAYLOAD = GiB
 MAX_SHARDS = 4096

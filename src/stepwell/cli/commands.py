@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import config
+from stepwell.cli import clear, config
 from stepwell.cli.options import Config, Disk, Home, Json, home_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.errors import BackendDown
@@ -28,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(config.app, name="config")
+app.command()(clear.clear)
+app.command()(clear.namespaces)
 
 Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
 
@@ -180,6 +182,29 @@ def uninstall(
             raise
     removed = program.remove(place, parts)
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
+
+
+@app.command()
+def fsck(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a disk tier.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Read a directory of the disk tier and open every block; exit with 1 if something is damaged. Changes nothing.
+
+    The keys are those of --home. JSON: {"ok": bool, "directory": path, "in_use": bool, "keyring": bool, "segments":
+    {"closed", "open", "empty", "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired",
+    "no_key", "damaged": n}, "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
+    """
+    from stepwell.ops.fsck import examine, shape, text
+    from stepwell.serve.process import KEYRING_NAME
+
+    place = home_of(home)
+    tell = (lambda line: None) if as_json else (lambda line: typer.echo(line, err=True))
+    report = examine(directory, place / KEYRING_NAME, tell)
+    emit(shape(report), as_json=as_json, text=text(report, place))
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 @app.command("vllm-args")

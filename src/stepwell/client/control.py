@@ -19,9 +19,14 @@ from stepwell.io.paths import Rendezvous
 from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     PROTOCOL,
+    Clear,
+    Cleared,
     FromWell,
     Hello,
     Message,
+    NamespaceRow,
+    Namespaces,
+    NamespacesQuery,
     Ping,
     Pong,
     Refused,
@@ -49,6 +54,21 @@ def stats(home: Path, seconds: float = 2.0, socket: Path | None = None) -> dict[
     """The well's flat table of counts and sizes. Raises as `ping` does."""
     with _admin(home, socket, seconds) as well:
         return well.ask(StatsQuery(), Stats).values
+
+
+def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) -> list[NamespaceRow]:
+    """What each namespace holds in the well's host memory, the largest first. Raises as `ping` does."""
+    with _admin(home, socket, seconds) as well:
+        return well.ask(NamespacesQuery(), Namespaces).rows
+
+
+def clear(
+    home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0, socket: Path | None = None
+) -> Cleared:
+    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, AccessDenied SW-606 if it is not
+    ours to clear, and Unsupported SW-713 for one namespace of anything but host."""
+    with _admin(home, socket, seconds) as well:
+        return well.ask(Clear(tiers, namespace), Cleared)
 
 
 def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:

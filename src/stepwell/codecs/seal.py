@@ -106,6 +106,8 @@ class Opener:
         assert self._header is not None
         chunk = into[part * CHUNK : (part + 1) * CHUNK]
         end = at + len(chunk)
+        if frame[end + TAG :].any():
+            return Opened.DAMAGED  # padding is zeros: so every bit of a frame is checked
         if self._cipher is None:
             np.copyto(chunk, frame[at:end])
             good = _sum(self._page, part, chunk) == frame[end : end + TAG].tobytes()
@@ -134,6 +136,27 @@ class Opener:
         self._header, self._page = header, page
         self._cipher = None if plain else AESGCM(self._key.key)
         return Opened.GOOD
+
+
+def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Bytes) -> None:
+    """Makes the whole frame in `into`, which has `frame_bytes(header.payload)` bytes. `key` None: plain."""
+    sealer, at = Sealer(header, key), 0
+    for part, nbytes in enumerate(sealer.parts):
+        sealer.make(part, payload, into[at : at + nbytes])
+        at += nbytes
+
+
+def unseal(frame: Bytes, expected: Expected, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
+    """Opens the whole frame into `into`, which has `expected.raw` bytes; they are zeros unless the answer is GOOD."""
+    opener, at, verdict = Opener(expected, key, sealed=sealed, now=now), 0, Opened.GOOD
+    for part, nbytes in enumerate(opener.parts):
+        whole = at + nbytes <= len(frame)
+        verdict = opener.open(part, frame[at : at + nbytes], into) if whole else Opened.DAMAGED
+        if verdict is not Opened.GOOD:
+            into[:] = 0
+            break
+        at += nbytes
+    return verdict
 
 
 def _nonce(first: bytes, part: int) -> bytes:

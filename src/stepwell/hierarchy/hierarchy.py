@@ -20,7 +20,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
-from stepwell.hierarchy import audit
+from stepwell.hierarchy import audit, clearing
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
@@ -360,6 +360,30 @@ class Hierarchy:
         """Nobody is connected any more: what waits to be written is written, and `done` is called when the tier has it
         in its best form. Call `turn` and deliver completions meanwhile."""
         self.mover.when_idle(lambda: self.mover.tier.settle(done))
+
+    # what an operator asks --------------------------------------------------------------------------------------------
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Names of those that keep blocks."""
+        below = self.mover.tier
+        return frozenset({clearing.HOST, below.name} if below.capacity().limit else {clearing.HOST})
+
+    def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
+        """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all: in host alone. `done` is
+        called from `turn`, with what went. Tiers that are not there are left out."""
+
+        def cleared(sums: dict[str, clearing.Sum]) -> None:
+            self._recalls.changed = True
+            done(sums)
+
+        self._work.append(
+            clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, self._work.append, cleared).run()
+        )
+
+    def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
+        """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
+        self._work.append(clearing.count(self.arena, list(self.roster.sessions.values()), done))
 
     # looking ----------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +22,9 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in place of a file does not hang
+_LOCK_PAUSES = (0.01, 0.02, 0.05)  # who only asks whether it is held holds it for an instant
 
 
 class File(Protocol):
@@ -43,7 +48,8 @@ class Files(Protocol):
         """A new file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
 
     def open(self, name: str) -> File:
-        """An existing regular file, for reading and writing."""
+        """An existing regular file (OSError EINVAL for anything else), for reading and writing; where it may not be
+        written, for reading only."""
 
     def unlink(self, name: str) -> None: ...
 
@@ -81,6 +87,12 @@ class SystemFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __enter__(self) -> SystemFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):
@@ -134,12 +146,18 @@ class SystemFiles:
         return SystemFile(fd)
 
     def open(self, name: str) -> SystemFile:
-        return SystemFile(self._open(name, os.O_RDWR))
+        try:
+            fd = self._open(name, os.O_RDWR)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            fd = self._open(name, os.O_RDONLY)
+        return SystemFile(_regular(fd))
 
     def _open(self, name: str, flags: int) -> int:
         if self.direct:
             flags |= os.O_DIRECT
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        return os.open(name, flags | _SAFE, 0o600, dir_fd=self._fd)
 
     def unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._fd)
@@ -151,19 +169,55 @@ class SystemFiles:
     def lock(self, name: str) -> bool:
         """Takes the lock file `name` for as long as this object lives; False: another process holds it."""
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._lock = fd
-        return True
+        for pause in (*_LOCK_PAUSES, None):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if pause is not None:
+                    time.sleep(pause)
+                continue
+            self._lock = fd
+            return True
+        os.close(fd)
+        return False
 
     def close(self) -> None:
         for fd in (self._lock, self._fd):
             if fd >= 0:
                 os.close(fd)
         self._lock = self._fd = -1
+
+
+class FilesToRead:
+    """Files of a directory that we may look at and nothing else, even if somebody else is writing them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._fd)
+
+    def open(self, name: str) -> SystemFile:
+        """An existing regular file. Past the page cache where that can be: it is not ours to fill."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECT | _SAFE, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            fd = os.open(name, os.O_RDONLY | _SAFE, dir_fd=self._fd)
+        return SystemFile(_regular(fd))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _regular(fd: int) -> int:
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _allocate(fd: int, nbytes: int) -> None:

@@ -148,6 +148,18 @@ class StatsQuery(Message, frozen=True):
     pass
 
 
+class NamespacesQuery(Message, frozen=True):
+    """Which namespaces hold blocks in host memory? Answered by `Namespaces`."""
+
+
+class Clear(Message, frozen=True):
+    """Drop all blocks of these tiers, or, in "host" alone, those of the namespace with this 16-byte tag. Answered by
+    `Cleared` when they are gone."""
+
+    tiers: list[str]
+    namespace: bytes = b""
+
+
 class Stop(Message, frozen=True):
     """End the well. Answered by `Stopping` before the socket closes."""
 
@@ -238,6 +250,27 @@ class Stats(Message, frozen=True):
     values: dict[str, int | float | str]
 
 
+class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
+    """`tag`: 16 bytes that stand for the namespace. `engines`: labels of live sessions."""
+
+    tag: bytes
+    tenant: str
+    engines: list[str]
+    blocks: int
+    nbytes: int
+
+
+class Namespaces(Message, frozen=True):
+    rows: list[NamespaceRow]
+
+
+class Cleared(Message, frozen=True):
+    """What was dropped, by tier."""
+
+    blocks: dict[str, int]
+    nbytes: dict[str, int]
+
+
 class Stopping(Message, frozen=True):
     pass
 
@@ -256,6 +289,22 @@ FromEngine = (
     | Recalled
     | Ping
     | StatsQuery
+    | NamespacesQuery
+    | Clear
     | Stop
 )
-FromWell = Welcome | Refused | Ready | Found | GiveWay | Granted | SlabShared | SlabRetired | Pong | Stats | Stopping
+FromWell = (
+    Welcome
+    | Refused
+    | Ready
+    | Found
+    | GiveWay
+    | Granted
+    | SlabShared
+    | SlabRetired
+    | Pong
+    | Stats
+    | Namespaces
+    | Cleared
+    | Stopping
+)

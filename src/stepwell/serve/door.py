@@ -24,9 +24,11 @@ from stepwell.log import RateLimited
 from stepwell.protocol.messages import (
     OLDEST_PROTOCOL,
     PROTOCOL,
+    Clear,
     FromEngine,
     Hello,
     Message,
+    NamespacesQuery,
     Ping,
     Pong,
     Refused,
@@ -36,6 +38,7 @@ from stepwell.protocol.messages import (
     Stopping,
     Welcome,
 )
+from stepwell.serve import admin
 from stepwell.serve.connection import Connection, is_pidfd
 
 MAX_CONNECTIONS = 1024
@@ -204,18 +207,8 @@ class Door:
             self._hierarchy.handle(connection.member, message)
         elif isinstance(message, Hello) and not connection.admin:
             self._greet(connection, message)
-        elif isinstance(message, StatsQuery) and connection.admin:
-            self._send(connection, Stats(self._stats()))
-        elif connection.admin and connection.uid not in self._owners:
-            raise AccessDenied(
-                "SW-606",
-                what=f"{type(message).__name__} is not for user {connection.uid}",
-                why=f"only user {self._uid}, who runs the well, and root may change or end it",
-                fix=f"run the command as user {self._uid}, for example with sudo",
-            )
-        elif isinstance(message, Stop) and connection.admin:
-            self._send(connection, Stopping())
-            self._stop("it was asked to")
+        elif connection.admin and self._asked(connection, message):
+            pass
         else:
             raise ProtocolError(
                 "SW-804",
@@ -223,6 +216,31 @@ class Door:
                 why="a connection begins with one hello and keeps to its role",
                 fix="use the same stepwell version for engine and well",
             )
+
+    def _asked(self, connection: Connection, message: FromEngine) -> bool:
+        """Something that only a person asks. False: it is nothing of that kind."""
+        answer = functools.partial(self._send, connection)
+        if isinstance(message, StatsQuery):
+            answer(Stats(self._stats()))
+            return True
+        if connection.uid not in self._owners:
+            raise AccessDenied(
+                "SW-606",
+                what=f"{type(message).__name__} is not for user {connection.uid}",
+                why=f"only user {self._uid}, who runs the well, and root may change or end it",
+                fix=f"run the command as user {self._uid}, for example with sudo",
+            )
+        match message:
+            case NamespacesQuery():
+                admin.namespaces(self._hierarchy, answer)
+            case Clear():
+                admin.clear(self._hierarchy, message, answer)
+            case Stop():
+                answer(Stopping())
+                self._stop("it was asked to")
+            case _:
+                return False
+        return True
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         if not OLDEST_PROTOCOL <= hello.protocol <= PROTOCOL:

@@ -19,7 +19,7 @@ import pytest
 
 from stepwell.block.frame import PAGE
 from stepwell.block.namespace import BlockId
-from stepwell.testing.executor import SeededExecutor
+from stepwell.testing.executor import Faults, SeededExecutor
 from stepwell.tiers.base import Bytes, Incoming, Outgoing, Place, Reading, Tier, Writing
 
 NAMESPACE = b"n" * 16
@@ -221,6 +221,29 @@ class TierKit(ABC):
         assert hands.read(1, 2) == [Reading.ABSENT, Reading.ABSENT]
         assert hands.write(3) == [Writing.STORED]
         assert hands.has(3)
+
+    @pytest.mark.parametrize("fail", [0.0, 0.4])
+    def test_a_call_is_answered_after_its_last_maker_has_run(self, hands: Hands, fail: float) -> None:
+        """Whoever asked may use a block's memory for others as soon as he is answered, refused or not."""
+        nbytes = hands.tier.capacity().limit // 12 // PAGE * PAGE
+        for call in range(8):
+            hands.executor.faults = Faults(fail)
+            late: list[int] = []
+            answers: list[list[Writing]] = []
+
+            def outgoing(n: int, late: list[int] = late, answers: list[list[Writing]] = answers) -> Outgoing:
+                def make(part: int, frame: Bytes, place: Place) -> None:
+                    late.extend([n] * len(answers))
+                    frame[:] = n
+
+                return Outgoing(block_id(n), NAMESPACE, in_parts(nbytes), lambda segment: bytes(32), make)
+
+            hands.tier.write([outgoing(8 * call + n) for n in range(8)], answers.append)
+            assert not answers, "no completion comes inside the call"
+            hands.executor.drain()
+            assert len(answers) == 1
+            assert not late
+            hands.executor.faults = Faults()
 
     def test_places_are_never_given_twice(self, hands: Hands) -> None:
         seen: list[tuple[bytes, int]] = []

@@ -2,20 +2,23 @@
 
 Everything but the jobs happens on the owner's thread. A segment's life:
 
-    file created, or free ──head written──► OPEN ──full──► CLOSING ──footer──► CLOSED ──hot blocks copied──► FREE
-                                              └── a write failed: closed without a footer
+    file created, or free ──head written──► OPEN ──full, or a write failed──► CLOSING ──footer──► CLOSED
+      ▲                                                                                            │
+      └── FREE ◄──nobody reads it any more── EMPTY ◄──hot blocks copied── EVICTING ◄──the oldest───┘
+
+and from each of them to DOOMED, which ends with the file's deletion. `busy` counts the jobs that use a segment's file:
+while there are any it is neither deleted nor given another life.
 
 Bounds: files of ours never exceed `limit` bytes; no file is made, and none is used again, where that leaves others less
-than `reserve` bytes of free space; then a file that became free is unlinked instead.
+than `reserve` bytes of free space; then a file that became free is deleted instead.
 """
 
 from __future__ import annotations
 
-import errno
+import heapq
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -27,10 +30,12 @@ from stepwell.io.executor import Executor
 from stepwell.io.files import Files
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
+from stepwell.tiers.disk.calls import Call, Placed, Run
 from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
-from stepwell.tiers.disk.segment import Handles, Phase, Placed, Run, Segment
+from stepwell.tiers.disk.segment import Handles, Phase, Segment
+from stepwell.tiers.disk.space import NoRoom, Space
 from stepwell.tiers.disk.stream import read_in, write_out
 
 MOST_RUN = 9 << 20
@@ -39,33 +44,8 @@ MOST_RUN = 9 << 20
 EVICT_AHEAD = 0.25
 """Share of the open segment that is still free when room is made for the next: hot blocks go in there."""
 
-FULL_S = 5.0
-"""How long a directory that had no room is not asked for more."""
-
 MOST_OPEN = 512
 SUFFIX = ".seg"
-
-
-class NoRoom(OSError):
-    """Taking this space would leave others less than the reserve."""
-
-    def __init__(self) -> None:
-        super().__init__(errno.ENOSPC, "it would take the free space that is reserved for others")
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One call of `write`: blocks without a place yet, and how many parts of it are being written."""
-
-    blocks: deque[tuple[int, Outgoing]]
-    answers: list[Writing]
-    done: WriteDone
-    parts: int = 0
-
-    def answer(self) -> None:
-        """Answers when nothing of it is left: parts in different segments may end in any order."""
-        if not self.blocks and not self.parts:
-            self.done(self.answers)
 
 
 class Directory:
@@ -91,39 +71,51 @@ class Directory:
         trouble: Callable[[str, BaseException], None],
         changed: Callable[[], None],
     ) -> None:
-        self.limit = limit
-        self.used = 0
+        self.space = Space(limit, reserve, clock)
         self.files = files
         self.handles = Handles(files, MOST_OPEN)
-        self._reserve = reserve
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._index = index
         self._all = segments
         self._numbers = numbers
         self._staging = staging
         self._executor = executor
-        self._clock = clock
         self._wall = wall
         self._counts = counts
-        self._trouble = trouble
+        self.trouble = trouble
         self._changed = changed
         self.segments: dict[int, Segment] = {}
         self.open_segment: Segment | None = None
         self._eviction = Eviction(self, index, staging, executor, locksmith, counts)
         self._free: deque[Segment] = deque()
+        self._closed: list[tuple[int, int]] = []  # heap of sequence and number: the oldest goes first
         self._beginning = False  # a segment is being made ready
-        self._full_until = 0.0
         self._sequence = 0
-        self._waiting: deque[_Batch] = deque()
+        self._waiting: deque[Call] = deque()
+        self._jobs = 0  # that use segments
+        self._going: deque[Segment] = deque()  # DOOMED and used by nobody
+        self._deleting = False
+        self._doomed = 0
+        self._cleared: list[Callable[[int], None]] = []
+        self._dropped = 0  # blocks, by the clearing under way
+        self._to_clear: list[Callable[[int], None]] = []
         self.ready = False  # what lies here is known
         self.unreadable = False  # it could not be found out
+
+    @property
+    def used(self) -> int:
+        return self.space.used
+
+    @property
+    def limit(self) -> int:
+        return self.space.limit
 
     # reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, run: Run) -> Callable[[list[Reading]], None]:
         """A job that reads the run and writes its answers into the list that it is given. Call `ended` after it."""
         segment, id = run.segment, run.segment.id
-        segment.busy += 1
+        self.use(segment)
 
         def job(answers: list[Reading]) -> None:
             places = iter([place for place, _ in run.blocks])
@@ -134,26 +126,36 @@ class Directory:
                         answers[next(places)] = answer
             except FileNotFoundError:
                 for place in places:
-                    answers[place] = Reading.DAMAGED
+                    answers[place] = Reading.ABSENT
             except OSError as error:
-                self._trouble("read", error)
+                self.trouble("read", error)
                 for place in places:
                     answers[place] = Reading.FAILED
 
         return job
 
+    def use(self, segment: Segment) -> None:
+        """A job is about to use the segment's file: call `ended` when it has ended."""
+        segment.busy += 1
+        self._jobs += 1
+
     def ended(self, segment: Segment) -> None:
         """A job that used the segment has ended."""
         segment.busy -= 1
+        self._jobs -= 1
         if segment.busy:
             return
         if segment.phase is Phase.CLOSING:
             self._finish(segment)
+        elif segment.phase is Phase.EMPTY:
+            self._free_up(segment)
         elif segment.phase is Phase.DOOMED:
-            self._unlink(segment)
+            self._going.append(segment)
+            self._delete()
 
     def wake(self) -> None:
         """Something has ended that those who wait for room, or for quiet, may have waited for."""
+        self.shrink()
         if self._waiting:
             self._place()
         self._changed()
@@ -162,46 +164,43 @@ class Directory:
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
         answers = [Writing.TOO_LARGE] * len(blocks)
-        most = self._segment_bytes - PAGE - Footer.nbytes(1)
-        fitting = deque((at, block) for at, block in enumerate(blocks) if block.nbytes <= most)
-        if not fitting:
-            self._later(lambda: done(answers))
+        most = self.segment_bytes - PAGE - Footer.nbytes(1)
+        call = Call(deque((at, block) for at, block in enumerate(blocks) if block.nbytes <= most), answers, done)
+        if call.ended:
+            self._later(call.finish)
             return
-        self._waiting.append(_Batch(fitting, answers, done))
+        self._waiting.append(call)
         self._place()
 
     def _place(self) -> None:
         """Gives waiting blocks their places, as long as there is an open segment with room."""
         while self._waiting:
-            batch = self._waiting[0]
-            blocks = batch.blocks
-            segment = self.open_segment
-            placed: list[tuple[int, Placed]] = []
+            call, segment = self._waiting[0], self.open_segment
+            placed: list[Placed] = []
             nbytes = 0
-            while segment is not None and blocks:
-                at, block = blocks[0]
+            while segment is not None and call.blocks:
+                at, block = call.blocks[0]
                 commitment = block.commit(segment.id)
                 if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_RUN):
                     break
-                blocks.popleft()
-                page, ordinal = segment.take(block.nbytes, len(block.parts), commitment)
-                placed.append((at, (block, page, ordinal, commitment)))
+                call.blocks.popleft()
+                placed.append((at, block, *segment.take(block.nbytes, len(block.parts), commitment), commitment))
                 nbytes += block.nbytes
-            if segment is not None and placed:
-                if not blocks:
-                    self._waiting.popleft()
-                self._submit_write(segment, placed, nbytes, batch)
-                self._make_room_ahead()
-            elif not self._begin():
+            if segment is None or not placed:
+                self._begin()
                 return
+            if not call.blocks:
+                self._waiting.popleft()
+            self._submit_write(segment, placed, nbytes, call)
+            self._make_room_ahead()
 
-    def _submit_write(self, segment: Segment, placed: list[tuple[int, Placed]], nbytes: int, batch: _Batch) -> None:
-        batch.parts += 1
-        segment.busy += 1
-        first = placed[0][1][1]
+    def _submit_write(self, segment: Segment, placed: list[Placed], nbytes: int, call: Call) -> None:
+        self.use(segment)
+        call.running += 1
+        first = placed[0][2]
 
         def job() -> None:
-            blocks = [(block, Place(segment.id, ordinal)) for _, (block, _, ordinal, _) in placed]
+            blocks = [(block, Place(segment.id, ordinal)) for _, block, _, ordinal, _ in placed]
             with self.handles.use(segment.name) as file:
                 write_out(file, first, blocks, self._staging)
 
@@ -209,15 +208,17 @@ class Directory:
             if error is not None:
                 self.failed(segment, error)
             else:
+                self.space.wrote()
                 self._counts.device_bytes += nbytes
-            for at, (block, page, _, commitment) in placed:
-                batch.answers[at] = Writing.STORED if error is None else Writing.FAILED
-                if error is None:
+            for at, block, page, _, commitment in placed:
+                call.answer(at, Writing.STORED if error is None else Writing.FAILED)
+                if error is None and segment.phase is not Phase.DOOMED:  # else it was cleared as soon as written
                     self._index.put(block.id, segment.number, page)
                     segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
+            call.running -= 1
             self.ended(segment)
-            batch.parts -= 1
-            batch.answer()
+            if call.ended:
+                call.finish()
             self.wake()
 
         self._executor.submit(job, ended)
@@ -225,7 +226,7 @@ class Directory:
     def failed(self, segment: Segment, error: BaseException) -> None:
         """A write to it failed: what is on the device now nobody knows, so nothing more is placed in it. What was
         written before stays readable: each frame proves itself."""
-        self._trouble("write", error)
+        self.trouble(self.space.trouble(error), error)
         if segment is self.open_segment:
             self.open_segment = None
         if segment.phase is Phase.OPEN:
@@ -235,18 +236,22 @@ class Directory:
         segment, self.open_segment = self.open_segment, None
         if segment is not None:
             segment.phase = Phase.CLOSING
-            segment.busy += 1  # so that what follows happens once, here or when its last job ends
+            self.use(segment)  # so that what follows happens once, here or when its last job ends
             self.ended(segment)
 
     def _finish(self, segment: Segment) -> None:
         """All its jobs have ended: the footer is written."""
-        segment.phase = Phase.CLOSED
         if not segment.records:
             self._free_up(segment)
             return
         footer = segment.footer()
         segment.records, segment.commitments = [], {}
+        self._close(segment)
         self._write_footer(segment, footer)
+
+    def _close(self, segment: Segment) -> None:
+        segment.phase = Phase.CLOSED
+        heapq.heappush(self._closed, (segment.sequence, segment.number))
 
     def close_found(self, segment: Segment, footer: Footer) -> None:
         """Writes the footer of a segment that an earlier life left open, so that the next one finds it."""
@@ -260,7 +265,7 @@ class Directory:
 
     def _write_footer(self, segment: Segment, footer: Footer) -> None:
         raw = footer.pack()
-        segment.busy += 1
+        self.use(segment)
 
         def job() -> None:
             with self._staging.lend(len(raw)) as buffer, self.handles.use(segment.name) as file:
@@ -269,7 +274,7 @@ class Directory:
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
-                self._trouble("write", error)
+                self.trouble(self.space.trouble(error), error)
             else:
                 self._counts.device_bytes += len(raw)
             self.ended(segment)
@@ -279,144 +284,180 @@ class Directory:
 
     # making room ------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> bool:
-        """Sees to it that there will be an open segment with room. False: not at once, or not now (then those who wait
-        have been told)."""
-        if not self._beginning:
-            self._close_open()
-            if self.unreadable:
-                self._refuse()
-            if not self.ready:
-                return False
-            if self._free:
-                self._prepare(self._free.popleft(), create=False)
-            elif self._may_grow:
-                self.used += self._segment_bytes
-                name = f"{secrets.token_hex(8)}{SUFFIX}"
-                self._prepare(Segment(next(self._numbers), name, b"", 0, self._segment_bytes, Phase.FREE), create=True)
-            elif not self._evict():
-                self._refuse()
-        return False
-
-    @property
-    def _may_grow(self) -> bool:
-        return self.used + self._segment_bytes <= self.limit and self._clock.now() >= self._full_until
+    def _begin(self) -> None:
+        """Sees to it that there will be an open segment with room, or tells those who wait that there will be none."""
+        if self._beginning:
+            return
+        self._close_open()
+        if self.unreadable or self.space.ill:
+            self._refuse()
+        elif not self.ready:
+            return
+        elif self._free:
+            self._prepare(self._free.popleft(), create=False)
+        elif self.space.may_take(self.segment_bytes):
+            self.space.used += self.segment_bytes
+            name = f"{secrets.token_hex(8)}{SUFFIX}"
+            new = Segment(next(self._numbers), name, b"", 0, self.segment_bytes, Phase.BEGINNING)
+            self._enter(new)
+            self._prepare(new, create=True)
+        elif not self._evict():
+            self._refuse()
 
     def _prepare(self, old: Segment, *, create: bool) -> None:
         """Gives a file a new life: another id, so that nothing of an earlier one can be taken for this one's."""
         self._beginning = True
+        old.phase = Phase.BEGINNING
         self._sequence = max(self._sequence + 1, int(self._wall() * 1e6))
         head = Head(secrets.token_bytes(16), self._sequence, old.nbytes, int(self._wall()))
-        segment = Segment(next(self._numbers), old.name, head.id, head.sequence, old.nbytes, Phase.OPEN)
 
         def job() -> None:
             available, _ = self.files.free()
-            if available - (old.nbytes if create else 0) < self._reserve:
-                if not create:
-                    self.handles.forget(old.name)
-                    self.files.unlink(old.name)
+            if available - (old.nbytes if create else 0) < self.space.reserve:
                 raise NoRoom
             if create:
                 self.files.create(old.name, old.nbytes).close()
-            try:
-                with self._staging.lend(PAGE) as buffer, self.handles.use(old.name) as file:
-                    buffer[:PAGE] = np.frombuffer(head.pack(), np.uint8)
-                    file.write(buffer[:PAGE], 0)
-            except OSError:
-                self.handles.forget(old.name)
-                self.files.unlink(old.name)
-                raise
+            self.handles.forget(old.name)  # so that a file that somebody has deleted is found missing
+            with self._staging.lend(PAGE) as buffer, self.handles.use(old.name) as file:
+                buffer[:PAGE] = np.frombuffer(head.pack(), np.uint8)
+                file.write(buffer[:PAGE], 0)
 
         def ended(error: BaseException | None) -> None:
             self._beginning = False
-            self._forget(old)
             if error is None:
                 self._counts.device_bytes += PAGE
+                self._forget(old)
+                segment = Segment(next(self._numbers), old.name, head.id, head.sequence, old.nbytes, Phase.OPEN)
                 self._enter(segment)
                 self.open_segment = segment
+            elif isinstance(error, FileNotFoundError) and not create:
+                self._doom(old)
             else:
-                self._no_segment(old, error, create=create)
-            self._place()
+                self.trouble(self.space.trouble(error, growing=create), error)
+                self._doom(old)
+            self.wake()
 
         self._executor.submit(job, ended)
 
-    def _no_segment(self, old: Segment, error: BaseException, *, create: bool) -> None:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        self._trouble("no_space" if full else "write", error)
-        self.used -= old.nbytes
-        if create:
-            self._full_until = self._clock.now() + FULL_S
-        if not full:
-            self._refuse()
-
     def _refuse(self) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for batch in waiting:
-            for at, _ in batch.blocks:
-                batch.answers[at] = Writing.FULL
-            batch.blocks.clear()
-            batch.answer()
+        for call in waiting:
+            call.refuse(Writing.FULL)
+            if call.ended:
+                self._later(call.finish)
 
     def _make_room_ahead(self) -> None:
         late = self.open_segment is not None and self.open_segment.room < EVICT_AHEAD
-        if late and not self._free and not self._may_grow:
+        if late and not self._free and not self.space.may_take(self.segment_bytes):
             self._evict()
 
     def _evict(self) -> bool:
-        """Begins to empty the oldest segment. False: there is none that can go, and none is on its way."""
+        """Begins to empty the oldest segment that nobody uses. False: there is none that can go, and none is on its
+        way."""
         if self._eviction.busy:
             return True
-        closed = [s for s in self.segments.values() if s.phase is Phase.CLOSED and not s.busy]
-        if not closed:
-            return any(s.busy and s.phase in (Phase.CLOSING, Phase.CLOSED) for s in self.segments.values())
-        self._eviction.begin(min(closed, key=lambda segment: segment.sequence))
-        return True
+        victim = None
+        in_use: list[tuple[int, int]] = []
+        while victim is None and self._closed:
+            entry = heapq.heappop(self._closed)
+            segment = self.segments.get(entry[1])
+            if segment is None or segment.phase is not Phase.CLOSED:
+                continue
+            if segment.busy:
+                in_use.append(entry)
+            else:
+                victim = segment
+        for entry in in_use:
+            heapq.heappush(self._closed, entry)
+        if victim is not None:
+            self._eviction.begin(victim)
+            return True
+        leaving = (Phase.CLOSING, Phase.CLOSED, Phase.EMPTY, Phase.DOOMED)
+        return any(segment.phase in leaving for segment in self.segments.values())
 
     def emptied(self, segment: Segment) -> None:
         """Its eviction has ended."""
-        self._free_up(segment)
+        if segment.phase is Phase.EVICTING:
+            segment.phase = Phase.EMPTY
+        self.ended(segment)
         self.wake()
 
     def _free_up(self, segment: Segment) -> None:
         """It holds nothing any more. A file of another size, or one too many, is not used again."""
-        if segment.nbytes == self._segment_bytes and self.used <= self.limit and segment.phase is not Phase.DOOMED:
+        if segment.nbytes == self.segment_bytes and not self.space.over:
             segment.phase = Phase.FREE
             self._free.append(segment)
         else:
-            self._unlink(segment)
+            self._doom(segment)
 
-    def _unlink(self, segment: Segment) -> None:
-        segment.phase = Phase.FREE
+    def shrink(self) -> None:
+        """While there is more than may be, the oldest goes."""
+        while self.ready and self.space.over:
+            if not self._free:
+                self._evict()
+                return
+            self._doom(self._free.popleft())
+
+    # deleting ---------------------------------------------------------------------------------------------------------
+
+    def clear(self, done: Callable[[int], None]) -> None:
+        """Drops all blocks and deletes all our files, one by one, as soon as nobody uses them; `done` is told how many
+        blocks, when all are gone. What waits for a place gets none. While it is not known what lies here, all this
+        waits."""
+        if not (self.ready or self.unreadable):
+            self._to_clear.append(done)
+            return
+        self._refuse()
+        self.open_segment = None
+        self._free.clear()
+        self._cleared.append(done)
+        for segment in list(self.segments.values()):
+            if segment.phase not in (Phase.DOOMED, Phase.BEGINNING):
+                self._doom(segment)
+        if not self._doomed:
+            self._later(self._all_gone)
+
+    def _doom(self, segment: Segment) -> None:
+        segment.phase = Phase.DOOMED
+        self._doomed += 1
+        self.space.leaving += segment.nbytes
+        if not segment.busy:
+            self._going.append(segment)
+            self._delete()
+
+    def _delete(self) -> None:
+        """One at a time: what a file held has to be looked up in the index, and nobody is to wait for all of them."""
+        if self._deleting or not self._going:
+            return
+        segment = self._going.popleft()
+        self._deleting = True
+        self._dropped += self._index.drop_segment(segment.number)
         self.handles.forget(segment.name)
 
         def gone(error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, FileNotFoundError):
-                self._trouble("write", error)
-            self.used -= segment.nbytes
+            self._deleting = False
+            self._doomed -= 1
+            self.space.leaving -= segment.nbytes
+            if error is None or isinstance(error, FileNotFoundError):
+                self.space.used -= segment.nbytes
+            else:
+                self.trouble("delete", error)  # it lies there still, and counts
             self._forget(segment)
-            self.shrink()
+            self._delete()
+            if not self._doomed:
+                self._all_gone()
             self.wake()
 
         self._executor.submit(partial(self.files.unlink, segment.name), gone)
 
-    def clear(self) -> int:
-        """Drops all blocks and unlinks all our files, as soon as nobody uses them; how many blocks."""
-        dropped = 0
-        self.open_segment = None
-        self._free.clear()
-        for segment in list(self.segments.values()):
-            dropped += self._index.drop_segment(segment.number)
-            if segment.phase is Phase.EVICTING:
-                continue  # free in a moment
-            segment.phase = Phase.DOOMED
-            segment.busy += 1
-            self.ended(segment)
-        return dropped
-
-    def shrink(self) -> None:
-        """While there is more than may be, the oldest goes."""
-        if self.used > self.limit:
-            self._evict()
+    def _all_gone(self) -> None:
+        if self._doomed:
+            return
+        dropped, self._dropped = self._dropped, 0
+        cleared, self._cleared = self._cleared, []
+        for done in cleared:
+            done(dropped)
+            dropped = 0
 
     # the rest ---------------------------------------------------------------------------------------------------------
 
@@ -429,12 +470,22 @@ class Directory:
         self._all.pop(segment.number, None)
 
     def found(self, segment: Segment) -> None:
-        """A file that an earlier life left."""
+        """A file that an earlier life left: CLOSED, KEPT or EMPTY."""
         self._sequence = max(self._sequence, segment.sequence)
-        if segment.phase is Phase.FREE:
+        self._enter(segment)
+        if segment.phase is Phase.EMPTY:
             self._free_up(segment)
-        else:
-            self._enter(segment)
+        elif segment.phase is Phase.CLOSED:
+            self._close(segment)
+
+    def known(self, *, unreadable: bool) -> None:
+        """All that an earlier life left was found, or cannot be. Nothing is written before: only now it is known how
+        much is used."""
+        self.ready, self.unreadable = not unreadable, unreadable
+        waiting, self._to_clear = self._to_clear, []
+        for done in waiting:
+            self.clear(done)
+        self.wake()
 
     def settle(self) -> None:
         """Closes the open segment, so that the next life finds its footer."""
@@ -442,7 +493,7 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting) or any(segment.busy for segment in self.segments.values())
+        return bool(self._waiting) or self._beginning or self._jobs > 0
 
     def _later(self, call: Callable[[], None]) -> None:
         self._executor.submit(lambda: None, lambda _: call())

@@ -31,9 +31,13 @@ class Owner(Protocol):
     @property
     def open_segment(self) -> Segment | None: ...
 
+    def use(self, segment: Segment) -> None: ...
+
     def ended(self, segment: Segment) -> None: ...
 
     def failed(self, segment: Segment, error: BaseException) -> None: ...
+
+    def trouble(self, kind: str, error: BaseException, /) -> None: ...
 
     def emptied(self, segment: Segment) -> None: ...
 
@@ -59,9 +63,10 @@ class Eviction:
         self._counts = counts
 
     def begin(self, victim: Segment) -> None:
-        """Empties this CLOSED segment that nobody uses; `owner.emptied` is told."""
+        """Empties this CLOSED segment that nobody uses; `owner.emptied` is told. It is in use until then."""
         self.busy = True
         victim.phase = Phase.EVICTING
+        self._owner.use(victim)
         found: list[Footer | None] = []
 
         def job() -> None:
@@ -69,7 +74,9 @@ class Eviction:
                 found.append(read_footer(file, victim.id, self._staging))
 
         def ended(error: BaseException | None) -> None:
-            footer = found[0] if error is None and found else None
+            if error is not None:
+                self._owner.trouble("read", error)
+            footer = found[0] if found else None
             self._reinsert(victim, self._hot(victim, footer) if footer is not None else [], 0)
 
         self._executor.submit(job, ended)
@@ -88,7 +95,7 @@ class Eviction:
 
     def _reinsert(self, victim: Segment, hot: list[tuple[Records, bytes]], first: int) -> None:
         """Copies hot blocks from this one on, each when the one before it is done; then the victim is empty."""
-        target = self._owner.open_segment
+        target = self._owner.open_segment if victim.phase is Phase.EVICTING else None  # else it was cleared meanwhile
         for at in range(first, len(hot)):
             record, commitment = hot[at]
             again = self._locksmith.again(commitment, victim.id, target.id) if target is not None else None
@@ -106,12 +113,16 @@ class Eviction:
         id, nbytes, source = bytes(record["block"]), int(record["pages"]) * PAGE, int(record["page"])
         page, ordinal = target.take(nbytes, nbytes // PAGE, commitment)  # it has no more parts than that
         copied: list[bool] = []
-        target.busy += 1
+        self._owner.use(target)
 
         def job() -> None:
             with self._staging.lend(nbytes) as old, self._staging.lend(nbytes) as new:
-                with self._owner.handles.use(victim.name) as file:
-                    got = file.read(old[:nbytes], source * PAGE)
+                try:
+                    with self._owner.handles.use(victim.name) as file:
+                        got = file.read(old[:nbytes], source * PAGE)
+                except OSError as error:
+                    self._owner.trouble("read", error)
+                    return
                 place = Place(target.id, ordinal)
                 if got == nbytes and self._locksmith.remake(old[:nbytes], victim.id, new[:nbytes], place):
                     with self._owner.handles.use(target.name) as file:
@@ -123,7 +134,7 @@ class Eviction:
                 self._owner.failed(target, error)
             elif copied:
                 self._counts.device_bytes += nbytes
-                if self._index.find(id) == (victim.number, source):
+                if self._index.find(id) == (victim.number, source) and target.phase is not Phase.DOOMED:
                     self._counts.reinserted_blocks += 1
                     self._index.put(id, target.number, page)
                     target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))

@@ -6,27 +6,48 @@ understood is counted and left alone.
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 
 from stepwell.block.frame import MAGIC, PAGE, FrameHeader, frame_bytes
-from stepwell.io.files import File, Files
+from stepwell.io.files import File
 from stepwell.io.staging import Staging
+from stepwell.tiers.disk.index import PAGES
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVersion, Records, Trailer
 
 NAME = re.compile(r"[0-9a-f]{16}\.seg")
-OURS = ("lock", "README.txt")
+LOCK, README = "lock", "README.txt"
+OURS = (LOCK, README)
 GAP = 32 << 20
 """More than all writes that are under way at the same time."""
+
+_FIRST_STEP = 64 << 10
+
+
+MOST_BYTES = PAGES * PAGE
+"""Of a segment: what the index can name."""
+
+
+class NotAFile(OSError):
+    """Something else has the name of a segment: a link, a directory, a device."""
+
+
+class Opener(Protocol):
+    """What looking takes of `Files`."""
+
+    def open(self, name: str) -> File: ...
 
 
 class Kind(Enum):
     GOOD = "good"  # records are those of its footer, or of its frames
     EMPTY = "empty"  # made and never written: its file may be used
-    STRANGE = "strange"  # of another version, or no segment (any more)
+    OTHER_VERSION = "other_version"
+    STRANGE = "strange"  # no segment (any more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +63,20 @@ class Found:
     closed: bool = False
 
 
-def look(files: Files, name: str, staging: Staging) -> Found:
-    """Reads one segment file's head and index. Blocking; raises OSError."""
-    file = files.open(name)
+def look(files: Opener, name: str, staging: Staging) -> Found:
+    """Reads one segment file's head and index. Blocking; raises OSError, `NotAFile` where it is something else."""
+    try:
+        file = files.open(name)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL):
+            raise NotAFile(error.errno, error.strerror, name) from error
+        raise
     try:
         nbytes = file.size()
         try:
             return _look(file, name, nbytes, staging)
         except OtherVersion:
-            return Found(name, Kind.STRANGE, nbytes)
+            return Found(name, Kind.OTHER_VERSION, nbytes)
     finally:
         file.close()
 
@@ -60,8 +86,8 @@ def _look(file: File, name: str, nbytes: int, staging: Staging) -> Found:
         got = file.read(buffer[:PAGE], 0)
         page = buffer[:got].tobytes()
     head = Head.parse(page)
-    if head is None:
-        blank = nbytes % PAGE == 0 and not any(page)
+    if head is None or nbytes > MOST_BYTES:
+        blank = head is None and nbytes % PAGE == 0 and not any(page)
         return Found(name, Kind.EMPTY if blank else Kind.STRANGE, nbytes)
     if head.nbytes == nbytes:
         footer = read_footer(file, head.id, staging)
@@ -115,16 +141,19 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
 
 def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> int:
     """The next page that begins with this segment's first shard of a block, at most GAP bytes on; 0: there is none."""
-    length = min(GAP, nbytes // PAGE * PAGE - page * PAGE)
-    if length <= 0:
-        return 0
-    with staging.lend(length) as buffer:
-        got = file.read(buffer[:length], page * PAGE) // PAGE
-        rows = buffer[: got * PAGE].reshape(got, PAGE)
-        for at in (rows[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8)).all(axis=1).nonzero()[0].tolist():
-            header = FrameHeader.parse(rows[at].tobytes())
-            if header is not None and header.segment == segment and header.shard == 0:
-                return page + int(at)
+    end, step = min(page + GAP // PAGE, nbytes // PAGE), _FIRST_STEP
+    while page < end:
+        length = min(step, (end - page) * PAGE)
+        with staging.lend(length) as buffer:
+            got = file.read(buffer[:length], page * PAGE) // PAGE
+            rows = buffer[: got * PAGE].reshape(got, PAGE)
+            for at in (rows[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8)).all(axis=1).nonzero()[0].tolist():
+                header = FrameHeader.parse(rows[at].tobytes())
+                if header is not None and header.segment == segment and header.shard == 0:
+                    return page + int(at)
+        if got * PAGE < length:
+            return 0
+        page, step = page + got, min(2 * step, staging.nbytes)
     return 0
 
 

@@ -12,17 +12,18 @@ import numpy as np
 
 from stepwell.block.frame import PAGE
 from stepwell.io.files import File, Files
-from stepwell.tiers.base import Incoming, Outgoing
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer
 
 
 class Phase(Enum):
+    BEGINNING = "beginning"  # its file is being made, or given another life
     OPEN = "open"  # blocks are placed in it
     CLOSING = "closing"  # nothing is placed any more; its footer is to come
     CLOSED = "closed"
     EVICTING = "evicting"  # its hot blocks are being written elsewhere
-    FREE = "free"  # holds nothing; its file may be written anew under another id
-    DOOMED = "doomed"  # its file goes as soon as nobody uses it
+    EMPTY = "empty"  # holds nothing, and is free as soon as nobody uses it
+    FREE = "free"  # its file may be given another life
+    DOOMED = "doomed"  # its blocks count as gone, and its file goes as soon as nobody uses it
     KEPT = "kept"  # holds what we cannot read: counted, never deleted unasked
 
 
@@ -79,77 +80,64 @@ class Segment:
         return 1 - self.end * PAGE / self.nbytes
 
 
+class _Open:
+    """An open file and how many use it."""
+
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 1
+
+
 class Handles:
-    """Open files of segments, by name: at most `limit` of them idle or in use. Any thread."""
+    """Open files of segments, by name: of those that nobody uses at most `limit` minus those in use. Any thread."""
 
     def __init__(self, files: Files, limit: int) -> None:
         self._files = files
         self._limit = limit
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, tuple[File, int]] = OrderedDict()  # and how many use it
+        self._open: OrderedDict[str, _Open] = OrderedDict()
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[File]:
-        """The file, open. Raises OSError."""
+        """The file, open for as long as this lasts. Raises OSError."""
         with self._lock:
             known = self._open.get(name)
             if known is not None:
-                self._open[name] = (known[0], known[1] + 1)
+                known.users += 1
                 self._open.move_to_end(name)
-        file = known[0] if known is not None else self._enter(name, self._files.open(name))
+        if known is None:
+            known = self._enter(name, _Open(self._files.open(name)))
         try:
-            yield file
+            yield known.file
         finally:
             with self._lock:
-                if (now := self._open.get(name)) is not None and now[0] is file:
-                    self._open[name] = (file, now[1] - 1)
-                elif file is not None:
-                    file.close()  # was opened twice at once, or forgotten meanwhile
+                known.users -= 1
+                if not known.users and self._open.get(name) is not known:
+                    known.file.close()  # was opened twice at once, or forgotten meanwhile
 
-    def _enter(self, name: str, file: File) -> File:
+    def _enter(self, name: str, new: _Open) -> _Open:
         with self._lock:
             if name in self._open:
-                return file  # another thread was quicker: ours lives for this use only
-            self._open[name] = (file, 1)
-            idle = [n for n, (_, users) in self._open.items() if not users] if len(self._open) > self._limit else []
-            for other in idle[: len(self._open) - self._limit]:
-                self._open.pop(other)[0].close()
-        return file
+                return new  # another thread was quicker: ours lives for this use only
+            self._open[name] = new
+            too_many = len(self._open) - self._limit
+            if too_many > 0:
+                for other in [n for n, o in self._open.items() if not o.users][:too_many]:
+                    self._open.pop(other).file.close()
+        return new
 
     def forget(self, name: str) -> None:
         """Closes it as soon as nobody uses it: the file is gone, or another one."""
         with self._lock:
             known = self._open.pop(name, None)
-        if known is not None and not known[1]:
-            known[0].close()
+            if known is not None and not known.users:
+                known.file.close()
 
     def close(self) -> None:
         with self._lock:
-            for file, users in self._open.values():
-                if not users:
-                    file.close()
+            for known in self._open.values():
+                if not known.users:
+                    known.file.close()
             self._open.clear()
-
-
-class Run:
-    """Blocks that lie side by side in one segment and come in one I/O."""
-
-    __slots__ = ("blocks", "nbytes", "page", "segment")
-
-    def __init__(self, segment: Segment, page: int) -> None:
-        self.segment = segment
-        self.page = page
-        self.nbytes = 0
-        self.blocks: list[tuple[int, Incoming]] = []  # and which of the answers is its
-
-    def takes(self, segment: Segment, page: int, nbytes: int, most: int) -> bool:
-        beside = segment is self.segment and page == self.page + self.nbytes // PAGE
-        return beside and self.nbytes + nbytes <= most
-
-    def add(self, at: int, block: Incoming) -> None:
-        self.blocks.append((at, block))
-        self.nbytes += block.nbytes
-
-
-Placed = tuple[Outgoing, int, int, bytes]
-"""A block, its first page, its first ordinal and the commitment to its key."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
 from stepwell.io.files import SystemFiles
 from stepwell.io.paths import NETWORK, filesystem
+from stepwell.tiers.disk.recovery import LOCK, README
 from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS, Site
 from stepwell.units import Amount, format_size
 
@@ -38,7 +39,7 @@ def take(path: Path, size: Amount, reserve: Amount) -> Site:
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from error
     try:
-        if not files.lock("lock"):
+        if not files.lock(LOCK):
             raise BackendDown(
                 "SW-506",
                 what=f"the disk tier's directory {path} is in use",
@@ -101,7 +102,7 @@ def _check_size(path: Path, limit: int, reserve: int, total: int) -> None:
 
 def _leave_readme(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
-        fd = os.open(path / "README.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(path / README, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(_README)
 

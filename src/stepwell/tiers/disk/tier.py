@@ -23,10 +23,11 @@ from stepwell.tiers.base import (
     TierCounts,
     WriteDone,
 )
+from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.directory import MOST_RUN, Directory
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, ids_of, look
-from stepwell.tiers.disk.segment import Phase, Run, Segment
+from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, NotAFile, ids_of, look
+from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.stream import REQUEST
 
 MOST_SEGMENT, LEAST_SEGMENT = 256 * MiB, 16 * MiB
@@ -108,14 +109,20 @@ class DiskTier:
     # blocks -----------------------------------------------------------------------------------------------------------
 
     def lookup(self, id: BlockId) -> bool:
-        return self._index.find(id) is not None
+        place = self._index.find(id)
+        return place is not None and self._holder(place.segment) is not None
+
+    def _holder(self, number: int) -> tuple[Directory, Segment] | None:
+        """The segment with this number, unless it was cleared: its blocks go from the index one segment at a time."""
+        known = self._segments.get(number)
+        return known if known is not None and known[1].phase is not Phase.DOOMED else None
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         answers = [Reading.ABSENT] * len(blocks)
         runs: list[tuple[Directory, Run]] = []
         for at, block in enumerate(blocks):
             place = self._index.find(block.id, use=True)
-            known = self._segments.get(place.segment) if place is not None else None
+            known = self._holder(place.segment) if place is not None else None
             if place is None or known is None:
                 continue
             directory, segment = known
@@ -146,15 +153,26 @@ class DiskTier:
         self._executor.submit(job, ended)
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        well = [d for d in self._directories if not (d.unreadable or d.space.ill)] or self._directories
         self._turn += 1
-        self._directories[self._turn % len(self._directories)].write(blocks, done)
+        well[self._turn % len(well)].write(blocks, done)
 
     def drop(self, id: BlockId) -> None:
         self._index.remove(id)
 
     def clear(self, done: Callable[[int], None]) -> None:
-        dropped = sum(directory.clear() for directory in self._directories)
-        self._executor.submit(lambda: None, lambda _: done(dropped))
+        left, dropped = len(self._directories), 0
+
+        def cleared(blocks: int) -> None:
+            nonlocal left, dropped
+            left -= 1
+            dropped += blocks
+            if not left:
+                self.kept_segments = 0
+                done(dropped)
+
+        for directory in self._directories:
+            directory.clear(cleared)
 
     def capacity(self) -> Capacity:
         return Capacity(sum(d.used for d in self._directories), sum(d.limit for d in self._directories))
@@ -187,10 +205,10 @@ class DiskTier:
 
     def _found(self, directory: Directory, found: Found) -> None:
         """Takes in one file of an earlier life."""
-        directory.used += found.nbytes
+        directory.space.used += found.nbytes
         number = next(self._numbers)
         if found.kind is Kind.EMPTY:
-            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.FREE))
+            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.EMPTY))
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
@@ -205,8 +223,15 @@ class DiskTier:
             records = records[[known[key] for key in records["key"].tolist()]]
         directory.found(segment)
         self._index.put_many(ids_of(records), number, records["page"])
-        if not found.closed and segment.phase is Phase.CLOSED:
+        if not found.closed and segment.phase is Phase.CLOSED and segment.nbytes == found.head.nbytes:
             directory.close_found(segment, footer)
+
+    def _not_looked_at(self, directory: Directory, error: BaseException) -> None:
+        """A file with a segment's name that could not be looked at: if it may be one, it counts as such."""
+        self._trouble("read", error)
+        self.foreign_files += 1
+        if not isinstance(error, NotAFile):
+            directory.space.used += directory.segment_bytes
 
     # the end ----------------------------------------------------------------------------------------------------------
 
@@ -242,8 +267,7 @@ class _Recovery:
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 self._tier._trouble("read", error)
-                self._directory.unreadable = True
-                self._directory.wake()
+                self._directory.known(unreadable=True)
                 self._done()
                 return
             names = sorted(listed[0], reverse=True)
@@ -258,10 +282,7 @@ class _Recovery:
             self._looking += 1
             self._look(self._names.pop())
         if not self._looking:
-            # Only now is it known what is used: nothing is written before.
-            self._directory.ready = True
-            self._directory.shrink()
-            self._directory.wake()
+            self._directory.known(unreadable=False)
             self._done()
 
     def _look(self, name: str) -> None:
@@ -270,8 +291,7 @@ class _Recovery:
         def ended(error: BaseException | None) -> None:
             self._looking -= 1
             if error is not None:
-                self._tier._trouble("read", error)
-                self._tier.foreign_files += 1
+                self._tier._not_looked_at(self._directory, error)
             else:
                 self._tier._found(self._directory, found[0])
             self._more()

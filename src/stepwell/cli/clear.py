@@ -1,0 +1,108 @@
+"""`stepwell clear` and `stepwell namespaces`: forgetting what is cached, by a running well."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepwell.cli.options import Config, Home, Json, home_of
+from stepwell.cli.output import emit
+from stepwell.errors import BackendDown, ConfigError
+from stepwell.units import format_size
+
+_TAG_DIGITS = 32
+
+
+class Tier(StrEnum):
+    HOST = "host"
+    DISK = "disk"
+    ALL = "all"
+
+
+_TIERS = {Tier.HOST: ["host"], Tier.DISK: ["disk"], Tier.ALL: ["host", "disk"]}
+
+
+def clear(
+    tier: Annotated[Tier, typer.Option(help="What to clear.")] = Tier.ALL,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`); with --tier host.")
+    ] = None,
+    home: Home = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Drop cached blocks of the running well: engines compute them again. Without a well it says what to delete.
+
+    JSON: {"blocks": {tier: n}, "bytes": {tier: n}}.
+    """
+    from stepwell.client import control
+
+    place, tag = home_of(home), _tag(namespace)
+    try:
+        cleared = control.clear(place, _TIERS[tier], tag)
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
+        raise _nobody(place, config, error) from error
+    lines = [
+        f"{name} tier: {blocks} blocks dropped, {format_size(cleared.nbytes[name])}"
+        for name, blocks in cleared.blocks.items()
+    ]
+    if tier is not Tier.HOST and "disk" not in cleared.blocks:
+        lines.append("this well has no disk tier")
+    if tag:
+        lines.append("what a disk tier holds of it can come back; `stepwell clear --tier disk` clears all of that tier")
+    emit({"blocks": cleared.blocks, "bytes": cleared.nbytes}, as_json=as_json, text="\n".join(lines))
+
+
+def namespaces(home: Home = None, as_json: Json = False) -> None:
+    """Which namespaces (tenant, model as it is run, layout) hold blocks in host memory, by tag.
+
+    JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes"}]}.
+    """
+    from stepwell.client import control
+
+    rows = control.namespaces(home_of(home))
+    shape = [
+        {"tag": r.tag.hex(), "tenant": r.tenant, "engines": r.engines, "blocks": r.blocks, "bytes": r.nbytes}
+        for r in rows
+    ]
+    lines = [
+        f"{r.tag.hex()}  {format_size(r.nbytes):>9}  {r.blocks} blocks  {', '.join(r.engines) or 'no engine'}"
+        for r in rows
+    ]
+    emit({"namespaces": shape}, as_json=as_json, text="\n".join(lines) or "host memory holds nothing")
+
+
+def _tag(text: str | None) -> bytes:
+    if text is None:
+        return b""
+    try:
+        tag = bytes.fromhex(text)
+    except ValueError:
+        tag = b""
+    if len(text) != _TAG_DIGITS or len(tag) * 2 != _TAG_DIGITS:
+        raise ConfigError(
+            "SW-102",
+            what=f"{text[:64]!r} is no namespace",
+            why=f"its tag has {_TAG_DIGITS} hexadecimal digits",
+            fix="copy it from `stepwell namespaces`",
+        )
+    return tag
+
+
+def _nobody(home: Path, config: Path | None, error: BackendDown) -> BackendDown:
+    from stepwell.config import load
+
+    places = [shlex.quote(str(place.path)) for place in load(home, os.environ, path=config).settings.disk]
+    fix = "start one with `stepwell serve`"
+    if places:
+        fix += ", or delete what is on disk: rm " + " ".join(f"{place}/*.seg" for place in places)
+    return BackendDown(
+        "SW-505", what=error.what, why="so nothing is in host memory, and only a well clears its disk tier", fix=fix
+    )

@@ -1,0 +1,120 @@
+"""What an operator asks of everything that is cached: which namespaces there are, and to forget blocks.
+
+Both walk the whole arena, slot by slot in slices, so that no engine waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from stepwell.block.state import State
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.session import Session
+from stepwell.hierarchy.work import Step, Work
+
+HOST = "host"
+
+
+@dataclass(slots=True)
+class Sum:
+    blocks: int = 0
+    nbytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.blocks += 1
+        self.nbytes += nbytes
+
+
+@dataclass(slots=True)
+class NamespaceSum(Sum):
+    """`engines`: labels of live sessions."""
+
+    tenant: str = ""
+    engines: set[str] = field(default_factory=set)
+
+
+Cleared = Callable[[dict[str, Sum]], None]
+
+
+class Clearing:
+    """Drops resident blocks of `tiers`: all, or in `host` those of one `namespace`. Those that are being copied or are
+    pinned are dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What is
+    being filled is not: it comes after this. `done` gets what went, by tier.
+
+    Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what was
+    on its way up from that tier goes last. `work` takes in slices of work.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        mover: Mover,
+        tiers: frozenset[str],
+        namespace: bytes,
+        work: Callable[[Work], None],
+        done: Cleared,
+    ) -> None:
+        self._arena = arena
+        self._mover = mover
+        self._tiers = tiers
+        self._namespace = namespace
+        self._work = work
+        self._done = done
+        self._sums: dict[str, Sum] = {}
+
+    def run(self) -> Work:
+        rising = list(self._mover.staging)
+        if HOST in self._tiers:
+            yield from self._drop(held(self._arena))
+        tier = self._mover.tier
+        if tier.name not in self._tiers:
+            self._done(self._sums)
+            return
+        used = tier.capacity().used
+
+        def gone(blocks: int) -> None:
+            self._sums[tier.name] = Sum(blocks, max(0, used - tier.capacity().used))
+            self._work(self._finish(rising))
+
+        tier.clear(gone)
+
+    def _finish(self, rising: list[Entry]) -> Work:
+        if HOST in self._tiers:
+            yield from self._drop(rising)
+        self._done(self._sums)
+
+    def _drop(self, entries: Iterable[Entry]) -> Work:
+        total = self._sums.setdefault(HOST, Sum())
+        for entry in entries:
+            ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
+            if ours and entry.state is State.RESIDENT:
+                total.add(entry.nbytes)
+                self._arena.drop(entry, "cleared")
+            yield Step.DONE
+
+
+def count(arena: Arena, sessions: Iterable[Session], done: Callable[[dict[bytes, NamespaceSum]], None]) -> Work:
+    """Blocks and bytes in `host` by namespace; those of live sessions are named even if they hold nothing."""
+    sums: dict[bytes, NamespaceSum] = {}
+    for session in sessions:
+        label = session.scheduler.hello.label[:64] if session.scheduler is not None else ""
+        for origins in session.origins.values():
+            of = sums.setdefault(origins[0].tag, NamespaceSum(tenant=session.tenant))
+            of.engines.add(label)
+    for entry in held(arena):
+        if entry.origin is not None and entry.state is State.RESIDENT:
+            tenant = entry.slots[0][0].owner.tenant
+            sums.setdefault(entry.origin.tag, NamespaceSum(tenant=tenant)).add(entry.nbytes)
+        yield Step.DONE
+    done(sums)
+
+
+def held(arena: Arena) -> Iterator[Entry]:
+    """Every entry of the arena, once; slabs that come or go meanwhile may be left out."""
+    for slab in list(arena.slabs.values()):
+        for slot, entry in list(slab.held.items()):
+            if entry.slots[0] == (slab, slot):
+                yield entry

@@ -1,0 +1,284 @@
+"""`stepwell fsck`: what lies in a directory of the disk tier, and whether it is what was written. It only reads.
+
+Every frame is opened with the keys of a home, one at a time, so that memory stays bounded by the largest frame. A well
+may run meanwhile: what it changes while we look is looked at again, and counted as `moved` where it is gone by then.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from stepwell.block.frame import AES_256_GCM, PAGE, FrameHeader, frame_bytes
+from stepwell.codecs.seal import NO_COMMITMENT, Bytes, Expected, Opened, SegmentKey, unseal
+from stepwell.errors import AccessDenied
+from stepwell.io.files import File, FilesToRead
+from stepwell.io.staging import Staging
+from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, Found, Kind, look
+from stepwell.units import format_size
+from stepwell.vault.keyring import Keyring
+
+PATIENCE_S = 2.0
+"""After this long people are told how far it is, and again after each such time."""
+
+_AGAIN, _AGAIN_S = 5, 0.1  # times and pauses that a write under way gets to end
+_STAGING = 8 << 20
+
+
+class Verdict(Enum):
+    """What a block is. The values are names in the report; the worst of a block's frames counts, the last being it."""
+
+    GOOD = "good"
+    EXPIRED = "expired"
+    NO_KEY = "no_key"  # sealed with a key that this home does not have
+    DAMAGED = "damaged"
+
+
+_WORST = list(Verdict)
+
+
+@dataclass(slots=True)
+class Report:
+    """`segments` by kind: closed (with a footer), open (without: recovered from its frames), empty, other_version,
+    damaged (its first page), unreadable (the system would not let us). `blocks` by verdict; `moved`: blocks that the
+    well took away while we looked. `nbytes` of all segments."""
+
+    directory: Path
+    in_use: bool = False
+    keyring: bool = False
+    segments: Counter[str] = field(default_factory=Counter)
+    blocks: Counter[str] = field(default_factory=Counter)
+    nbytes: int = 0
+    block_bytes: int = 0
+    moved: int = 0
+    foreign_files: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is damaged and everything could be read."""
+        return not (self.blocks["damaged"] or self.segments["damaged"] or self.segments["unreadable"])
+
+
+def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda line: None) -> Report:
+    """Reads all of it. `tell` is given a line now and then, of how far it is.
+
+    Raises AccessDenied SW-608 (no directory, or it may not be read) and what `Keyring.read` raises, unless there is no
+    keyring at all: then whatever is sealed counts as without a key.
+    """
+    report = Report(directory)
+    try:
+        files = FilesToRead(directory)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    try:
+        keys = Keyring.read(keyring) if os.path.lexists(keyring) else Keyring(())
+        report.keyring = bool(keys.tenants)
+        report.in_use = _in_use(directory)
+        _Examination(files, keys, report, tell).run()
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    finally:
+        files.close()
+    return report
+
+
+class _Examination:
+    def __init__(self, files: FilesToRead, keyring: Keyring, report: Report, tell: Callable[[str], None]) -> None:
+        self._files = files
+        self._epochs = [epoch for tenant in keyring.tenants for epoch in tenant.epochs]
+        self._report = report
+        self._tell = tell
+        self._staging = Staging(_STAGING)
+        self._told = time.monotonic()
+        self._at = ""
+        self._bytes = 0
+
+    def run(self) -> None:
+        report = self._report
+        names = sorted(self._files.names())
+        report.foreign_files = sum(not NAME.fullmatch(name) and name not in OURS for name in names)
+        ours = [name for name in names if NAME.fullmatch(name)]
+        for number, name in enumerate(ours, 1):
+            self._at = f"segment {number} of {len(ours)}"
+            try:
+                self._segment(name)
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            except OSError:
+                report.segments["unreadable"] += 1
+
+    def _read(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        if time.monotonic() - self._told >= PATIENCE_S:
+            self._told = time.monotonic()
+            self._tell(f"{self._at}, {format_size(self._bytes)} read, {self._report.blocks['damaged']} blocks damaged")
+
+    def _segment(self, name: str) -> None:
+        report, found = self._report, look(self._files, name, self._staging)
+        kind = {Kind.EMPTY: "empty", Kind.STRANGE: "damaged", Kind.OTHER_VERSION: "other_version"}.get(found.kind)
+        report.segments[kind or ("closed" if found.closed else "open")] += 1
+        report.nbytes += found.nbytes
+        if found.head is None or found.footer is None:
+            return
+        verdicts: Counter[str] = Counter()
+        nbytes = 0
+        with self._files.open(name) as file:
+            for verdict, length in self._blocks(file, found):
+                verdicts[verdict.value] += 1
+                nbytes += length
+                self._read(length)
+            if verdicts[Verdict.DAMAGED.value] and self._changed(name, found):
+                report.moved += verdicts.total()
+                return
+        report.blocks += verdicts
+        report.block_bytes += nbytes
+
+    def _changed(self, name: str, found: Found) -> bool:
+        """The well has given the file another life, or deleted it, while we read it."""
+        try:
+            again = look(self._files, name, self._staging)
+        except OSError:
+            return True
+        return again.head is None or found.head is None or again.head.id != found.head.id
+
+    def _blocks(self, file: File, found: Found) -> Iterator[tuple[Verdict, int]]:
+        assert found.head is not None and found.footer is not None
+        segment = found.head.id
+        keys = {NO_COMMITMENT: SegmentKey(bytes(32), NO_COMMITMENT)}
+        for epoch in self._epochs:
+            key = SegmentKey(*epoch.segment_key(segment))
+            keys[key.commitment] = key
+        for record in found.footer.records:
+            block, namespace = bytes(record["block"]), bytes(record["namespace"])
+            first, end = int(record["page"]), int(record["page"]) + int(record["pages"])
+            verdict = self._block(file, segment, block, namespace, first, end, keys)
+            tries = 0 if found.closed or not self._report.in_use else _AGAIN
+            while verdict is Verdict.DAMAGED and tries:  # its write may be under way
+                time.sleep(_AGAIN_S)
+                tries -= 1
+                verdict = self._block(file, segment, block, namespace, first, end, keys)
+            yield verdict, (end - first) * PAGE
+
+    def _block(
+        self, file: File, segment: bytes, block: bytes, namespace: bytes, page: int, end: int,
+        keys: dict[bytes, SegmentKey],
+    ) -> Verdict:  # fmt: skip
+        """All its frames: one for each shard, in order, and nothing behind them."""
+        worst, shard, shards = Verdict.GOOD, 0, 1
+        while page < end and worst is not Verdict.DAMAGED:
+            verdict, header = self._frame(file, segment, page, end, keys)
+            if header is None or (header.block, header.namespace, header.shard) != (block, namespace, shard):
+                return Verdict.DAMAGED
+            worst = max(worst, verdict, key=_WORST.index)
+            shard, shards = shard + 1, header.shards
+            page += frame_bytes(header.payload) // PAGE
+        return worst if (page, shard) == (end, shards) else Verdict.DAMAGED
+
+    def _frame(
+        self, file: File, segment: bytes, page: int, end: int, keys: dict[bytes, SegmentKey]
+    ) -> tuple[Verdict, FrameHeader | None]:
+        with self._staging.lend(PAGE) as buffer:
+            got = file.read(buffer[:PAGE], page * PAGE)
+            header = FrameHeader.parse(buffer[:got].tobytes())
+        if header is None or frame_bytes(header.payload) > (end - page) * PAGE:
+            return Verdict.DAMAGED, None
+        sealed = header.algorithm == AES_256_GCM
+        key = keys.get(header.commitment)
+        if key is None or sealed == (header.commitment == NO_COMMITMENT):
+            return (Verdict.NO_KEY if sealed else Verdict.DAMAGED), header
+        nbytes = frame_bytes(header.payload)
+        with self._staging.lend(nbytes) as frame, self._staging.lend(header.raw) as plain:
+            if file.read(frame[:nbytes], page * PAGE) != nbytes:
+                return Verdict.DAMAGED, header
+            return _verdict(frame[:nbytes], segment, header, key, plain[: header.raw]), header
+
+
+def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, plain: Bytes) -> Verdict:
+    expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+    opened = unseal(frame, expected, key, plain, sealed=False, now=0)
+    plain[:] = 0
+    if opened is not Opened.GOOD:
+        return Verdict.DAMAGED
+    return Verdict.EXPIRED if header.expires and header.expires <= int(time.time()) else Verdict.GOOD
+
+
+def _in_use(directory: Path) -> bool:
+    """A well holds its lock. We ask for a shared one, for no longer than it takes to be told."""
+    try:
+        fd = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(fd)
+    return False
+
+
+def _unusable(directory: Path, error: OSError) -> AccessDenied:
+    return AccessDenied(
+        "SW-608",
+        what=f"the directory {directory} cannot be examined",
+        why=error.strerror or str(error),
+        fix="name a directory of a disk tier, as the user whose well writes it",
+    )
+
+
+def shape(report: Report) -> dict[str, Any]:
+    """What `--json` prints."""
+    kinds = ("closed", "open", "empty", "other_version", "damaged", "unreadable")
+    return {
+        "ok": report.ok,
+        "directory": str(report.directory),
+        "in_use": report.in_use,
+        "keyring": report.keyring,
+        "segments": {kind: report.segments[kind] for kind in kinds},
+        "bytes": report.nbytes,
+        "blocks": {verdict.value: report.blocks[verdict.value] for verdict in Verdict},
+        "block_bytes": report.block_bytes,
+        "moved_blocks": report.moved,
+        "foreign_files": report.foreign_files,
+    }
+
+
+def text(report: Report, home: Path) -> str:
+    """The same for people."""
+    lines = [
+        f"{report.directory}: {_list(report.segments)} segments, {format_size(report.nbytes)}",
+        f"blocks: {_list(report.blocks)}, {format_size(report.block_bytes)}",
+    ]
+    if report.in_use:
+        lines.append("a well is using it: what it was writing or deleting meanwhile may not be in these numbers")
+    if report.moved:
+        lines.append(f"{report.moved} blocks were gone before they were read: the well has used their segment again")
+    if report.blocks["no_key"]:
+        why = f"the keyring of {home} has no key for them" if report.keyring else f"there is no keyring in {home}"
+        lines.append(f"{report.blocks['no_key']} blocks cannot be opened: {why} (--home names another)")
+    if report.segments["other_version"]:
+        lines.append(f"{report.segments['other_version']} segments are of another version of stepwell, and left alone")
+    if report.foreign_files:
+        lines.append(f"{report.foreign_files} files are not stepwell's, and left alone")
+    damaged = report.blocks["damaged"] + report.segments["damaged"] + report.segments["unreadable"]
+    lines.append(
+        f"{damaged} damaged or not readable: they count as misses, and engines compute those blocks again"
+        if damaged
+        else "nothing is damaged"
+    )
+    return "\n".join(lines)
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items() if n) or "no"

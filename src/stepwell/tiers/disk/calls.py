@@ -1,0 +1,62 @@
+"""What is under way in a directory: reads of blocks that lie side by side, and writes with their answers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stepwell.block.frame import PAGE
+from stepwell.tiers.base import Incoming, Outgoing, WriteDone, Writing
+from stepwell.tiers.disk.segment import Segment
+
+
+class Run:
+    """Blocks that lie side by side in one segment and come in one I/O."""
+
+    __slots__ = ("blocks", "nbytes", "page", "segment")
+
+    def __init__(self, segment: Segment, page: int) -> None:
+        self.segment = segment
+        self.page = page
+        self.nbytes = 0
+        self.blocks: list[tuple[int, Incoming]] = []  # and which of the answers is its
+
+    def takes(self, segment: Segment, page: int, nbytes: int, most: int) -> bool:
+        beside = segment is self.segment and page == self.page + self.nbytes // PAGE
+        return beside and self.nbytes + nbytes <= most
+
+    def add(self, at: int, block: Incoming) -> None:
+        self.blocks.append((at, block))
+        self.nbytes += block.nbytes
+
+
+class Call:
+    """One call of `write`. Its blocks may end up in several jobs and segments; it is answered when the last of them
+    has ended, and not before: until then the makers of all its blocks may still run."""
+
+    __slots__ = ("_answers", "_done", "blocks", "running")
+
+    def __init__(self, blocks: deque[tuple[int, Outgoing]], answers: list[Writing], done: WriteDone) -> None:
+        self.blocks = blocks  # those without a place, and which of the answers is theirs
+        self.running = 0  # jobs that write the others
+        self._answers = answers
+        self._done = done
+
+    def answer(self, at: int, writing: Writing) -> None:
+        self._answers[at] = writing
+
+    def refuse(self, writing: Writing) -> None:
+        """Blocks without a place get none."""
+        for at, _ in self.blocks:
+            self._answers[at] = writing
+        self.blocks.clear()
+
+    @property
+    def ended(self) -> bool:
+        return not self.blocks and not self.running
+
+    def finish(self) -> None:
+        self._done(self._answers)
+
+
+Placed = tuple[int, Outgoing, int, int, bytes]
+"""Which of the answers is its, the block, its first page, its first ordinal and the commitment to its key."""

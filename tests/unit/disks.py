@@ -1,0 +1,240 @@
+"""Lives of a disk tier over real files, with blocks that are sealed for real, and files that fail when told to."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+import golden
+from stepwell.block.frame import PAGE
+from stepwell.block.layout import SlabLayout
+from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.io.files import SystemFile, SystemFiles
+from stepwell.io.memory import SystemMemory
+from stepwell.testing.clock import SetClock
+from stepwell.testing.executor import SeededExecutor
+from stepwell.tiers.base import Bytes, Reading, Writing
+from stepwell.tiers.disk.layout import Head
+from stepwell.tiers.disk.tier import DiskTier, Site
+from stepwell.vault.keyring import Keyring
+
+MIB = 1 << 20
+SHARD, SHARDS = 130_000, 2
+BLOCK = SHARDS * 135_168  # bytes of its frames
+SEGMENT = 16 * MIB
+PER_SEGMENT = 62  # blocks
+_OWNER = Owner("default", b"m" * 32, SHARD)
+
+
+@functools.lru_cache(maxsize=1024)
+def content(n: int, shard: int) -> Bytes:
+    return np.frombuffer(random.Random(f"{n} {shard}").randbytes(SHARD), np.uint8)
+
+
+def digest(n: int) -> bytes:
+    return blake3(n.to_bytes(8, "big")).digest()
+
+
+def failure(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+class FaultyFile(SystemFile):
+    def __init__(self, files: FaultyFiles, name: str, inner: SystemFile) -> None:
+        super().__init__(inner._fd)
+        inner._fd = -1  # it is ours now
+        self._files, self._name = files, name
+
+    def read(self, into: Bytes, offset: int) -> int:
+        self._files.meet("read", self._name, offset)
+        return super().read(into, offset)
+
+    def write(self, data: Bytes, offset: int) -> None:
+        if self._files.meet("write", self._name, offset) == "lose":
+            return
+        super().write(data, offset)
+
+
+class FaultyFiles(SystemFiles):
+    """`fault(operation, name, offset)` is asked before each: raises OSError, or says "lose" for a write that is said to
+    be done and is not. `available`: what `free` says, where that is set."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.fault: Callable[[str, str, int], str | None] = lambda operation, name, offset: None
+        self.seen: list[tuple[str, str, int]] = []
+        self.available: Callable[[], int] | None = None
+
+    def meet(self, operation: str, name: str, offset: int = 0) -> str | None:
+        self.seen.append((operation, name, offset))
+        return self.fault(operation, name, offset)
+
+    def fail(self, code: int, *operations: str) -> None:
+        def fault(operation: str, name: str, offset: int) -> None:
+            if operation in operations:
+                raise failure(code)
+
+        self.fault = fault
+
+    def heal(self) -> None:
+        self.fault = lambda operation, name, offset: None
+
+    def names(self) -> list[str]:
+        self.meet("names", "")
+        return super().names()
+
+    def create(self, name: str, nbytes: int) -> SystemFile:
+        self.meet("create", name, nbytes)
+        return FaultyFile(self, name, super().create(name, nbytes))
+
+    def open(self, name: str) -> SystemFile:
+        self.meet("open", name)
+        return FaultyFile(self, name, super().open(name))
+
+    def unlink(self, name: str) -> None:
+        self.meet("unlink", name)
+        super().unlink(name)
+
+    def free(self) -> tuple[int, int]:
+        available, total = super().free()
+        return (self.available() if self.available else available), total
+
+
+class Life:
+    """One life of a tier over `folders`."""
+
+    def __init__(
+        self,
+        *folders: Path,
+        limit: int = 64 * MIB,
+        reserve: int = 0,
+        keyring: Keyring = golden.KEYRING,
+        sealed: bool = True,
+        seed: int = 1,
+        fault: Callable[[FaultyFiles], None] = lambda files: None,
+        recovers: bool = True,
+    ) -> None:
+        self.executor, self.clock = SeededExecutor(seed), SetClock()
+        self.files = [FaultyFiles(folder) for folder in folders]
+        for files in self.files:
+            fault(files)
+        self.sealing = Sealing(keyring, sealed=sealed, wall=lambda: golden.NOW)
+        self.troubles: list[tuple[str, BaseException]] = []
+        sites = [Site(files, limit, reserve) for files in self.files]
+        self.tier = DiskTier(
+            sites, self.executor, self.clock, lambda: golden.NOW, self.sealing, lambda *trouble: self.note(*trouble)
+        )
+        (self.origin,) = self.sealing.origins("default", golden.NAMESPACE)
+        layout = SlabLayout(SHARD, 64)
+        self._slab = Slab(1, _OWNER, layout, SystemMemory().make(layout.nbytes))
+        self._slot = 0
+        self.recovered: list[int] = []
+        if recovers:
+            self.tier.recover(self.recovered.append)
+            self.executor.drain()
+
+    def note(self, kind: str, error: BaseException) -> None:
+        self.troubles.append((kind, error))
+
+    def id(self, n: int) -> BlockId:
+        return self.origin.name(digest(n))
+
+    def entry(self, n: int) -> Entry:
+        slots = []
+        for _ in range(SHARDS):
+            slots.append((self._slab, self._slot))
+            self._slot = (self._slot + 1) % self._slab.layout.slots
+        entry = Entry(self.id(n), tuple(slots), None, 0)
+        entry.origin = self.origin
+        return entry
+
+    def write(self, *numbers: int) -> list[list[Writing]]:
+        """Asks; the answers come into the list."""
+        answers: list[list[Writing]] = []
+        blocks = []
+        for n in numbers:
+            entry = self.entry(n)
+            for shard, (slab, slot) in enumerate(entry.slots):
+                slab.payload(slot)[:] = content(n, shard)
+            blocks.append(self.sealing.outgoing(entry))
+        self.tier.write(blocks, answers.append)
+        return answers
+
+    def put(self, *numbers: int) -> list[Writing]:
+        """Writes up to 8 blocks."""
+        answers = self.write(*numbers)
+        self.executor.drain()
+        return answers[0]
+
+    def put_all(self, numbers: range) -> None:
+        for first in range(numbers.start, numbers.stop, 8):
+            some = range(first, min(first + 8, numbers.stop))
+            assert self.put(*some) == [Writing.STORED] * len(some)
+
+    def get(self, n: int) -> Reading:
+        """Reads it; if it is GOOD it is what was written, and if not, nothing is left of it."""
+        entry = self.entry(n)
+        for slab, slot in entry.slots:
+            slab.payload(slot)[:] = 0xEE
+        answers: list[list[Reading]] = []
+        self.tier.read([self.sealing.incoming(entry)], answers.append)
+        self.executor.drain()
+        ((reading,),) = answers
+        for shard, (slab, slot) in enumerate(entry.slots):
+            got = slab.payload(slot)
+            if reading is Reading.GOOD:
+                assert (got == content(n, shard)).all(), "a block that is GOOD is what was written"
+            else:
+                assert not got.any() or (got == 0xEE).all()
+        return reading
+
+    def good(self, numbers: range) -> set[int]:
+        return {n for n in numbers if self.get(n) is Reading.GOOD}
+
+    def here(self, numbers: range) -> set[int]:
+        return {n for n in numbers if self.tier.lookup(self.id(n))}
+
+    def settle(self) -> None:
+        settled: list[bool] = []
+        self.tier.settle(lambda: settled.append(True))
+        self.executor.drain()
+        assert settled == [True]
+
+    def clear(self) -> int:
+        cleared: list[int] = []
+        self.tier.clear(cleared.append)
+        self.executor.drain()
+        return cleared[0]
+
+    def end(self) -> None:
+        """As a well that is asked to end."""
+        self.settle()
+        self.tier.close()
+
+    def kill(self) -> None:
+        """As if the process were gone: nothing that is under way goes on."""
+        self.executor = SeededExecutor(0)
+        for files in self.files:
+            files.fail(errno.EBADF, "read", "write", "create", "open", "unlink")
+        self.tier.close()
+
+
+def segments(folder: Path) -> list[Path]:
+    """Oldest first."""
+
+    def sequence(path: Path) -> int:
+        with path.open("rb") as file:
+            head = Head.parse(file.read(PAGE))
+        return head.sequence if head is not None else 0
+
+    return sorted((path for path in folder.glob("*.seg") if path.is_file()), key=sequence)

@@ -1,0 +1,96 @@
+"""The files in tests/golden: what they are made of, made by the present writer from fixed inputs.
+
+Run as a program it writes them: only for a new version of the format, whose files get names of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.namespace import Namespace
+from stepwell.codecs.seal import NO_COMMITMENT, Bytes, SegmentKey, seal
+from stepwell.hierarchy.sealing import Origin, SegmentKeys
+from stepwell.tiers.disk.layout import Footer, Head
+from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
+
+FOLDER = Path(__file__).parent.parent / "golden"
+EPOCH = Epoch(1, bytes(range(32)))
+KEYRING = Keyring((TenantKeys("default", (EPOCH,)),))
+NAMESPACE = Namespace(b"w" * 32, b"m" * 32, b"l" * 32, 16)
+ORIGIN = Origin(EPOCH, SegmentKeys(EPOCH), NAMESPACE)
+SEGMENT = b"golden segment 1"
+CREATED, NOW = 1_800_000_000, 1_800_000_100
+PAYLOAD, SHARDS, BLOCKS, PAGES = 2048, 2, 3, 16
+SEGMENT_NAME = "0123456789abcdef.seg"
+
+
+def key(segment: bytes = SEGMENT) -> SegmentKey:
+    return ORIGIN.keys.of(segment)
+
+
+def digest(block: int) -> bytes:
+    return bytes([block]) * 32
+
+
+def payload(block: int, shard: int, nbytes: int = PAYLOAD) -> Bytes:
+    return np.frombuffer(random.Random(f"golden {block} {shard}").randbytes(nbytes), np.uint8)
+
+
+def header(block: int, shard: int, *, sealed: bool) -> FrameHeader:
+    nonce = b"\1\2\3\4" + (block * SHARDS + shard).to_bytes(8, "big")
+    return FrameHeader(
+        AES_256_GCM if sealed else PLAIN,
+        SEGMENT,
+        key().commitment if sealed else NO_COMMITMENT,
+        ORIGIN.name(digest(block)),
+        ORIGIN.tag,
+        nonce,
+        shard,
+        SHARDS,
+        PAYLOAD,
+        PAYLOAD,
+        CREATED,
+    )
+
+
+def frame(block: int = 0, shard: int = 0, *, sealed: bool) -> Bytes:
+    made = np.full(frame_bytes(PAYLOAD), 0xEE, np.uint8)
+    seal(header(block, shard, sealed=sealed), key() if sealed else None, payload(block, shard), made)
+    return made
+
+
+def segment(*, closed: bool) -> bytes:
+    """A segment of sealed blocks, one after the other."""
+    file = np.zeros(PAGES * PAGE, np.uint8)
+    file[:PAGE] = np.frombuffer(Head(SEGMENT, 7, len(file), CREATED).pack(), np.uint8)
+    books = Segment(1, SEGMENT_NAME, SEGMENT, 7, len(file), Phase.OPEN)
+    for block in range(BLOCKS):
+        frames = np.concatenate([frame(block, shard, sealed=True) for shard in range(SHARDS)])
+        assert books.fits(len(frames), key().commitment)
+        page, _ = books.take(len(frames), SHARDS, key().commitment)
+        file[page * PAGE : page * PAGE + len(frames)] = frames
+        books.record(ORIGIN.name(digest(block)), ORIGIN.tag, page, len(frames), key().commitment, 0)
+    if closed:
+        footer = books.footer().pack()
+        assert len(footer) == Footer.nbytes(BLOCKS)
+        file[-len(footer) :] = np.frombuffer(footer, np.uint8)
+    return file.tobytes()
+
+
+def all_files() -> dict[str, bytes]:
+    return {
+        "plain-1.frame": frame(sealed=False).tobytes(),
+        "sealed-1.frame": frame(sealed=True).tobytes(),
+        "closed-1.seg": segment(closed=True),
+        "open-1.seg": segment(closed=False),
+    }
+
+
+if __name__ == "__main__":
+    for name, content in all_files().items():
+        (FOLDER / name).write_bytes(content)

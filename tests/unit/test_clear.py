@@ -1,0 +1,325 @@
+"""Clearing: what it drops, what it leaves, and that nothing comes back; in one process and by a real well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disks import segments
+from typer.testing import CliRunner
+from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
+
+import golden
+from stepwell.cli.commands import app
+from stepwell.client import control
+from stepwell.client.socket import dial
+from stepwell.client.start import rendezvous
+from stepwell.errors import StepwellError
+from stepwell.hierarchy.clearing import Sum
+from stepwell.hierarchy.hierarchy import TURN_BLOCKS
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.io.executor import Executor
+from stepwell.io.files import SystemFiles
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLAB, SLOT
+from stepwell.testing.clock import SetClock
+from stepwell.testing.rig import FakeEngine, Model, Rig
+from stepwell.tiers.base import Tier
+from stepwell.tiers.disk.tier import DiskTier, Site
+
+HOST, DISK, ALL = frozenset({"host"}), frozenset({"disk"}), frozenset({"host", "disk"})
+
+
+def digests(*numbers: int) -> bytes:
+    return b"".join(n.to_bytes(32, "big") for n in numbers)
+
+
+def rig_with_disk(folder: Path, seed: int = 1) -> Rig:
+    def tier(executor: Executor) -> Tier:
+        sealing = Sealing(golden.KEYRING, sealed=True, wall=lambda: golden.NOW)
+        sites = [Site(SystemFiles(folder), 128 * MIB, 0)]
+        return DiskTier(sites, executor, SetClock(), lambda: golden.NOW, sealing)
+
+    rig = Rig(4 * SLAB, seed=seed, keyring=golden.KEYRING, tier=tier)
+    rig.hierarchy.recover()
+    rig.settle()
+    return rig
+
+
+MODEL = Model()
+
+
+def engine_of(rig: Rig, model: Model = MODEL, name: str = "engine") -> FakeEngine:
+    engine = FakeEngine(rig, model, name=name)
+    rig.settle()
+    return engine
+
+
+def cleared(rig: Rig, tiers: frozenset[str], namespace: bytes = b"") -> dict[str, Sum]:
+    answers: list[dict[str, Sum]] = []
+    rig.hierarchy.clear(tiers, namespace, answers.append)
+    assert not answers
+    rig.settle()
+    (answer,) = answers
+    return answer
+
+
+def test_host_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    rig = rig_with_disk(tmp_path)
+    engine = engine_of(rig)
+    assert engine.spill(digests(1, 2, 3)) == 3
+    assert cleared(rig, HOST) == {"host": Sum(3, 3 * SLOT)}
+    assert rig.hierarchy.arena.blocks == 0
+    assert engine.found(digests(1, 2, 3)) == 3, "they come up from disk"
+    assert rig.hierarchy.stats()["dropped_cleared"] == 3
+
+
+def test_disk_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    rig = rig_with_disk(tmp_path)
+    engine = engine_of(rig)
+    engine.spill(digests(1, 2, 3))
+    answer = cleared(rig, DISK)
+    assert answer["disk"].blocks == 3
+    assert answer["disk"].nbytes >= 3 * SLOT
+    assert engine.found(digests(1, 2, 3)) == 3, "they are in host memory"
+    assert not segments(tmp_path)
+
+
+def test_a_tier_that_is_not_there_is_left_out() -> None:
+    rig = Rig(4 * SLAB, seed=1)
+    engine = engine_of(rig)
+    engine.spill(digests(1))
+    assert cleared(rig, ALL) == {"host": Sum(1, SLOT)}
+
+
+def test_what_is_pinned_or_copied_is_dropped_and_its_slots_come_free_later() -> None:
+    rig = Rig(4 * SLAB, seed=1)
+    engine = engine_of(rig)
+    engine.spill(digests(1, 2))
+    engine.spill(digests(3, 4))
+    pinned, leased = engine.ask(digests(1, 2)), engine.ask(digests(3, 4))
+    rig.settle()
+    transfer = engine.recall(leased)
+    free = rig.hierarchy.stats()["free_slots"]
+    assert cleared(rig, HOST)["host"].blocks == 4
+    assert engine.found(digests(1, 2)) == engine.found(digests(3, 4)) == 0
+    assert rig.hierarchy.stats()["free_slots"] == free, "nobody gets them yet"
+    engine.recalled(transfer)
+    engine.release(pinned)
+    rig.settle()
+    assert rig.hierarchy.stats()["free_slots"] == free + 4  # type: ignore[operator]
+    assert engine.spill(digests(1)) == 1
+
+
+def test_one_namespace_is_cleared() -> None:
+    rig = Rig(4 * SLAB, seed=1)
+    one, two = engine_of(rig), engine_of(rig, Model(weights=b"v" * 32), "other")
+    one.spill(digests(1, 2))
+    two.spill(digests(1, 2, 3))
+    told: list[dict[bytes, Sum]] = []
+    rig.hierarchy.count_namespaces(lambda sums: told.append(dict(sums)))
+    rig.settle()
+    tags = {sums.blocks: tag for tag, sums in told[0].items()}
+    assert sorted(tags) == [2, 3]
+    assert told[0][tags[3]].nbytes == 3 * SLOT
+    assert cleared(rig, HOST, tags[3]) == {"host": Sum(3, 3 * SLOT)}
+    assert (one.found(digests(1, 2)), two.found(digests(1, 2, 3))) == (2, 0)
+    assert cleared(rig, HOST, b"?" * 16) == {"host": Sum()}
+
+
+def test_it_is_done_in_slices() -> None:
+    rig = Rig(16 * SLAB, seed=1)
+    engine = engine_of(rig)
+    for first in range(0, 96, 8):
+        assert engine.spill(digests(*range(first, first + 8))) == 8
+    answers: list[dict[str, Sum]] = []
+    rig.hierarchy.clear(HOST, b"", answers.append)
+    before = rig.hierarchy.arena.blocks
+    rig.hierarchy.turn()
+    assert before - TURN_BLOCKS <= rig.hierarchy.arena.blocks < before
+    rig.settle()
+    assert answers[0]["host"].blocks == 96
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_of_before_comes_back(tmp_path: Path, seed: int) -> None:
+    """Blocks are waiting to be written, being written, and on their way up when everything is cleared."""
+    rig = rig_with_disk(tmp_path, seed)
+    engine = engine_of(rig)
+    for n in range(0, 16, 4):
+        engine.spill(digests(*range(n, n + 4)))
+    cleared(rig, HOST)
+    tickets = [engine.ask(digests(n, n + 1)) for n in (0, 4, 8)]
+    rig.turns()
+    leases, refs = engine.reserve(digests(*range(100, 104)))
+    assert len(refs) == 4
+    engine.workers[0].say(m.Filled(leases, []))
+    for _ in range(seed):
+        rig.executor.step()
+    answers: list[dict[str, Sum]] = []
+    rig.hierarchy.clear(ALL, b"", answers.append)
+    rig.settle()
+    assert len(answers) == 1
+    for ticket in tickets:
+        engine.release(ticket)
+    rig.settle()
+    assert [engine.found(digests(n)) for n in (0, 1, 4, 5, 8, 9, 12, 100, 103)] == [0] * 9
+    assert rig.hierarchy.arena.blocks == 0
+    assert engine.spill(digests(1, 2)) == 2
+    assert engine.found(digests(1, 2)) == 2
+    ended: list[bool] = []
+    rig.hierarchy.drain(lambda: ended.append(True))
+    rig.settle()
+    assert ended == [True]
+    rig.hierarchy.mover.tier.close()
+    again = rig_with_disk(tmp_path, seed)
+    engine = engine_of(again)
+    assert [engine.found(digests(n)) for n in (0, 4, 8, 12, 100, 1, 2)] == [0, 0, 0, 0, 0, 1, 1]
+
+
+# by the socket --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> Iterator[InThread]:
+    running = InThread(tmp_path)
+    yield running
+    running.close()
+
+
+def fill(socket: Path, *numbers: int) -> tuple[Recorder, Recorder]:
+    """An engine spills these blocks and stays."""
+    first, second = Recorder(), Recorder()
+    engine = dial(socket)(scheduler(), first)
+    copier = dial(socket)(worker(), second)
+    second.next(m.Welcome)
+    second.next(m.Ready)
+    slab, fds = second.next(m.SlabShared)
+    os.close(fds[0])
+    first.next(m.Welcome)
+    first.next(m.Ready)
+    copier.post(m.Mapped(slab.slab))
+    engine.post(m.Reserve(1, 0, b"", digests(*numbers)))
+    granted, _ = first.next(m.Granted)
+    assert all(granted.leases)
+    copier.post(m.Filled(granted.leases, []))
+    return first, second
+
+
+def test_a_person_asks_a_well(well: InThread) -> None:
+    fill(well.path, 1, 2)
+    peer = Raw(well.path)
+    peer.send(m.Hello(m.PROTOCOL, "admin"))
+    peer.read()
+
+    def rows() -> list[m.NamespaceRow]:
+        peer.send(m.NamespacesQuery())
+        answer = peer.read()
+        assert isinstance(answer, m.Namespaces)
+        return answer.rows
+
+    eventually(lambda: sum(row.blocks for row in rows()) == 2)
+    (row,) = rows()
+    assert (row.tenant, row.nbytes, len(row.tag), len(row.engines)) == ("default", 2 * MIB, 16, 1)
+    peer.send(m.Clear(["host"], b"?" * 16), m.Clear(["host"], row.tag), m.Clear(["host", "disk"]))
+    assert [peer.read() for _ in range(3)] == [
+        m.Cleared({"host": 0}, {"host": 0}),
+        m.Cleared({"host": 2}, {"host": 2 * MIB}),
+        m.Cleared({"host": 0}, {"host": 0}),
+    ]
+    peer.send(m.Clear(["host", "disk"], row.tag))
+    refused = peer.read()
+    assert isinstance(refused, m.Refused)
+    assert refused.code == "SW-713"
+    peer.close()
+
+
+@pytest.mark.parametrize("message", [m.Clear(["attic"]), m.Clear(["host"], b"short"), m.Clear(["host", "shared"])])
+def test_a_clear_that_makes_no_sense_ends_its_connection(well: InThread, message: m.Clear) -> None:
+    peer = Raw(well.path)
+    peer.send(m.Hello(m.PROTOCOL, "admin"), message)
+    peer.read()
+    refused = peer.read()
+    assert isinstance(refused, m.Refused)
+    assert refused.code == "SW-804"
+    peer.close()
+
+
+@pytest.mark.parametrize("message", [m.Clear(["host"]), m.NamespacesQuery()])
+def test_engines_may_not_ask_it(well: InThread, message: m.Message) -> None:
+    member = Recorder()
+    link = dial(well.path)(scheduler(), member)
+    member.next(m.Welcome)
+    link.post(message)
+    assert member.next(m.Refused)[0].code == "SW-804"
+
+
+def test_who_has_left_needs_no_answer(well: InThread) -> None:
+    for _ in range(5):
+        peer = Raw(well.path)
+        peer.send(m.Hello(m.PROTOCOL, "admin"), m.Clear(["host"]), m.NamespacesQuery())
+        peer.close()
+    fill(well.path, 1)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepwell", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_commands_with_a_real_well(tmp_path: Path) -> None:
+    home, disk = tmp_path / "home", tmp_path / "disk"
+    command = [sys.executable, "-m", "stepwell", "serve", "--home", str(home), "--host", "64MiB", "--disk"]
+    with subprocess.Popen([*command, f"{disk}:64MiB"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        try:
+            members = fill(rendezvous(home).socket, 1, 2, 3)
+            eventually(lambda: control.stats(home).get("disk_blocks") == 3)
+            code, said = invoke("namespaces", "--home", str(home), "--json")
+            (row,) = json.loads(said)["namespaces"]
+            assert (code, row["blocks"], row["tenant"]) == (0, 3, "default")
+            code, said = invoke("clear", "--home", str(home), "--namespace", row["tag"])
+            assert code == 1 and "SW-713" in said and "--tier host" in said
+            code, said = invoke("clear", "--home", str(home), "--namespace", row["tag"], "--tier", "host")
+            assert code == 0 and "host tier: 3 blocks dropped, 3MiB" in said, said
+            assert "can come back" in said
+            code, said = invoke("clear", "--home", str(home), "--json")
+            answer = json.loads(said)
+            assert (code, answer["blocks"]) == (0, {"host": 0, "disk": 3})
+            assert answer["bytes"]["disk"] == 16 * MIB
+            assert not segments(disk)
+            assert "host memory holds nothing" not in invoke("namespaces", "--home", str(home))[1], "its engine lives"
+            del members
+        finally:
+            control.stop(home)
+
+
+def test_without_a_well_it_says_what_to_delete_and_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "my disk"
+    disk.mkdir()
+    (disk / f"{'0' * 16}.seg").write_bytes(b"x")
+    monkeypatch.setenv("STEPWELL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STEPWELL_DISK", f"{disk}:1GiB")
+    with pytest.raises(StepwellError) as caught:
+        CliRunner().invoke(app, ["clear"], catch_exceptions=False)
+    assert caught.value.code == "SW-505"
+    assert f"rm '{disk}'/*.seg" in caught.value.fix
+    assert (disk / f"{'0' * 16}.seg").exists()
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("tag", ["", "zz" * 16, "ab" * 15, "ab " * 16])
+def test_what_is_no_tag_is_refused(tag: str, tmp_path: Path) -> None:
+    with pytest.raises(StepwellError) as caught:
+        CliRunner().invoke(app, ["clear", "--namespace", tag, "--home", str(tmp_path)], catch_exceptions=False)
+    assert caught.value.code == "SW-102"

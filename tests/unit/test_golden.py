@@ -1,0 +1,73 @@
+"""The format on disk is what it was: golden files, written by the present writer and read by the present reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import golden
+from stepwell.codecs.seal import Expected, Opened, unseal
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.io.files import SystemFiles
+from stepwell.io.staging import Staging
+from stepwell.testing.clock import SetClock
+from stepwell.testing.executor import SeededExecutor
+from stepwell.tiers.base import Bytes, Incoming, Reading
+from stepwell.tiers.disk.recovery import Kind, look
+from stepwell.tiers.disk.tier import DiskTier, Site
+
+FILES = sorted(path.name for path in golden.FOLDER.iterdir())
+
+
+def test_there_is_a_file_of_each_kind() -> None:
+    assert sorted(golden.all_files()) == FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_writer_makes_these_bytes(name: str) -> None:
+    assert golden.all_files()[name] == (golden.FOLDER / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plain-1.frame", "sealed-1.frame"])
+def test_the_reader_opens_these_frames(name: str) -> None:
+    frame = np.fromfile(golden.FOLDER / name, np.uint8)
+    into = np.empty(golden.PAYLOAD, np.uint8)
+    block = golden.ORIGIN.name(golden.digest(0))
+    expected = Expected(golden.SEGMENT, block, golden.ORIGIN.tag, 0, golden.SHARDS, golden.PAYLOAD)
+    sealed = name.startswith("sealed")
+    assert unseal(frame, expected, golden.key(), into, sealed=sealed, now=golden.NOW) is Opened.GOOD
+    assert (into == golden.payload(0, 0)).all()
+
+
+@pytest.mark.parametrize(("name", "closed"), [("closed-1.seg", True), ("open-1.seg", False)])
+def test_a_tier_finds_and_reads_these_segments(name: str, closed: bool, tmp_path: Path) -> None:
+    (tmp_path / golden.SEGMENT_NAME).write_bytes((golden.FOLDER / name).read_bytes())
+    files, executor = SystemFiles(tmp_path), SeededExecutor(1)
+    found = look(files, golden.SEGMENT_NAME, Staging(1 << 20))
+    assert (found.kind, found.closed) == (Kind.GOOD, closed)
+    assert found.head is not None and found.head.id == golden.SEGMENT
+    assert found.footer is not None and len(found.footer.records) == golden.BLOCKS
+    sealing = Sealing(golden.KEYRING, sealed=True, wall=lambda: golden.NOW)
+    tier = DiskTier([Site(files, 64 << 20, 0)], executor, SetClock(), lambda: golden.NOW, sealing)
+    tier.recover(lambda n: None)
+    executor.drain()
+    (origin,) = sealing.origins("default", golden.NAMESPACE)
+    for block in range(golden.BLOCKS):
+        got = [np.empty(golden.PAYLOAD, np.uint8) for _ in range(golden.SHARDS)]
+
+        def open(part: int, frame: Bytes, segment: bytes, block: int = block, got: list[Bytes] = got) -> Reading:
+            identity = (origin.name(golden.digest(block)), origin.tag, part, golden.SHARDS, golden.PAYLOAD)
+            expected = Expected(segment, *identity)
+            verdict = unseal(frame, expected, origin.keys.of(segment), got[part], sealed=True, now=golden.NOW)
+            assert verdict is Opened.GOOD
+            return Reading.GOOD
+
+        answers: list[list[Reading]] = []
+        parts = (len(golden.frame(sealed=True)),) * golden.SHARDS
+        tier.read([Incoming(origin.name(golden.digest(block)), parts, open)], answers.append)
+        executor.drain()
+        assert answers == [[Reading.GOOD]]
+        assert [(shard == golden.payload(block, n)).all() for n, shard in enumerate(got)] == [True] * golden.SHARDS
+    tier.close()
