@@ -152,7 +152,7 @@ class Sealing:
                 return False
             keys = self._find(header.commitment, segment)
             sealed = header.algorithm == AES_256_GCM
-            if header.segment != segment or (keys is None and (sealed or self._sealed)):
+            if header.segment != segment or (keys is None and sealed):
                 return False
             end = at + frame_bytes(header.payload)
             plain = np.empty(header.raw, np.uint8)
