@@ -143,7 +143,6 @@ class Queue:
 
     def poll(self, *asks: Ask, after: float = 0.0) -> list[bool]:
         self.clock.advance(after)
-        self.client.stepped()
         return [self.client.settle(ask, 0) for ask in asks]
 
 
@@ -221,34 +220,9 @@ def test_who_gets_only_a_part_lets_the_others_go_as_well() -> None:
     busy(q, 0.99 * TOTAL_S)
     assert q.poll(first, second) == [False, False]
     busy(q, 0.02 * TOTAL_S)
-    q.client.stepped()
     assert q.client.settle(first, 0)
     q.client.recall(first, 0, 1)
     assert q.client.settle(second, 0)
-
-
-def test_time_runs_while_the_scheduler_would_take_the_request() -> None:
-    """It is not asked about in a step that ends before its turn comes: then the engine has no room."""
-    q = Queue("staging staging")
-    first, second = q.asks
-    busy(q, 0.5 * TOTAL_S)
-    for _ in range(10):
-        q.poll(after=TOTAL_S)
-    q.tell(first, 1, "staging")
-    assert q.poll(first, second) == [False, False], "neither late nor stalled"
-    busy(q, 0.48 * TOTAL_S)
-    assert q.poll(first, second) == [False, False]
-    busy(q, 0.05 * TOTAL_S)
-    assert q.poll(first, second) == [True, True]
-
-
-def test_a_step_in_which_nothing_was_asked_restarts_the_stall_clock() -> None:
-    q = Queue("staging")
-    (ask,) = q.asks
-    assert q.poll(ask) == [False]
-    q.poll(after=10.0)
-    assert q.poll(ask) == [False]
-    assert q.poll(ask, after=STALL) == [True]
 
 
 class Refusing(PlayedWell):

@@ -440,6 +440,8 @@ def test_blocks_that_failed_make_room_and_nobody_is_answered_twice() -> None:
     rig.settle()
     rig = rig.next_life(3)
     engine = rig.join()
+    for n in range(3):
+        engine.spill(chain(SLOTS, 1000 * n + 1000))  # all slabs are made: none that comes wakes anybody
     assert engine.found(at(early, 1)) == 1, "in the arena; six blocks may be pinned"
     for n in range(5):
         rig.damage(rig.name(engine, at(late, n)), PAYLOAD)

@@ -103,9 +103,7 @@ def test_what_comes_back_wrong_is_never_told(faults: TierFaults) -> None:
     answer = engine.answer(ticket)
     assert answer.more is False
     assert told(engine, answer.refs) == [100 + n for n in range(len(answer.refs))]
-    if faults.flip:
-        assert len(answer.refs) == 0
-        assert not any(rig.plaintext(100 + n) for n in range(6))
+    assert faults.swap or len(answer.refs) < 6, "a bit of padding says nothing, but not six times"
 
 
 def test_an_opener_that_raises_is_a_failed_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,10 +54,6 @@ class Ask:
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
-    waited_s: float = 0.0  # while the scheduler would have taken it: it asked in one step and in the next
-    since: float = 0.0  # when it began to ask in every step
-    last_poll: float = 0.0
-    step: int = 0  # of the last poll
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +113,6 @@ class SchedulerClient:
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._reported = 0.0
-        self._steps = 0
         self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
         self._turn = 0.0  # when a request last had all that it asked for
         self._allow_s = 0.0  # what the well last allowed for one block
@@ -168,29 +163,19 @@ class SchedulerClient:
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
         stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
-        the first that does not lets the others go as well. Time runs while the scheduler would take the request, which
-        then asks in every step (`stepped`)."""
+        the first that does not lets the others go as well."""
         now = self._clock()
         if not ask.first_poll:
-            ask.first_poll = ask.since = now
+            ask.first_poll = now
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
-        elif ask.step >= self._steps - 1:
-            ask.waited_s += now - ask.last_poll
-        else:
-            ask.since = now
-        ask.step, ask.last_poll = self._steps, now
         if ask.final:
             return True
-        first, news, allow_s = now - ask.waited_s, max(ask.news, ask.since), ask.allow_s
+        first, news, allow_s = ask.first_poll, ask.news, ask.allow_s
         if ask.reason in IN_LINE:
             first, news, allow_s = max(first, self._turn), max(news, self._moved), max(allow_s, self._allow_s)
         return self._patience.over(first, news, now, allow_s)
-
-    def stepped(self) -> None:
-        """The scheduler has planned a step."""
-        self._steps += 1
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""

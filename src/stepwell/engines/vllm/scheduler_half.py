@@ -205,7 +205,6 @@ class SchedulerHalf:
         try:
             self._observe(number, out)
             self._collect(saves)
-            self._client.stepped()
             self._client.report(idle=not self._tracked)
         except Exception as error:  # noqa: BLE001 - page tables may have got out of step with the engine's: trust none
             self._trouble("build_connector_meta", error)
