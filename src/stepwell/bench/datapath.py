@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepwell.bench.lane import LIMIT, Arena, Bare, Lane, Pass, cipher_pass, copy_pass, sync, timed
+from stepwell.bench.lane import LIMIT, Arena, Bare, Lane, Pass, cipher_work, copy_pass, in_threads, sync, timed
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
 from stepwell.demo.model import cache_folder
@@ -91,8 +91,8 @@ def _limits(arena: Arena, nbytes: int, size: Size) -> dict[str, Passes]:
     limits = {"copy": Passes(), "seal": Passes(), "open": Passes()}
     for _ in range(size.repetitions):
         limits["copy"].add(copy_pass(arena, nbytes))
-        limits["seal"].add(cipher_pass(arena, opening=False))
-        limits["open"].add(cipher_pass(arena, opening=True))
+        for name, opening in (("seal", False), ("open", True)):
+            limits[name].add(timed(arena.nbytes, lambda opening=opening: cipher_work(arena, opening=opening)))  # type: ignore[misc]
     return limits
 
 
@@ -100,7 +100,7 @@ def _form(base: Path, arena: Arena, nbytes: int, size: Size, limits: dict[str, P
     form = "sealed" if sealed else "plain"
     folder = base / form
     folder.mkdir()
-    found = {name: Passes() for name in ("spill", "bare write", "recall", "bare read")}
+    found = {name: Passes() for name in ("spill", "bare write", "both write", "recall", "bare read", "both read")}
     lane = Lane(folder, sealed=sealed)
     bare = Bare(base, f"bare-{form}", arena.nbytes)
     try:
@@ -109,12 +109,17 @@ def _form(base: Path, arena: Arena, nbytes: int, size: Size, limits: dict[str, P
             bare.create()
             _both(found, "spill", lambda entries=entries: lane.spill(entries), "bare write", bare, nbytes, write=True)  # type: ignore[misc]
             sync(folder)
+            if sealed:
+                found["both write"].add(_together(arena, bare, nbytes, write=True))
+                found["both read"].add(_together(arena, bare, nbytes, write=False))
             _both(found, "recall", lambda entries=entries: lane.recall(entries), "bare read", bare, nbytes, write=False)  # type: ignore[misc]
             bare.remove()
         judged = nbytes == JUDGED and sealed
         name = f"{_name(nbytes)} {form}"
         rows = _rows(name, "spill, new segments", found["spill"], found["bare write"], limits["seal"], sealed, judged)
+        rows += _beside("write", found["spill"], found["both write"])
         rows += _rows(name, "recall", found["recall"], found["bare read"], limits["open"], sealed, judged)
+        rows += _beside("read", found["recall"], found["both read"])
         if judged and size.recycled:
             rows += _recycled(lane, bare, arena, nbytes, size, limits["seal"], name)
         return rows
@@ -170,6 +175,19 @@ def _rows(name: str, what: str, ours: Passes, bare: Passes, cipher: Passes, seal
             f"{ours.cpu:.3f} of {floor:.3f} s/GB",
         ),
     ]
+
+
+def _together(arena: Arena, bare: Bare, nbytes: int, *, write: bool) -> Pass:
+    """The bare loop and the cipher's pass side by side: what both cost while they share the memory."""
+    works = [lambda: bare.move(nbytes, write=write), lambda: cipher_work(arena, opening=not write)]
+    return timed(bare.nbytes, lambda: in_threads(works))
+
+
+def _beside(what: str, ours: Passes, both: Passes) -> list[Row]:
+    if not both.all:
+        return []
+    beside = f"{both.cpu:.3f} s/GB, {both.speed:.2f} GB/s"
+    return [Row(f"  CPU / (bare {what} and the cipher side by side)", "", _one(ours.cpu / both.cpu), beside=beside)]
 
 
 def _row(name: str, passes: Passes) -> Row:

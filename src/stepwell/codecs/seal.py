@@ -75,7 +75,8 @@ class Sealer:
             self._cipher.encrypt_into(
                 _nonce(self._header.nonce, part), chunk.data, self._page, into[at : end + TAG].data
             )
-        into[end + TAG :] = 0
+        if end + TAG < len(into):
+            into[end + TAG :] = 0
 
 
 class Opener:
@@ -106,7 +107,7 @@ class Opener:
         assert self._header is not None
         chunk = into[part * CHUNK : (part + 1) * CHUNK]
         end = at + len(chunk)
-        if frame[end + TAG :].any():
+        if end + TAG < len(frame) and frame[end + TAG :].any():
             return Opened.DAMAGED  # padding is zeros: so every bit of a frame is checked
         if self._cipher is None:
             np.copyto(chunk, frame[at:end])

@@ -36,19 +36,17 @@ def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, s
     """Reads the blocks from this page on; yields an answer for each, in order. Raises OSError, and what a block's
     `open` raises: the block that was not answered has then been told to `fail`."""
     most = max(REQUEST, *(max(block.parts) for block in blocks))
-    left = sum(block.nbytes for block in blocks)
+    lengths = _requests([nbytes for block in blocks for nbytes in block.parts], most)
     offset, start, end, got = page * PAGE, 0, 0, 0
     with staging.lend(most) as buffer:
         for block in blocks:
             answer = Reading.GOOD
             try:
                 for part, nbytes in enumerate(block.parts):
-                    if start + nbytes > end:
-                        offset += start
-                        length = min(left, _whole(blocks, block, part, most))
-                        got = file.read(buffer[:length], offset)
-                        start, end = 0, length
-                    left -= nbytes
+                    if start == end:
+                        offset += end
+                        start, end = 0, next(lengths)
+                        got = file.read(buffer[:end], offset)
                     if answer is Reading.GOOD:
                         whole = start + nbytes <= got
                         answer = block.open(part, buffer[start : start + nbytes], segment) if whole else Reading.DAMAGED
@@ -61,12 +59,12 @@ def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, s
             yield answer
 
 
-def _whole(blocks: Sequence[Incoming], block: Incoming, part: int, most: int) -> int:
-    """Bytes of the parts from this one on that fit into one request."""
+def _requests(parts: Sequence[int], most: int) -> Iterator[int]:
+    """Bytes of one request after the other: as many whole parts as fit into each."""
     total = 0
-    for other in blocks[blocks.index(block) :]:
-        for nbytes in other.parts[part:] if other is block else other.parts:
-            if total + nbytes > most:
-                return total
-            total += nbytes
-    return total
+    for nbytes in parts:
+        if total and total + nbytes > most:
+            yield total
+            total = 0
+        total += nbytes
+    yield total
