@@ -25,7 +25,7 @@ def table(kept: dict[str, Any]) -> str:
                 speed = f"{beside['measured']:.1f} x"
             elif beside["measured"] is not None:
                 low, high = beside["interval"]
-                ratio = f"{beside['measured']:.3f} ({low:.3f} to {high:.3f}), target 1.05"
+                ratio = f"{beside['measured']:.3f} ({low:.3f} to {high:.3f}), target {beside['target'].split()[-1]}"
         lines.append(f"| {row['what']} | {1e3 * row['measured']:.0f} ms | {speed} | {ratio} |")
     lines += [
         "",

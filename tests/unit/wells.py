@@ -21,6 +21,9 @@ from stepwell.protocol import wire
 from stepwell.protocol.messages import PROTOCOL, FromWell, Hello, Message
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
+from stepwell.tiers.disk.site import take
+from stepwell.tiers.disk.tier import DiskTier
+from stepwell.units import Amount
 from stepwell.vault.keyring import Keyring
 
 PATIENCE = 20.0  # seconds until a test gives up on what must happen; never waited for in full
@@ -78,22 +81,31 @@ class Recorder:
 class InThread:
     """The loop with a real hierarchy on a thread of this process."""
 
-    def __init__(self, folder: Path, linger: Linger | None = None) -> None:
+    def __init__(self, folder: Path, linger: Linger | None = None, *, disk_bytes: int = 0) -> None:
         self.path = folder / "well.sock"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.path))
         listener.listen(128)
         clock, self.wakeup = MonotonicClock(), Wakeup()
         self.executor = ThreadExecutor(self.wakeup)
+        self.executors = [self.executor]
+        sealing = Sealing(Keyring.open(folder / "keyring"), sealed=True, wall=time.time)
+        self.tier: DiskTier | None = None
+        if disk_bytes:
+            self.executors.append(ThreadExecutor(self.wakeup, 2))
+            site = take(folder / "disk", Amount(size=disk_bytes), Amount(size=0))
+            self.tier = DiskTier([site], self.executors[-1], clock, time.time, sealing)
         self.hierarchy = Hierarchy(
             limits=Limits(64 * MIB),
-            sealing=Sealing(Keyring.open(folder / "keyring"), sealed=True, wall=time.time),
+            sealing=sealing,
             clock=clock,
             executor=self.executor,
+            tier=self.tier,
             memory=SystemMemory(),
             well="test",
         )
-        self.loop = Loop(self.hierarchy, listener, clock, [self.executor], self.wakeup, linger=linger)
+        self.loop = Loop(self.hierarchy, listener, clock, self.executors, self.wakeup, linger=linger)
+        self.hierarchy.recover()
         self.why = ""
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -106,7 +118,7 @@ class InThread:
         self.wakeup.wake()
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
-        assert self.executor.close(PATIENCE)
+        assert all([executor.close(PATIENCE) for executor in self.executors])  # noqa: C419 - close them all
         self.hierarchy.close()
         self.wakeup.close()
 

@@ -13,6 +13,7 @@ from stepwell.bench.engines import Shape
 from stepwell.bench.systems import System
 from stepwell.client import control
 from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.well import DemoWell
 from stepwell.demo.wire import Answer
 
@@ -52,7 +53,7 @@ class Stand:
 
     def forget_page_cache(self) -> None:
         if self.system.disk is not None:
-            storage.drop_page_cache(self.system.disk)
+            drop_page_cache(self.system.disk)
 
     def settle(self) -> bool:
         """Waits for what is done behind the answers: writes to disk above all. False if they do not end."""

@@ -1,9 +1,8 @@
-"""What benchmarks of a disk need: an empty page cache, quiet, and how much really came from the device."""
+"""What benchmarks of a disk need: quiet, and how much really came from the device."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,27 +10,6 @@ from pathlib import Path
 
 QUIET_S, QUIET_LIMIT_S = 0.5, 60.0
 _SHARED_MEMORY = "/dev/shm/"
-
-
-def drop_page_cache(folder: Path) -> int:
-    """Writes what is dirty of all files below `folder` (fdatasync), then has the kernel forget their pages
-    (posix_fadvise DONTNEED). Needs no privilege; other files stay cached. Returns the bytes of the files.
-
-    Files that vanish meanwhile are left out. Pages that somebody has mapped or locked stay: no system here maps files.
-    """
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_symlink() or not path.is_file():
-                continue
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                os.fdatasync(handle)
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-                total += os.fstat(handle).st_size
-            finally:
-                os.close(handle)
-    return total
 
 
 @dataclass(frozen=True, slots=True)

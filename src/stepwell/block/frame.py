@@ -1,10 +1,11 @@
 """A frame: the self-identifying, checked bytes of one block shard, as they lie on disk or travel.
 
-    header, 4 KiB | payload | tag, 16 bytes | zeros up to the next 4 KiB
+    header, 4 KiB | chunk 0, tag | chunk 1, tag | ... | zeros up to the next 4 KiB
 
-This module knows the header and the sizes; what payload and tag are is a codec's business (`codecs.seal`). The header
-names everything that must be equal before a byte of the payload is believed. Drawn in docs/design/format.md and guarded
-by golden files.
+The payload is cut into chunks of about 1 MiB, each with a tag of 16 bytes, so that each can be read, checked and copied
+while it is still in a processor's cache. This module knows the header and the sizes; what chunks and tags
+are is a codec's business (`codecs.seal`). The header names everything that must be equal before a byte of the payload
+is believed. Drawn in docs/design/format.md and guarded by golden files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ PAGE = 4096
 """Unit of all places and lengths on disk."""
 
 TAG = 16
+CHUNK = (1 << 20) + PAGE - TAG
+"""Bytes of payload in each chunk but the last: with its tag whole pages, and payloads of 2^n MiB make 2^n chunks."""
+
 MAX_PAYLOAD = GiB
 MAX_SHARDS = 4096
 MAGIC = b"stepwell"
@@ -37,9 +41,9 @@ _ZEROS = bytes(_CRC_AT - _FIELDS.size)
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
     """segment: id of the segment that it was written for, 16 bytes. commitment: to the key, 32 bytes (zeros in plain).
-    block: the block id. namespace: keyed tag of the namespace, 16 bytes. nonce: 12 bytes, never twice under one key.
-    `shard` of `shards`. payload: bytes between header and tag; raw: bytes that they decode to. created, expires: Unix
-    seconds, 0 for never."""
+    block: the block id. namespace: keyed tag of the namespace, 16 bytes. nonce: 12 bytes, of chunk 0; chunk n has
+    one that is n more; never twice under one key. `shard` of `shards`. payload: bytes of all chunks without tags; raw:
+    bytes that they decode to. created, expires: Unix seconds, 0 for never."""
 
     algorithm: int
     segment: bytes
@@ -90,6 +94,16 @@ class FrameHeader:
         return cls(algorithm, segment, commitment, block, namespace, nonce, *numbers, codecs)
 
 
+def frame_parts(payload: int) -> tuple[int, ...]:
+    """Bytes of the parts of a frame with this payload, whole pages each. A part has one chunk and its tag; the header's
+    page comes with the first, the padding with the last."""
+    chunks = -(-payload // CHUNK)
+    last = payload - (chunks - 1) * CHUNK + TAG
+    parts = [*[CHUNK + TAG] * (chunks - 1), -(-last // PAGE) * PAGE]
+    parts[0] += PAGE
+    return tuple(parts)
+
+
 def frame_bytes(payload: int) -> int:
     """Bytes of a frame with this payload, a multiple of 4 KiB."""
-    return -(-(PAGE + payload + TAG) // PAGE) * PAGE
+    return sum(frame_parts(payload))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +15,9 @@ import typer
 from stepwell import __version__
 from stepwell.cli import clear, config
 from stepwell.cli.options import Config, Disk, Home, Json, home_of
-from stepwell.cli.output import emit, stats_table
-from stepwell.io.paths import prepare_home
+from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
+from stepwell.errors import BackendDown
+from stepwell.io.paths import Rendezvous, prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -28,9 +31,22 @@ app.add_typer(config.app, name="config")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
 
+Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
+
+
+class Kind(StrEnum):
+    HOME, DATA, DEMO = "home", "data", "demo"
+
 
 def _joined(disk: list[str] | None) -> str | None:
     return ",".join(disk) if disk else None
+
+
+def _socket(given: Path | None, home: Path) -> Path | None:
+    """Where the well of `home` listens, if its operator gave it a place."""
+    from stepwell.config import load
+
+    return given.absolute() if given is not None else load(home, os.environ).settings.socket
 
 
 def _version(wanted: bool) -> None:
@@ -51,14 +67,17 @@ def demo(
     model: Annotated[Path | None, typer.Option(help="Folder of a model (default: SmolLM2-135M-Instruct).")] = None,
     documents: Annotated[int, typer.Option(help="Documents to ask about.")] = 8,
     page: Annotated[int, typer.Option(help="Engine page in tokens.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Recalls per document before and after the restart.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Recalls per document, each before and after the restarts.")] = 3,
+    disk: Annotated[str, typer.Option(help="Size of its disk tier in the cache folder; 0: none.")] = "4GiB",
     as_json: Json = False,
 ) -> None:
-    """Run a real vLLM: spill, recall, kill the engine, recall again. Takes a few minutes on two cores."""
+    """Run a real vLLM: spill, recall, kill the engine, kill everything, recall again. Some minutes on two cores."""
     from stepwell.demo.report import show
     from stepwell.demo.run import DemoOptions, run
+    from stepwell.units import parse_size
 
-    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds))
+    disk_bytes = 0 if disk.strip() == "0" else parse_size(disk)
+    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds, disk_bytes=disk_bytes))
     show(result, as_json=as_json)
     if not result.ok:
         raise typer.Exit(1)
@@ -70,6 +89,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')] = None,
     disk: Disk = None,
     config: Config = None,
+    socket: Annotated[Path | None, typer.Option(help="Listen here, for engines that are told so.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
@@ -78,31 +98,34 @@ def serve(
 
     place = home_of(home)
     prepare_home(place)
-    loaded = load(place, os.environ, path=config, overrides={"host": host, "disk": _joined(disk)})
+    overrides = {"host": host, "disk": _joined(disk), "socket": socket and socket.absolute()}
+    loaded = load(place, os.environ, path=config, overrides=overrides)
 
-    def ready(socket: Path) -> None:
-        emit({"serving": str(socket), "home": str(place)}, as_json=as_json, text=f"serving {place} at {socket}")
+    def ready(at: Path) -> None:
+        emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
 
     why = run(place, loaded.settings, ready=ready)
     emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
 
 
 @app.command()
-def stop(home: Home = None, as_json: Json = False) -> None:
+def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """End the running well; what it holds in host memory is gone. Engines go on without it."""
     from stepwell.client import control
 
     place = home_of(home)
-    control.stop(place)
-    emit({"stopped": str(place)}, as_json=as_json, text=f"stopped the well of {place}")
+    at = _socket(socket, place)
+    control.stop(place, socket=at)
+    emit({"stopped": str(at or place)}, as_json=as_json, text=f"stopped the well {f'at {at}' if at else f'of {place}'}")
 
 
 @app.command()
-def stats(home: Home = None, as_json: Json = False) -> None:
+def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
     from stepwell.client import control
 
-    values = control.stats(home_of(home))
+    place = home_of(home)
+    values = control.stats(place, socket=_socket(socket, place))
     emit(values, as_json=as_json, text=stats_table(values))
 
 
@@ -123,6 +146,42 @@ def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> N
     emit(shape(checks), as_json=as_json, text=summary(checks))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+@app.command()
+def uninstall(
+    home: Home = None,
+    socket: Socket = None,
+    config: Config = None,
+    only: Annotated[list[Kind] | None, typer.Option(help="Only this: home, data or demo; repeatable.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """End the well and delete what it left: keyring and log in home, blocks on disk, the demo's cache.
+
+    Lists it first, and asks; without a terminal and without --yes it only lists. Nothing else is ever deleted.
+    """
+    from stepwell.client import control
+    from stepwell.config import load
+    from stepwell.demo.model import cache_folder
+    from stepwell.ops import uninstall as program
+
+    place = home_of(home)
+    settings = load(place, os.environ, path=config).settings
+    parts = program.survey(place, [disk.path for disk in settings.disk], cache_folder())
+    parts = [part for part in parts if not only or part.kind in only]
+    if not as_json:
+        typer.echo(uninstall_table(parts))
+    if not parts or not (yes or (sys.stdin.isatty() and typer.confirm("Delete what is ours of this?"))):
+        emit({"deleted": False, "parts": parts}, as_json=as_json, text="nothing was deleted" + " (--yes)" * (not yes))
+        return
+    try:
+        control.stop(place, socket=socket.absolute() if socket else settings.socket)
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
+    removed = program.remove(place, parts)
+    emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 
 @app.command()
@@ -153,6 +212,7 @@ def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
     disk: Disk = None,
     home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Join the well that listens here; never start one.")] = None,
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -172,6 +232,8 @@ def vllm_args(
         extra["disk"] = ",".join(map(str, parse_places(places)))
     if home is not None:
         extra["home"] = str(home.expanduser().absolute())
+    if socket is not None:
+        extra["socket"] = str(Rendezvous.named(socket.expanduser().absolute()).socket)
     if strict:
         extra["strict"] = True
     transfer: dict[str, Any] = {

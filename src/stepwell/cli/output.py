@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from stepwell.units import format_size
 
+if TYPE_CHECKING:
+    from stepwell.ops.uninstall import Part, Removed
+
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    typer.echo(msgspec.json.encode(values).decode() if as_json else text)
+    typer.echo(msgspec.json.encode(values, enc_hook=os.fspath).decode() if as_json else text)
 
 
 def stats_table(values: Mapping[str, int | float | str]) -> str:
@@ -28,6 +32,8 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
+    if "disk_capacity_bytes" in v:
+        lines += _disk(v)
     for title, prefix in (
         ("blocks missed", "misses_"), ("blocks not spilled", "spills_refused_"), ("blocks dropped", "dropped_"),
         ("counted by engines", "engine_"),
@@ -41,5 +47,67 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
     return "\n".join(lines)
 
 
+_MEANS = {
+    "home": "home: without its keyring the blocks on disk can never be read again",
+    "data": "blocks on disk",
+    "demo": "the demo's cache",
+}
+
+
+def uninstall_table(parts: Sequence[Part]) -> str:
+    """What `stepwell uninstall` would delete, and what it would leave."""
+    lines = []
+    for part in parts:
+        lines.append(f"{format_size(part.nbytes)} in {len(part.ours)} of {part.path} ({_MEANS[part.kind]})")
+        if part.others:
+            lines.append(f"  stays, since it is not ours: {_some(part.others)}")
+    return "\n".join(lines) or "there is nothing of stepwell here"
+
+
+def removed_table(removed: Sequence[Removed]) -> str:
+    lines = []
+    for part in removed:
+        lines.append(f"deleted {format_size(part.nbytes)} in {len(part.names)} of {part.path}")
+        lines += [f"  left {name}: {why}" for name, why in part.left[:20]]
+        if len(part.left) > 20:
+            lines.append(f"  and {len(part.left) - 20} more")
+    lines.append("the program itself: pip uninstall stepwell")
+    return "\n".join(lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _disk(v: dict[str, int | float | str]) -> list[str]:
+    """What is said of the disk tier; takes its keys out of `v`."""
+    state = "" if v.pop("disk_up") else ", NOT ANSWERING"
+    recalled, spilled = _seconds(v, "disk_recall_seconds"), _seconds(v, "disk_spill_seconds")
+    lines = [
+        f"disk tier: {v.pop('disk_blocks')} blocks, {_size(v, 'disk_bytes')} of {_size(v, 'disk_capacity_bytes')} "
+        f"in {v.pop('disk_segments')} segments{state}",
+        f"  recalled {v.pop('disk_recalled_blocks', 0)} blocks, {_size(v, 'disk_recalled_bytes')}{recalled}; "
+        f"spilled {v.pop('disk_spilled_blocks', 0)} blocks, {_size(v, 'disk_spilled_bytes')}{spilled}; "
+        f"{_size(v, 'disk_write_queue_bytes')} waiting",
+        f"  written to the device: {_size(v, 'disk_device_written_bytes')}; evicted {v.pop('disk_evicted_blocks')} "
+        f"blocks, kept {v.pop('disk_reinserted_blocks')} that were in use",
+    ]
+    kept, foreign = v.pop("disk_kept_segments"), v.pop("disk_foreign_files")
+    if kept or foreign:
+        lines.append(f"  {kept} segments of keys that are not in the keyring, {foreign} files that are none of ours")
+    for title, prefix in (
+        ("not recalled", "disk_not_recalled_"), ("not spilled", "disk_skipped_"), ("errors", "disk_errors_"),
+    ):  # fmt: skip
+        found = {k.removeprefix(prefix): v.pop(k) for k in sorted(v) if k.startswith(prefix)}
+        if found:
+            lines.append(f"  {title}: " + ", ".join(f"{name} {n}" for name, n in found.items()))
+    return lines
+
+
+def _seconds(values: dict[str, int | float | str], key: str) -> str:
+    seconds = float(values.pop(key, 0.0))
+    return f" in {seconds:.1f} s" if seconds else ""
+
+
 def _size(values: dict[str, int | float | str], key: str) -> str:
-    return format_size(int(values.pop(key)))
+    return format_size(int(values.pop(key, 0)))

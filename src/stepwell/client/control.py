@@ -1,17 +1,21 @@
-"""What a person asks of a running well: is it there, what does it hold, end it. Blocking, one connection per call."""
+"""What a person asks of a running well: is it there, what does it hold, end it. Blocking, one connection per call.
+
+The well is that of a home, or the one that listens at `socket` if its operator gave it a path.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import socket as Socket
 from typing import TypeVar
 
 from stepwell.client.socket import connect, peer, send_hello
-from stepwell.client.start import lock, rendezvous
+from stepwell.client.start import absent_at, lock, rendezvous
 from stepwell.errors import BackendDown, ProtocolError, StepwellError, as_error
+from stepwell.io.paths import Rendezvous
 from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     PROTOCOL,
@@ -38,40 +42,43 @@ _POLL_SECONDS = 0.02
 Answer = TypeVar("Answer", bound=Message)
 
 
-def ping(home: Path, seconds: float = 2.0) -> float:
-    """Seconds of one round trip to the well of `home`. Raises BackendDown SW-505 (none runs), SW-503 (no answer)."""
-    with _admin(home, seconds) as well:
+def ping(home: Path, seconds: float = 2.0, socket: Path | None = None) -> float:
+    """Seconds of one round trip to the well. Raises BackendDown SW-505 (none runs), SW-503 (no answer)."""
+    with _admin(home, socket, seconds) as well:
         before = time.perf_counter()
         well.ask(Ping(1), Pong)
         return time.perf_counter() - before
 
 
-def stats(home: Path, seconds: float = 2.0) -> dict[str, int | float | str]:
+def stats(home: Path, seconds: float = 2.0, socket: Path | None = None) -> dict[str, int | float | str]:
     """The well's flat table of counts and sizes. Raises as `ping` does."""
-    with _admin(home, seconds) as well:
+    with _admin(home, socket, seconds) as well:
         return well.ask(StatsQuery(), Stats).values
 
 
-def namespaces(home: Path, seconds: float = 10.0) -> list[NamespaceRow]:
+def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) -> list[NamespaceRow]:
     """What each namespace holds in the well's host memory, the largest first. Raises as `ping` does."""
-    with _admin(home, seconds) as well:
+    with _admin(home, socket, seconds) as well:
         return well.ask(NamespacesQuery(), Namespaces).rows
 
 
-def clear(home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0) -> Cleared:
-    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, and Unsupported SW-713 for one
-    namespace of anything but host."""
-    with _admin(home, seconds) as well:
+def clear(
+    home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0, socket: Path | None = None
+) -> Cleared:
+    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, AccessDenied SW-606 if it is not
+    ours to clear, and Unsupported SW-713 for one namespace of anything but host."""
+    with _admin(home, socket, seconds) as well:
         return well.ask(Clear(tiers, namespace), Cleared)
 
 
-def stop(home: Path, seconds: float = 10.0) -> None:
-    """Ends the well of `home`; returns when it is gone and another may start. Raises as `ping` does."""
-    with _admin(home, seconds) as well:
+def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:
+    """Ends the well; returns when it is gone and another may start. Raises as `ping` does, and AccessDenied SW-606 if
+    it is not ours to end."""
+    with _admin(home, socket, seconds) as well:
         well.ask(Stop(), Stopping)
         deadline, pid = time.monotonic() + seconds, well.pid
     while True:
-        with lock(rendezvous(home).lock) as taken:
+        with lock(_place(home, socket).lock) as taken:
             if taken is not None:
                 return
         if time.monotonic() >= deadline:
@@ -81,18 +88,27 @@ def stop(home: Path, seconds: float = 10.0) -> None:
 
 def pid(home: Path) -> int | None:
     """The process of the well of `home`, 0 if it is not visible from here, None if none listens."""
+    return pid_at(rendezvous(home).socket)
+
+
+def pid_at(path: Path) -> int | None:
+    """As `pid`, of whoever listens at `path`."""
     try:
-        sock = connect(rendezvous(home).socket)
+        sock = connect(path)
     except BackendDown:
         return None
     with sock:
         return peer(sock)[0]
 
 
+def _place(home: Path, socket: Path | None) -> Rendezvous:
+    return rendezvous(home) if socket is None else Rendezvous.named(socket)
+
+
 class _Admin:
     """`until`: when waiting for an answer ends."""
 
-    def __init__(self, sock: socket.socket, until: float) -> None:
+    def __init__(self, sock: Socket, until: float) -> None:
         self._sock = sock
         self._until = until
         self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
@@ -129,13 +145,13 @@ class _Admin:
 
 
 @contextlib.contextmanager
-def _admin(home: Path, seconds: float) -> Iterator[_Admin]:
+def _admin(home: Path, socket: Path | None, seconds: float) -> Iterator[_Admin]:
     until = time.monotonic() + seconds
     try:
-        sock = connect(rendezvous(home).socket, seconds)
+        sock = connect(_place(home, socket).socket, seconds)
     except BackendDown as error:
         if error.code == "SW-505":
-            raise _absent(home) from error
+            raise (_absent(home) if socket is None else absent_at(socket)) from error
         raise
     with sock:
         well = _Admin(sock, until)

@@ -169,6 +169,7 @@ def _store(cache: Path, found: dict[str, str]) -> None:
     newest = dict(list(merged.items())[-MAX_ENTRIES:])
     temporary = None
     try:
+        cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of an engine that joins a well of another home
         descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=f".{cache.name}.")  # mkstemp makes it 0600
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(_Cache(version=1, hashes=newest)))

@@ -29,6 +29,9 @@ MOST_RESERVED = 256
 MOST_ASKS = 4096
 """Requests of one session that may wait for an answer or hold one; the well ends a session that has more."""
 
+IN_LINE = ("staging", "pins", "no_room")
+"""Reasons to wait that others before this request have a part in."""
+
 SlotRefs = npt.NDArray[np.void]
 """SLOT_REF rows of shape (blocks, world)."""
 
@@ -110,7 +113,9 @@ class SchedulerClient:
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._reported = 0.0
-        self._landed = 0.0  # when a block was last found for anybody
+        self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
+        self._turn = 0.0  # when a request last had all that it asked for
+        self._allow_s = 0.0  # what the well last allowed for one block
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
@@ -154,16 +159,23 @@ class SchedulerClient:
         return ask
 
     def settle(self, ask: Ask, wait_s: float) -> bool:
-        """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call."""
+        """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
+
+        Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
+        stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
+        the first that does not lets the others go as well."""
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
-        # Without room for its pins a request waits for those before it: it is stalled when nobody gets anything.
-        news = max(ask.news, self._landed) if ask.reason == "pins" else ask.news
-        return ask.final or self._patience.over(ask.first_poll, news, now, ask.allow_s)
+        if ask.final:
+            return True
+        first, news, allow_s = ask.first_poll, ask.news, ask.allow_s
+        if ask.reason in IN_LINE:
+            first, news, allow_s = max(first, self._turn), max(news, self._moved), max(allow_s, self._allow_s)
+        return self._patience.over(first, news, now, allow_s)
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -179,12 +191,17 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks))
         with self._lock:
             self._asks.pop(ask.ticket, None)
+            self._moved = self._clock()
+            if ask.final:
+                self._turn = self._moved
         return transfer, refs
 
     def release(self, ask: Ask) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
+            if known is not None and known.blocks:
+                self._moved = self._clock()
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket))
 
@@ -288,9 +305,10 @@ class SchedulerClient:
                 ask.refs.append(rows)
                 ask.blocks += len(rows)
                 ask.staged += found.staged
-                ask.news = self._landed = self._clock()
+                ask.news = self._moved = self._clock()
             ask.reason = found.reason
             ask.allow_s = found.allow_s
+            self._allow_s = found.allow_s or self._allow_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stepwell.errors import AccessDenied, BackendDown, ProtocolError, StepwellError
 from stepwell.io import descriptors
+from stepwell.io.paths import trusted_owners
 from stepwell.protocol import wire
 from stepwell.protocol.link import Dial, Receiver
 from stepwell.protocol.messages import FromWell, Hello, Message, SlabShared
@@ -62,7 +63,8 @@ def dial(path: Path) -> Dial:
 
 
 def connect(path: Path, seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """A socket connected to our own user's well, with a timeout of `seconds`. Raises as `dial` says."""
+    """A socket connected to a well of our own user, or of whoever owns the directory of `path`, with a timeout of
+    `seconds`. Raises as `dial` says."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(seconds)
@@ -86,8 +88,8 @@ def connect(path: Path, seconds: float = CONNECT_SECONDS) -> socket.socket:
             raise AccessDenied(
                 "SW-606",
                 what=f"{path} may not be opened",
-                why="it belongs to another user",
-                fix="run engine and well as the same user",
+                why="it belongs to another user, and its mode does not let us in",
+                fix="run engine and well as the same user, or in the group that the well's socket belongs to",
             ) from error
         except OSError as error:
             raise BackendDown(
@@ -96,12 +98,13 @@ def connect(path: Path, seconds: float = CONNECT_SECONDS) -> socket.socket:
                 why=error.strerror or str(error),
                 fix="look into the well's log, and restart it with `stepwell stop`",
             ) from error
-        if peer(sock)[1] != os.geteuid():
+        if (uid := peer(sock)[1]) not in trusted_owners(path):
             raise AccessDenied(
                 "SW-606",
-                what=f"the well at {path} belongs to user {peer(sock)[1]}",
-                why="it would see this engine's KV",
-                fix="run engine and well as the same user",
+                what=f"the well at {path} belongs to user {uid}",
+                why="it would see this engine's KV, and the socket's directory is not safely that user's own",
+                fix="run engine and well as the same user, or let the well's user own a directory for its socket that "
+                "nobody else can write to, nor any above it",
             )
     except BaseException:
         sock.close()

@@ -62,6 +62,25 @@ def find(home: Path) -> Path:
     return path
 
 
+def find_named(socket: Path) -> Path:
+    """`socket`, if a well listens there. Raises BackendDown SW-505 if none does, ConfigError SW-109 and what `connect`
+    has to say; blocks for at most 1 s. A well with a socket of its own is its operator's to start."""
+    path = Rendezvous.named(socket).socket
+    if not _listens(path):
+        raise absent_at(path)
+    return path
+
+
+def absent_at(socket: Path) -> BackendDown:
+    """Nobody listens where the operator's well should."""
+    return BackendDown(
+        "SW-505",
+        what=f"no well is running at {socket}",
+        why="nobody listens there; engines join such a well and never start it",
+        fix=f"start its service, or `stepwell serve --socket {socket}`; engines then join by themselves",
+    )
+
+
 def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> Found:
     """Joins the live well of `home`, or starts one with the settings `wishes`. Blocks for up to `seconds`.
 

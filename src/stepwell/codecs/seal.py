@@ -1,9 +1,8 @@
-"""Making and opening frames: the copy between a slot and a buffer, which seals or checks on its way.
+"""Making and opening frames, part by part: the copy between a slot and a buffer, which seals or checks on its way.
 
-AES-256-GCM with the whole header as associated data: a frame opens only as what its header says it is, under the key
-that the header commits to. Plain frames carry an xxh3-128 of header and payload instead, against accidents only.
-Opening writes into memory that nobody reads yet, and wipes it if the tag does not hold: until then it already has the
-plaintext (measured).
+AES-256-GCM, chunk by chunk, with the whole header as associated data: a frame opens only as what its header says it is,
+under the key that the header commits to. Chunks have nonces one after the other, so that none passes for another. Plain
+frames carry an xxh3-128 of header, number and content of each chunk instead, against accidents only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, TAG, FrameHeader, frame_bytes
+from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, TAG, FrameHeader, frame_parts
 
 Bytes = npt.NDArray[np.uint8]
 NO_COMMITMENT = bytes(32)
@@ -32,12 +31,12 @@ class SegmentKey:
 
 
 class Opened(Enum):
-    """What came of opening a frame. The values are metric labels."""
+    """What came of opening a part of a frame. The values are metric labels."""
 
     GOOD = "good"
-    STALE = "stale"  # a whole frame, of another segment: its place was written anew
+    STALE = "stale"  # a whole header, of another segment: its place was written anew; or it has expired
     FOREIGN = "foreign"  # of another block, namespace, key, algorithm or shape than was asked for
-    DAMAGED = "damaged"  # no frame, or its tag does not hold
+    DAMAGED = "damaged"  # no frame, or a tag does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,55 +51,121 @@ class Expected:
     raw: int
 
 
-def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Bytes) -> None:
-    """Writes the frame to `into`, which has `frame_bytes(header.payload)` bytes. `key` None: plain."""
-    page = header.pack()
-    end = PAGE + header.payload
-    into[:PAGE] = np.frombuffer(page, np.uint8)
-    if key is None:
-        np.copyto(into[PAGE:end], payload)
-        into[end : end + TAG] = np.frombuffer(_sum(page, into[PAGE:end]), np.uint8)
-    else:
-        AESGCM(key.key).encrypt_into(header.nonce, payload.data, page, into[PAGE : end + TAG].data)
-    into[end + TAG :] = 0
+class Sealer:
+    """Makes one frame. `key` None: plain."""
+
+    def __init__(self, header: FrameHeader, key: SegmentKey | None) -> None:
+        self.parts = frame_parts(header.payload)
+        self._header = header
+        self._page = header.pack()
+        self._cipher = AESGCM(key.key) if key is not None else None
+
+    def make(self, part: int, payload: Bytes, into: Bytes) -> None:
+        """Writes the part to `into`, which has `parts[part]` bytes. `payload` is the whole frame's."""
+        at = 0
+        if not part:
+            into[:PAGE] = np.frombuffer(self._page, np.uint8)
+            at = PAGE
+        chunk = payload[part * CHUNK : (part + 1) * CHUNK]
+        end = at + len(chunk)
+        if self._cipher is None:
+            np.copyto(into[at:end], chunk)
+            into[end : end + TAG] = np.frombuffer(_sum(self._page, part, into[at:end]), np.uint8)
+        else:
+            self._cipher.encrypt_into(
+                _nonce(self._header.nonce, part), chunk.data, self._page, into[at : end + TAG].data
+            )
+        if end + TAG < len(into):
+            into[end + TAG :] = 0
 
 
-def unseal(frame: Bytes, expected: Expected, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
-    """Opens the frame into `into`, which has `expected.raw` bytes; they are zeros unless the answer is GOOD.
+class Opener:
+    """Opens one frame into memory that nobody reads yet. Until a tag is checked the memory has the plaintext already
+    (measured): whoever gets another answer than GOOD for any part wipes it.
 
     `sealed`: refuses plain frames, which anybody could have written. `now`: Unix seconds, for its expiry.
     """
-    verdict = _unseal(frame, expected, key, into, sealed, now)
-    if verdict is not Opened.GOOD:
-        into[:] = 0
+
+    def __init__(self, expected: Expected, key: SegmentKey, *, sealed: bool, now: int) -> None:
+        self.parts = frame_parts(expected.raw)
+        self._expected = expected
+        self._key = key
+        self._sealed = sealed
+        self._now = now
+        self._header: FrameHeader | None = None
+        self._page = b""
+        self._cipher: AESGCM | None = None
+
+    def open(self, part: int, frame: Bytes, into: Bytes) -> Opened:
+        """Opens the part `frame`, of `parts[part]` bytes, in order. `into` takes the whole frame's payload."""
+        at = 0
+        if not part:
+            verdict = self._examine(frame[:PAGE].tobytes())
+            if verdict is not Opened.GOOD:
+                return verdict
+            at = PAGE
+        assert self._header is not None
+        chunk = into[part * CHUNK : (part + 1) * CHUNK]
+        end = at + len(chunk)
+        if end + TAG < len(frame) and frame[end + TAG :].any():
+            return Opened.DAMAGED  # padding is zeros: so every bit of a frame is checked
+        if self._cipher is None:
+            np.copyto(chunk, frame[at:end])
+            good = _sum(self._page, part, chunk) == frame[end : end + TAG].tobytes()
+            return Opened.GOOD if good else Opened.DAMAGED
+        try:
+            nonce = _nonce(self._header.nonce, part)
+            self._cipher.decrypt_into(nonce, frame[at : end + TAG].data, self._page, chunk.data)
+        except InvalidTag:
+            return Opened.DAMAGED
+        return Opened.GOOD
+
+    def _examine(self, page: bytes) -> Opened:
+        header = FrameHeader.parse(page)
+        if header is None:
+            return Opened.DAMAGED
+        expected = self._expected
+        if header.segment != expected.segment:
+            return Opened.STALE
+        said = Expected(header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        commitment = self._key.commitment if header.algorithm == AES_256_GCM else NO_COMMITMENT
+        plain = header.algorithm == PLAIN
+        if said != expected or header.commitment != commitment or (self._sealed and plain):
+            return Opened.FOREIGN
+        if header.expires and header.expires <= self._now:
+            return Opened.STALE
+        self._header, self._page = header, page
+        self._cipher = None if plain else AESGCM(self._key.key)
+        return Opened.GOOD
+
+
+def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Bytes) -> None:
+    """Makes the whole frame in `into`, which has `frame_bytes(header.payload)` bytes. `key` None: plain."""
+    sealer, at = Sealer(header, key), 0
+    for part, nbytes in enumerate(sealer.parts):
+        sealer.make(part, payload, into[at : at + nbytes])
+        at += nbytes
+
+
+def unseal(frame: Bytes, expected: Expected, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
+    """Opens the whole frame into `into`, which has `expected.raw` bytes; they are zeros unless the answer is GOOD."""
+    opener, at, verdict = Opener(expected, key, sealed=sealed, now=now), 0, Opened.GOOD
+    for part, nbytes in enumerate(opener.parts):
+        whole = at + nbytes <= len(frame)
+        verdict = opener.open(part, frame[at : at + nbytes], into) if whole else Opened.DAMAGED
+        if verdict is not Opened.GOOD:
+            into[:] = 0
+            break
+        at += nbytes
     return verdict
 
 
-def _unseal(frame: Bytes, expected: Expected, key: SegmentKey, into: Bytes, sealed: bool, now: int) -> Opened:
-    page = frame[:PAGE].tobytes()
-    header = FrameHeader.parse(page)
-    if header is None or len(frame) < frame_bytes(header.payload):
-        return Opened.DAMAGED
-    if header.segment != expected.segment:
-        return Opened.STALE
-    said = Expected(header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
-    commitment = key.commitment if header.algorithm == AES_256_GCM else NO_COMMITMENT
-    if said != expected or header.commitment != commitment or (sealed and header.algorithm == PLAIN):
-        return Opened.FOREIGN
-    if header.expires and header.expires <= now:
-        return Opened.STALE
-    end = PAGE + header.payload
-    if header.algorithm == PLAIN:
-        np.copyto(into, frame[PAGE:end])
-        return Opened.GOOD if _sum(page, into) == frame[end : end + TAG].tobytes() else Opened.DAMAGED
-    try:
-        AESGCM(key.key).decrypt_into(header.nonce, frame[PAGE : end + TAG].data, page, into.data)
-    except InvalidTag:
-        return Opened.DAMAGED
-    return Opened.GOOD
+def _nonce(first: bytes, part: int) -> bytes:
+    return first[:4] + (int.from_bytes(first[4:], "big") + part).to_bytes(8, "big")
 
 
-def _sum(page: bytes, payload: Bytes) -> bytes:
+def _sum(page: bytes, part: int, chunk: Bytes) -> bytes:
     hasher = xxhash.xxh3_128(page)
-    hasher.update(payload.data)
+    hasher.update(part.to_bytes(8, "big"))
+    hasher.update(chunk.data)
     return hasher.digest()

@@ -7,9 +7,10 @@ imported by the engine side, which passes settings on as text to the well that i
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from stepwell.config.listen import parse_listen
 from stepwell.config.places import DiskPlace, parse_places
@@ -48,6 +49,34 @@ Listen = Annotated[str, BeforeValidator(parse_listen), _kind("address or path")]
 
 MIN_HOST_BYTES = 64 << 20
 MAX_DEFAULT_QUEUE_BYTES = 1 << 30
+_MAX_UID = (1 << 32) - 2  # the last number means "no user" to the system
+
+
+def _listed(value: object) -> object:
+    """A list may be written as one text: "1000,1001"."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _absolute(path: Path) -> Path:
+    if path.is_absolute():
+        return path
+    raise ConfigError(
+        "SW-102",
+        what=f"{path} is not an absolute path",
+        why="well and engines may run in different directories and would not mean the same socket",
+        fix="write the whole path, such as /run/stepwell/well.sock",
+    )
+
+
+SocketPath = Annotated[Path, AfterValidator(_absolute), PlainSerializer(str, str), _kind("absolute path")]
+Uid = Annotated[int, Field(ge=0, le=_MAX_UID)]
+Uids = Annotated[
+    tuple[Uid, ...],
+    BeforeValidator(_listed),
+    Field(max_length=64),
+    PlainSerializer(lambda uids: [str(uid) for uid in uids], list[str]),
+    _kind("list of user numbers"),
+]
 
 
 class Settings(BaseModel):
@@ -90,6 +119,16 @@ class Settings(BaseModel):
     )
     pin_waiting: Share = Field(default=0.25, description="share of the arena that waiting requests together may pin")
     pin_request: Share = Field(default=0.5, description="share of the arena that one request alone may pin")
+    socket: SocketPath | None = Field(
+        default=None,
+        description="where the well listens, for engines that are told so and never start it; its directory must belong"
+        " to the well's user; unset: where engines with the same home look for it",
+    )
+    allow_uids: Uids = Field(
+        default=(),
+        description="users beside the well's own whose engines may connect; needs socket, which is then open to its"
+        " group; all of them form one trust domain; none: the well's own user and root",
+    )
 
 
 def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:

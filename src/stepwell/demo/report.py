@@ -40,6 +40,16 @@ def text(result: DemoResult) -> str:
             result.restart_ratio_ci,
         ),
     ]
+    if result.disk_bytes is not None:
+        rows.append(
+            (
+                "recalled from disk, all new",
+                result.disk_recall_ttft_s,
+                result.disk_speedup,
+                result.disk_ratio,
+                result.disk_ratio_ci,
+            )
+        )
     table = [f"{'':32} {'TTFT p50':>9} {'speed-up':>9}   over an engine hit (95 %)"]
     table += [_row(*row) for row in rows]
     return "\n".join((_head(result), "", *table, "", *_findings(result), "", *_further(result)))
@@ -69,6 +79,8 @@ def _findings(result: DemoResult) -> list[str]:
     ]
     if result.host_bytes is not None:
         lines.append(f"held in host memory at the end: {format_size(result.host_bytes)}")
+    if result.disk_bytes is not None:
+        lines.append(f"held on disk when engine and well were killed: {format_size(result.disk_bytes)}")
     if result.dropped_pairs:
         reasons = (
             ("nothing recalled", result.dropped_not_recalled),
@@ -83,7 +95,7 @@ def _findings(result: DemoResult) -> list[str]:
 
 def _further(result: DemoResult) -> list[str]:
     return [
-        "The engine and this demo's well are stopped, their memory is given back.",
+        "The engine and this demo's well are stopped; their memory and files are gone.",
         "With your own engine: `stepwell vllm-args` prints the flags, `stepwell stats`",
         "shows a well while it serves, `stepwell stop` ends it and deletes its blocks.",
         f"The converted model stays for the next time; delete it with\n  rm -r {cache_folder() / 'models'}",

@@ -20,6 +20,7 @@ class Samples:
     first_hits: Sequence[Answer]
     host: Sequence[Pair]
     restart: Sequence[Pair]
+    disk: Sequence[Pair] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class DemoResult:
     """`*_ttft_s` are medians; `*_speedup` is cold over that source, median over answers, per document.
 
     `host_*`: recalled by the engine that spilled. `restart_*`: recalled by an engine that was started after the first
-    one was killed; `restart_first_ttft_s` is each document's first recall there. Tokens are counted by vLLM.
+    one was killed; `restart_first_ttft_s` is each document's first recall there. `disk_*`: recalled after engine and
+    well were killed and the page cache was dropped; `disk_bytes` of blocks were on disk. Tokens are counted by vLLM.
     """
 
     model: str
@@ -47,13 +49,19 @@ class DemoResult:
     host_ratio_ci: tuple[float, float] | None
     restart_ratio: float | None
     restart_ratio_ci: tuple[float, float] | None
+    disk_recall_ttft_s: float | None
+    disk_hit_ttft_s: float | None
+    disk_ratio: float | None
+    disk_ratio_ci: tuple[float, float] | None
     engine_hit_speedup: float | None
     host_speedup: float | None
     restart_speedup: float | None
+    disk_speedup: float | None
     identical: bool | None
     pairs: int
     host_pairs: int
     restart_pairs: int
+    disk_pairs: int
     dropped_pairs: int
     dropped_not_recalled: int
     dropped_partly_local: int
@@ -61,12 +69,14 @@ class DemoResult:
     dropped_unequal: int
     recalled_tokens: int
     host_bytes: int | None
+    disk_bytes: int | None
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Something was recalled before and after the restart, and always with the engine hit's answer."""
-        return self.identical is True and self.host_pairs > 0 and self.restart_pairs > 0
+        """Something was recalled before and after each restart, and always with the engine hit's answer."""
+        recalled = self.host_pairs > 0 and self.restart_pairs > 0 and (self.disk_pairs > 0 or self.disk_bytes is None)
+        return self.identical is True and recalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +92,20 @@ class Setting:
     rounds: int
     host_bytes: int | None
     seconds: float
+    disk_bytes: int | None = None
 
 
 def summarise(setting: Setting, samples: Samples) -> DemoResult:
-    host, restart = counted(samples.host), counted(samples.restart)
-    both = [*samples.host, *samples.restart]
-    dropped = drops(both)
+    host, restart, disk = counted(samples.host), counted(samples.restart), counted(samples.disk)
+    every = [*samples.host, *samples.restart, *samples.disk]
+    dropped = drops(every)
     hits = [(document, hit) for document, hit in enumerate(samples.first_hits) if hit.local_tokens]
     hits += [(pair.document, pair.hit) for pair in host]
     first: dict[int, Answer] = {}
     for pair in restart:
         first.setdefault(pair.document, pair.recall)
     host_ratio, restart_ratio = ratio([p.ratio for p in host]), ratio([p.ratio for p in restart])
+    disk_ratio = ratio([p.ratio for p in disk])
 
     def speedup(answers: Sequence[tuple[int, Answer]]) -> float | None:
         return middle([samples.cold[document].ttft_s / answer.ttft_s for document, answer in answers])
@@ -106,6 +118,10 @@ def summarise(setting: Setting, samples: Samples) -> DemoResult:
         restart_recall_ttft_s=_ttft([p.recall for p in restart]),
         restart_first_ttft_s=_ttft(list(first.values())),
         restart_hit_ttft_s=_ttft([p.hit for p in restart]),
+        disk_recall_ttft_s=_ttft([p.recall for p in disk]),
+        disk_hit_ttft_s=_ttft([p.hit for p in disk]),
+        disk_ratio=disk_ratio.median if disk_ratio else None,
+        disk_ratio_ci=_interval(disk_ratio),
         host_ratio=host_ratio.median if host_ratio else None,
         host_ratio_ci=_interval(host_ratio),
         restart_ratio=restart_ratio.median if restart_ratio else None,
@@ -113,16 +129,18 @@ def summarise(setting: Setting, samples: Samples) -> DemoResult:
         engine_hit_speedup=speedup(hits),
         host_speedup=speedup([(p.document, p.recall) for p in host]),
         restart_speedup=speedup([(p.document, p.recall) for p in restart]),
-        identical=all(p.identical for p in (*host, *restart)) if host or restart else None,
-        pairs=len(host) + len(restart),
+        disk_speedup=speedup([(p.document, p.recall) for p in disk]),
+        identical=all(p.identical for p in (*host, *restart, *disk)) if host or restart or disk else None,
+        pairs=len(host) + len(restart) + len(disk),
         host_pairs=len(host),
         restart_pairs=len(restart),
+        disk_pairs=len(disk),
         dropped_pairs=sum(dropped.values()),
         dropped_not_recalled=dropped.get(Drop.NOT_RECALLED, 0),
         dropped_partly_local=dropped.get(Drop.PARTLY_LOCAL, 0),
         dropped_hit_not_local=dropped.get(Drop.HIT_NOT_LOCAL, 0),
         dropped_unequal=dropped.get(Drop.UNEQUAL, 0),
-        recalled_tokens=sum(p.recall.external_tokens or 0 for p in both),
+        recalled_tokens=sum(p.recall.external_tokens or 0 for p in every),
     )
 
 

@@ -2,15 +2,17 @@
 
 One engine at a time, one request at a time. Each document is asked about in turn: first cold, then `rounds` times
 recalled from the host tier, as the others pushed it out of a pool for a quarter of them; then the engine is killed
-with SIGKILL and another one, on the same well, is asked in the same way. After every question the same prompt is asked
-again at once: an engine hit, the yardstick of the answer and of the time. Called by the CLI.
+with SIGKILL and another one, on the same well, is asked in the same way. Then engine and well are killed, the page
+cache is dropped, and new ones, with a host tier that is smaller than the documents' KV, are asked: what they recall
+comes from disk. After every question the same prompt is asked again at once: an engine hit, the yardstick of the answer
+and of the time. Called by the CLI.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from stepwell.demo.documents import Document
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.measure import Pair
+from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.progress import Progress
 from stepwell.demo.progress import progress as suitable_progress
 from stepwell.demo.result import DemoResult, Samples, Setting, summarise
@@ -39,13 +42,15 @@ FALLBACK_HOST_BYTES = 4096 * MIB
 class DemoOptions:
     """`page` in tokens, a multiple of 32; `rounds` recalls per document, before and again after the restart.
 
-    `connector` is another KVTransferConfig to run instead of stepwell's; the demo then has no well of its own.
+    `disk_bytes` bounds the disk tier; 0: none. `connector` is another KVTransferConfig to run instead of stepwell's;
+    the demo then has no well of its own, and no disk.
     """
 
     model: Path | None = None
     documents: int = 8
     page: int = 128
     rounds: int = 3
+    disk_bytes: int = 4096 * MIB
     dtype: str = "bfloat16"
     connector: Mapping[str, Any] | None = None
     env: Mapping[str, str] | None = None
@@ -79,11 +84,19 @@ def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
     chosen = library.choose(library.load_encoder(model), options.documents, options.page)
     try:
         with demo_folder(models.cache_folder()) as folder:
-            well = DemoWell(folder / "home", _host_bytes(model, chosen))
+            disk_bytes = options.disk_bytes if options.connector is None else 0
+            well = DemoWell(folder / "home", _host_bytes(model, chosen), disk_bytes)
             config = _engine_config(options, model, chosen, well)
+            stage = _Stage(chosen, options.rounds, folder / "engine.log", progress)
+            found: dict[str, int | None] = {"host": None, "disk": None}
             try:
-                version, samples = _two_engines(config, folder / "engine.log", chosen, options.rounds, progress)
-                host_bytes = well.used_bytes() if options.connector is None else None
+                samples = stage.two_engines(config, well if disk_bytes else None)
+                if options.connector is None:
+                    found["host"] = well.figure("block_bytes")
+                if disk_bytes:
+                    small = replace(well, host_bytes=_small_host_bytes(model, chosen))
+                    found["disk"] = stage.forget_all_but_disk(well)
+                    samples = replace(samples, disk=stage.from_disk(replace(config, connector=small.connector())))
             finally:
                 if options.connector is None:
                     well.stop()
@@ -97,30 +110,60 @@ def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
         ) from error
     setting = Setting(
         model=model.name,
-        engine=f"vllm {version}",
+        engine=f"vllm {stage.version}",
         documents=len(chosen),
         document_tokens=sum(document.tokens for document in chosen),
         page=options.page,
         pool_pages=config.pool_pages,
         rounds=options.rounds,
-        host_bytes=host_bytes,
+        host_bytes=found["host"],
+        disk_bytes=found["disk"],
         seconds=time.monotonic() - began,
     )
     return summarise(setting, samples)
 
 
-def _two_engines(
-    config: EngineConfig, log: Path, chosen: Sequence[Document], rounds: int, progress: Progress
-) -> tuple[str, Samples]:
-    with _started(config, log, "starting vLLM", progress) as engine:
-        version = engine.version
-        cold = _ask_in_turn(engine, chosen, 1, "cold, then an engine hit", progress)
-        host = _ask_in_turn(engine, chosen, rounds, "recalled from the host tier", progress)
-        progress.say(f"killing vLLM: SIGKILL to its {len(engine.pids())} processes")
+class _Stage:
+    """Asks engine after engine about the same documents."""
+
+    def __init__(self, chosen: Sequence[Document], rounds: int, log: Path, progress: Progress) -> None:
+        self.version = ""
+        self._chosen = chosen
+        self._rounds = rounds
+        self._log = log
+        self._progress = progress
+
+    def two_engines(self, config: EngineConfig, well: DemoWell | None) -> Samples:
+        """The first one spills and recalls and is killed, the second one recalls and is killed. `well`: its disk tier
+        has everything at the end."""
+        with _started(config, self._log, "starting vLLM", self._progress) as engine:
+            self.version = engine.version
+            cold = _ask_in_turn(engine, self._chosen, 1, "cold, then an engine hit", self._progress)
+            host = _ask_in_turn(engine, self._chosen, self._rounds, "recalled from the host tier", self._progress)
+            self._kill(engine)
+        with _started(config, self._log, "starting vLLM again, on the same well", self._progress) as engine:
+            restart = _ask_in_turn(engine, self._chosen, self._rounds, "recalled by the new engine", self._progress)
+            if well is not None:
+                with self._progress.waiting("waiting until all is on disk"):
+                    well.wait_until_written()
+                self._kill(engine)
+        return Samples([pair.recall for pair in cold], [pair.hit for pair in cold], host, restart)
+
+    def forget_all_but_disk(self, well: DemoWell) -> int:
+        """Ends the well as a crash would, and drops its files from the page cache; bytes of blocks on disk."""
+        pid, held = well.figure("pid"), well.figure("disk_spilled_bytes") or 0
+        self._progress.say(f"killing the well: SIGKILL to process {pid}; only its files are left")
+        well.kill()
+        drop_page_cache(well.disk)
+        return held
+
+    def from_disk(self, config: EngineConfig) -> list[Pair]:
+        with _started(config, self._log, "starting vLLM and a well with less memory", self._progress) as engine:
+            return _ask_in_turn(engine, self._chosen, self._rounds, "recalled from disk", self._progress)
+
+    def _kill(self, engine: Engine) -> None:
+        self._progress.say(f"killing vLLM: SIGKILL to its {len(engine.pids())} processes")
         engine.kill()
-    with _started(config, log, "starting vLLM again, on the same well", progress) as engine:
-        restart = _ask_in_turn(engine, chosen, rounds, "recalled by the new engine", progress)
-    return version, Samples([pair.recall for pair in cold], [pair.hit for pair in cold], host, restart)
 
 
 def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> Engine:
@@ -182,3 +225,10 @@ def _host_bytes(model: Path, chosen: Sequence[Document]) -> int:
     a_token = models.kv_bytes_per_token(models.read_config(model))
     tokens = sum(len(document.prompt) + ANSWER_TOKENS for document in chosen)
     return max(512 * MIB, 2 * tokens * a_token) if a_token else FALLBACK_HOST_BYTES
+
+
+def _small_host_bytes(model: Path, chosen: Sequence[Document]) -> int:
+    """Less than the documents' KV, so that they push each other out, and enough for one request's pins (half of it)."""
+    a_token = models.kv_bytes_per_token(models.read_config(model))
+    longest = max(len(document.prompt) + ANSWER_TOKENS for document in chosen)
+    return max(128 * MIB, 3 * longest * a_token) if a_token else FALLBACK_HOST_BYTES // 4

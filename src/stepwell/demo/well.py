@@ -6,6 +6,9 @@ that knows stepwell itself.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,31 +17,53 @@ from stepwell.engines.vllm.plugin import NAME
 from stepwell.errors import BackendDown, StepwellError
 
 MIB = 1 << 20
+WRITTEN_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoWell:
-    """`host_bytes` bounds the host tier; memory is taken as blocks come."""
+    """`host_bytes` bounds the host tier; memory is taken as blocks come. `disk_bytes` bounds the disk tier, a folder
+    beside home; 0: none."""
 
     home: Path
     host_bytes: int
+    disk_bytes: int = 0
+
+    @property
+    def disk(self) -> Path:
+        return self.home.with_name("disk")
 
     def connector(self) -> dict[str, Any]:
         """What a user would pass as --kv-transfer-config, plus this home."""
-        return {
-            "kv_connector": NAME,
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"},
-        }
+        extra = {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"}
+        if self.disk_bytes:
+            extra["disk"] = f"{self.disk}:{self.disk_bytes}"
+        return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
-    def used_bytes(self) -> int | None:
-        """Bytes of blocks in the host tier now; None if the well does not say."""
+    def figure(self, name: str) -> int | None:
+        """A figure of `stepwell stats`; None if the well does not say."""
         from stepwell.client import control
 
         try:
-            return int(control.stats(self.home)["block_bytes"])
-        except StepwellError:
+            return int(control.stats(self.home)[name])
+        except (StepwellError, KeyError):
             return None
+
+    def wait_until_written(self) -> bool:
+        """Everything spilled so far lies on disk, or was given up. False: not within a minute."""
+        deadline = time.monotonic() + WRITTEN_LIMIT_S
+        while self.figure("disk_write_queue_bytes") != 0:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is written any more. Quiet if there is none."""
+        from stepwell.client import control
+
+        if pid := control.pid(self.home):
+            os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Ends the well and gives its memory back. Quiet if there is none; raises BackendDown SW-503 if it stays."""

@@ -279,9 +279,12 @@ class Arena:
         self._offer(entry)
 
     def fail(self, entry: Entry, *, quarantine: bool) -> None:
-        """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`."""
+        """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`. Its pins end here."""
         entry.change(Event.FAIL)
         self.sums.filling -= 1
+        if entry.pins:  # of requests that do not know yet
+            self.pins -= entry.pins
+            self.pinned_bytes -= entry.nbytes
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
@@ -336,6 +339,9 @@ class Arena:
         self.pins += 1
 
     def unpin(self, entry: Entry) -> None:
+        """Ends a pin, if it has not ended with the block."""
+        if entry.state is State.ABSENT:
+            return
         entry.pins -= 1
         self.pins -= 1
         if not entry.pins:

@@ -94,7 +94,7 @@ class Hierarchy:
         )
         below = NullTier() if tier is None else tier
         self.mover = self._recalls.mover = Mover(
-            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed
+            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed, self._recalls.freed
         )
         self._spills = Spills(self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled)
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
@@ -179,6 +179,7 @@ class Hierarchy:
                 for entry in transfer.entries:
                     self.arena.release(entry)
         session.transfers.clear()
+        self._recalls.freed()
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self.roster.quarantines.remove(quarantine)
         self._emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
@@ -199,6 +200,7 @@ class Hierarchy:
     def _share(self, slab: Slab | None) -> None:
         self._slabs_changed = True
         if slab is None:
+            self._recalls.changed = True  # nobody needs to wait until it is there
             return
         self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self.roster.sessions.values():

@@ -29,7 +29,7 @@ from stepwell.tiers.base import Reading, Tier, Writing
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 """Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
 
-WRITERS = 2
+WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
 STALLED_S = 1.0
@@ -40,7 +40,8 @@ _REMEMBERED = 64
 
 
 class Mover:
-    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone."""
+    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `freed` is called when blocks that were
+    leased until they were written are so no more."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Mover:
         limits: Limits,
         emit: e.Sink,
         landed: Callable[[list[Entry]], None],
+        freed: Callable[[], None],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -61,12 +63,13 @@ class Mover:
         self._limits = limits
         self._emit = emit
         self._landed = landed
+        self._freed = freed
         self._numbers = count(1)
         self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
         self.queued_bytes = 0  # waiting to be written, or being written
         self._leased_bytes = 0  # of them, those that are leased
         self._up: list[tuple[int, int, Entry]] = []
-        self.staging: dict[Entry, bool] = {}  # whether its read has begun
+        self.staging: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
         self._up_bytes = 0  # of those whose read has not
         self.writing: dict[int, tuple[float, list[Entry]]] = {}
         self.reading: dict[int, tuple[float, list[Entry]]] = {}
@@ -169,6 +172,7 @@ class Mover:
                     self._emit(e.BlockNotWritten(self.tier.name, answer.value))
             seconds = self._clock.now() - began
             self._emit(e.BlocksWritten(self.tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
+            self._freed()
             self.pump()
 
         self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
@@ -183,7 +187,7 @@ class Mover:
 
     def stage(self, entry: Entry, order: int) -> None:
         """Begins to fill this FILLING entry. `order`: its request's place in the engine's queue."""
-        self.staging[entry] = False
+        self.staging[entry] = order
         self._up_bytes += entry.nbytes
         heapq.heappush(self._up, (order, next(self._numbers), entry))
         if self._up_bytes >= MOST_BATCH:
@@ -191,17 +195,19 @@ class Mover:
 
     def hasten(self, entry: Entry, order: int) -> None:
         """Another request wants a block that is being staged, perhaps earlier than the one before."""
-        if self.staging.get(entry) is False:
-            heapq.heappush(self._up, (order, next(self._numbers), entry))
+        before = self.staging.get(entry)
+        if before is not None and order < before:
+            self.staging[entry] = order
+            heapq.heappush(self._up, (order, next(self._numbers), entry))  # the other record is skipped
 
     def unwanted(self, entry: Entry) -> None:
         """No request waits for this block any more: if its read has not begun, its slots are free at once."""
-        if self.staging.get(entry) is False:
+        if self.staging.get(entry) is not None:
             self._give_up(entry)
 
     def _give_up(self, entry: Entry) -> None:
         """Its staging ends without a block."""
-        if not self.staging.pop(entry):
+        if self.staging.pop(entry) is not None:
             self._up_bytes -= entry.nbytes
         if self._index.get(entry.id) is entry:
             del self._index[entry.id]
@@ -212,9 +218,9 @@ class Mover:
         batch: list[Entry] = []
         nbytes = 0
         while self._up and nbytes < most:
-            _, _, entry = heapq.heappop(self._up)
-            if self.staging.get(entry) is False:
-                self.staging[entry] = True
+            order, _, entry = heapq.heappop(self._up)
+            if self.staging.get(entry) == order:
+                self.staging[entry] = None
                 self._up_bytes -= entry.nbytes
                 batch.append(entry)
                 nbytes += entry.nbytes
@@ -244,11 +250,12 @@ class Mover:
         self.tier.read([self._sealing.incoming(entry) for entry in batch], done)
 
     def pump(self) -> None:
-        """Gives the tier as much to do as it should have."""
-        while self._up and len(self.reading) < self._limits.readers:
-            self._read()
-        while self._down and len(self.writing) < (1 if self.reading else WRITERS):
-            self._write()
+        """Gives the tier as much to do as it should have. Whatever ends a stall calls this."""
+        if not self.stalled:
+            while self._up and len(self.reading) < self._limits.readers:
+                self._read()
+            while self._down and len(self.writing) < (1 if self.reading else WRITERS):
+                self._write()
         if self._when_idle is not None and self.idle:
             call, self._when_idle = self._when_idle, None
             call()

@@ -65,6 +65,7 @@ class Recalls:
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
         self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
+        self._starved = False  # a ticket waits for slots that are held at the moment
         self.changed = False  # something happened that a waiting ticket may have waited for
 
     def ask(self, session: Session, message: Ask) -> Work:
@@ -74,7 +75,7 @@ class Recalls:
 
     def retry(self) -> list[Work]:
         """Work for the tickets that waited, earliest request first."""
-        self.changed = False
+        self.changed = self._starved = False
         again, self._waiting = self._waiting, {}
         return self._again(again)
 
@@ -85,6 +86,11 @@ class Recalls:
             again |= self._awaiting.pop(entry, {})
         for work in self._again(again):
             self._later(work)
+        self.freed()
+
+    def freed(self) -> None:
+        """Copies or reads that held slots have ended, and who waits for that is to look again."""
+        self.changed = self.changed or self._starved
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
         """A ticket that is queued already is not queued twice."""
@@ -110,15 +116,15 @@ class Recalls:
         self.mover.pump()
         self._see_landed(ticket)
         ticket.queued = False
+        self._waiting.pop(ticket, None)  # something else has woken it
         reason, waits = obstacle
+        if waits:
+            self._waiting[ticket] = session
+            self._starved = self._starved or reason == "no_room"
         if ticket.landed < len(ticket.pinned):
             self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
             if not waits:
                 reason, waits = "staging", True
-            elif reason == "pins":
-                self._waiting[ticket] = session
-        elif waits:
-            self._waiting[ticket] = session
         new_wait = reason if waits else ""
         if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting:
             ticket.waiting = new_wait
@@ -134,6 +140,7 @@ class Recalls:
             state = pinned[ticket.landed].state
             if state is State.ABSENT:
                 ticket.ends = "not_readable"
+                self.changed = True  # there is room for pins
                 while len(pinned) > ticket.landed:
                     ticket.staged.pop()
                     self._unpin(pinned.pop())
@@ -195,12 +202,13 @@ class Recalls:
         if not self._room(ticket, owner.slot_bytes * shards):
             self._ask_way(session, ticket)
             return _Obstacle("pins", True)
-        if self._arena.awaits_slab(owner, session.copiers):
+        if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
         parent = ticket.pinned[-1] if ticket.pinned else None
         entry = self._arena.reserve(owner, ids[below], parent, shards, session.copiers)
         if entry is None:
-            return _Obstacle("no_room", bool(ticket.pinned) and ticket.landed < len(ticket.pinned))
+            held = self._arena.sums.filling or self._arena.sums.leased_blocks
+            return _Obstacle("no_room", bool(held))  # copies and reads under way end
         entry.origin = origins[below]
         self._index[entry.id] = entry
         self.mover.stage(entry, ticket.order)
@@ -264,6 +272,7 @@ class Recalls:
                 del session.transfers[number]
                 for entry in transfer.entries:
                     self._arena.release(entry)
+                self.freed()
 
     def release(self, session: Session, number: int, *, at_once: bool = False) -> None:
         """Ends a ticket. A long run's pins are let go in slices, unless `at_once`."""

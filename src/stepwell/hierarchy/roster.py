@@ -29,9 +29,8 @@ class Roster:
     def enter(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member:
         """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
         _examine(peer, hello)
-        session = next(
-            (s for s in self.sessions.values() if s.engine == hello.engine and s.phase is Phase.ASSEMBLING), None
-        )
+        engine = (peer.uid, hello.engine)
+        session = next((s for s in self.sessions.values() if s.engine == engine and s.phase is Phase.ASSEMBLING), None)
         if session is None:
             if len(self.sessions) >= MAX_SESSIONS:
                 raise CapacityError(
@@ -40,7 +39,7 @@ class Roster:
                     why=f"{MAX_SESSIONS} engines are connected",
                     fix="give some engines a well of their own with STEPWELL_HOME",
                 )
-            session = Session(next(self._numbers), hello.engine, DEFAULT_TENANT)
+            session = Session(next(self._numbers), engine, DEFAULT_TENANT)
             self.sessions[session.number] = session
         member = Member(next(self._numbers), peer, hello, send, close, session)
         if member.is_scheduler:
@@ -97,7 +96,7 @@ class Roster:
         if member.is_scheduler:
             return []
         olds = (self.sessions.get(number) for number in member.hello.acknowledges)
-        return [s for s in olds if s is not None and s.engine == member.hello.engine and s is not member.session]
+        return [s for s in olds if s is not None and s.engine == member.engine and s is not member.session]
 
     def acknowledged(self, member: Member) -> list[Quarantine]:
         """The member says that its copies in these earlier sessions have ended."""
@@ -106,9 +105,7 @@ class Roster:
         olds = [
             q.alive[member.hello.rank]
             for q in self.quarantines
-            if q.session in member.hello.acknowledges
-            and q.engine == member.hello.engine
-            and member.hello.rank in q.alive
+            if q.session in member.hello.acknowledges and q.engine == member.engine and member.hello.rank in q.alive
         ]
         return [q for old in olds for q in self._spare(old)]
 

@@ -8,15 +8,15 @@ and nothing opens as something else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from blake3 import blake3
 
 from stepwell.block.facts import lp
-from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes, frame_parts
 from stepwell.block.namespace import BlockId, Namer, Namespace
-from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, seal, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey
 from stepwell.hierarchy.entry import Entry
 from stepwell.io.files import Bytes
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
@@ -62,6 +62,15 @@ class Origin:
         return self._namer.name(digest)
 
 
+class _Parts:
+    """The parts of a block's frames, one frame a shard: `nbytes` of each, and of which shard and number it is."""
+
+    def __init__(self, payloads: Sequence[int]) -> None:
+        frames = [frame_parts(payload) for payload in payloads]
+        self.nbytes = tuple(part for parts in frames for part in parts)
+        self.of = [(shard, n) for shard, parts in enumerate(frames) for n in range(len(parts))]
+
+
 class Sealing:
     """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds."""
 
@@ -83,50 +92,52 @@ class Sealing:
         origin = entry.origin
         assert origin is not None
         slots = [slab.payload(slot) for slab, slot in entry.slots]
+        parts = _Parts([len(slot) for slot in slots])
+        sealers: list[Sealer] = []
 
         def commit(segment: bytes) -> bytes:
             return origin.keys.of(segment).commitment if self._sealed else NO_COMMITMENT
 
-        def make(frames: Bytes, place: Place) -> None:
-            key = origin.keys.of(place.segment) if self._sealed else None
-            at = 0
-            for shard, payload in enumerate(slots):
-                header = self._header(place, shard, len(slots), len(payload), entry.id, origin.tag, key)
-                end = at + frame_bytes(len(payload))
-                seal(header, key, payload, frames[at:end])
-                at = end
+        def make(part: int, into: Bytes, place: Place) -> None:
+            shard, n = parts.of[part]
+            if not n:
+                key = origin.keys.of(place.segment) if self._sealed else None
+                identity = (entry.id, origin.tag, shard, len(slots))
+                sealers.append(Sealer(self._header(place, part, len(slots[shard]), identity, key), key))
+            sealers[shard].make(n, slots[shard], into)
 
-        nbytes = sum(frame_bytes(len(payload)) for payload in slots)
-        return Outgoing(entry.id, origin.tag, len(slots), nbytes, commit, make)
+        return Outgoing(entry.id, origin.tag, parts.nbytes, commit, make)
 
     def incoming(self, entry: Entry) -> Incoming:
-        """The entry is FILLING, and nobody but this reads or writes its slots."""
+        """The entry is FILLING, and nobody but this reads or writes its slots. They are zeros unless all is good."""
         origin = entry.origin
         assert origin is not None
         slots = [slab.payload(slot) for slab, slot in entry.slots]
+        parts = _Parts([len(slot) for slot in slots])
+        openers: list[Opener] = []
 
-        def open(frames: Bytes, segment: bytes) -> Reading:
-            key, now = origin.keys.of(segment), int(self._wall())
-            at = 0
-            for shard, into in enumerate(slots):
-                end = at + frame_bytes(len(into))
-                expected = Expected(segment, entry.id, origin.tag, shard, len(slots), len(into))
-                opened = unseal(frames[at:end], expected, key, into, sealed=self._sealed, now=now)
-                if opened is not Opened.GOOD:
-                    for other in slots:
-                        other[:] = 0
-                    return _READINGS[opened]
-                at = end
-            return Reading.GOOD
+        def open(part: int, frame: Bytes, segment: bytes) -> Reading:
+            shard, n = parts.of[part]
+            if not n:
+                expected = Expected(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
+                key, now = origin.keys.of(segment), int(self._wall())
+                openers.append(Opener(expected, key, sealed=self._sealed, now=now))
+            return _READINGS[openers[shard].open(n, frame, slots[shard])]
 
-        return Incoming(entry.id, sum(frame_bytes(len(into)) for into in slots), open)
+        def fail() -> None:
+            for slot in slots:
+                slot[:] = 0
+
+        return Incoming(entry.id, parts.nbytes, open, fail)
 
     def _header(
-        self, place: Place, shard: int, shards: int, payload: int, block: bytes, tag: bytes, key: SegmentKey | None
+        self, place: Place, part: int, payload: int, identity: tuple[bytes, bytes, int, int], key: SegmentKey | None
     ) -> FrameHeader:
-        nonce = os.urandom(4) + (place.ordinal + shard).to_bytes(8, "big")
+        """`identity`: block, namespace, shard, shards."""
+        nonce = os.urandom(4) + (place.ordinal + part).to_bytes(8, "big")
         algorithm = PLAIN if key is None else AES_256_GCM
         commitment = NO_COMMITMENT if key is None else key.commitment
+        block, tag, shard, shards = identity
         return FrameHeader(
             algorithm, place.segment, commitment, block, tag, nonce, shard, shards, payload, payload, int(self._wall())
         )
@@ -145,26 +156,35 @@ class Sealing:
         return keys.of(other).commitment if keys is not None else None
 
     def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
-        at = 0
+        at = part = 0
         while at < len(frames):
             header = FrameHeader.parse(frames[at : at + PAGE].tobytes())
             if header is None or at + frame_bytes(header.payload) > len(frames):
                 return False
-            keys = self._find(header.commitment, segment)
-            sealed = header.algorithm == AES_256_GCM
-            if header.segment != segment or (keys is None and (sealed or self._sealed)):
-                return False
             end = at + frame_bytes(header.payload)
-            plain = np.empty(header.raw, np.uint8)
-            expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
-            old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
-            now = int(self._wall())
-            if unseal(frames[at:end], expected, old, plain, sealed=self._sealed, now=now) is not Opened.GOOD:
+            if not self._remake(header, frames[at:end], segment, into[at:end], place, part):
                 return False
-            key = keys.of(place.segment) if keys is not None and sealed else None
-            new = self._header(place, header.shard, header.shards, header.payload, header.block, header.namespace, key)
-            seal(new, key, plain, into[at:end])
-            at = end
+            at, part = end, part + len(frame_parts(header.payload))
+        return True
+
+    def _remake(self, header: FrameHeader, frame: Bytes, segment: bytes, into: Bytes, place: Place, part: int) -> bool:
+        sealed = header.algorithm == AES_256_GCM
+        keys = self._find(header.commitment, segment) if sealed else None
+        if sealed and keys is None:
+            return False
+        old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
+        new = keys.of(place.segment) if keys is not None else None
+        expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        opener = Opener(expected, old, sealed=self._sealed, now=int(self._wall()))
+        identity = (header.block, header.namespace, header.shard, header.shards)
+        sealer = Sealer(self._header(place, part, header.payload, identity, new), new)
+        plain = np.empty(header.raw, np.uint8)
+        at = 0
+        for n, nbytes in enumerate(opener.parts):
+            if opener.open(n, frame[at : at + nbytes], plain) is not Opened.GOOD:
+                return False
+            sealer.make(n, plain, into[at : at + nbytes])
+            at += nbytes
         return True
 
     def _find(self, commitment: bytes, segment: bytes) -> SegmentKeys | None:

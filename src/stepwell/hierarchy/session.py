@@ -18,6 +18,8 @@ from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.protocol.messages import Hello, Message
 
 Send = Callable[[Message, tuple[int, ...]], None]
+Engine = tuple[int, str]
+"""The user it runs as, and its own name for itself: no user's process speaks for an engine of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Member:
     close: Callable[[], None]
     session: Session
     exited: bool = False
+
+    @property
+    def engine(self) -> Engine:
+        return self.peer.uid, self.hello.engine
 
     @property
     def is_scheduler(self) -> bool:
@@ -95,7 +101,7 @@ class Ticket:
 @dataclass(slots=True, eq=False)
 class Session:
     number: int
-    engine: str
+    engine: Engine
     tenant: str
     phase: Phase = Phase.ASSEMBLING
     scheduler: Member | None = None
@@ -125,7 +131,7 @@ class Quarantine:
     `alive` (member number by rank, of the processes that may still copy) is empty."""
 
     session: int
-    engine: str
+    engine: Engine
     alive: dict[int, int]
     slots: list[tuple[Slab, int]] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)

@@ -46,14 +46,25 @@ class Rendezvous:
         """The rendezvous for `home`, however its path is spelt. Raises ConfigError SW-109 if the path is too long."""
         name = hashlib.blake2b(os.fsencode(os.path.realpath(home)), digest_size=8).hexdigest()
         socket = runtime / f"{name}.sock"
-        if len(os.fsencode(socket)) > _SOCKET_PATH_BYTES:
-            raise ConfigError(
-                "SW-109",
-                what=f"the socket path {socket} is too long",
-                why=f"the system allows {_SOCKET_PATH_BYTES} bytes",
-                fix="point XDG_RUNTIME_DIR or TMPDIR to a directory with a shorter path",
-            )
+        check_length(socket, "point XDG_RUNTIME_DIR or TMPDIR to a directory with a shorter path")
         return cls(socket, runtime / f"{name}.lock")
+
+    @classmethod
+    def named(cls, socket: Path) -> Rendezvous:
+        """The rendezvous of a well that listens where its operator says. Raises ConfigError SW-109."""
+        check_length(socket, "give the well a socket with a shorter path, such as /run/stepwell/well.sock")
+        return cls(socket, socket.with_name(f"{socket.name}.lock"))
+
+
+def check_length(socket: Path, fix: str) -> None:
+    """Raises ConfigError SW-109 if the system cannot listen at this path."""
+    if len(os.fsencode(socket)) > _SOCKET_PATH_BYTES:
+        raise ConfigError(
+            "SW-109",
+            what=f"the socket path {socket} is too long",
+            why=f"the system allows {_SOCKET_PATH_BYTES} bytes",
+            fix=fix,
+        )
 
 
 def home_dir(env: Mapping[str, str]) -> Path:
@@ -148,6 +159,38 @@ def runtime_dir(env: Mapping[str, str]) -> Path:
             fix="remove it if it is yours, or set XDG_RUNTIME_DIR to a directory of your own with mode 0700",
         )
     return directory
+
+
+def check_socket_dir(socket: Path, *, shared: bool) -> None:
+    """Raises AccessDenied SW-604 if a well of ours cannot safely listen at `socket`: its directory must be our own, and
+    others must not be able to put a socket of theirs there. `shared`: its group may, as its owner has decided."""
+    directory = socket.parent
+    try:
+        why = _unsafe(directory.stat(), stat.S_IWOTH if shared else stat.S_IWGRP | stat.S_IWOTH)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise AccessDenied(
+            "SW-604",
+            what=f"the well cannot listen in {directory}",
+            why=why,
+            fix=f"make a directory of the well's own user: install -d -m 0750 -o USER -g GROUP {directory}",
+        )
+
+
+def trusted_owners(socket: Path) -> set[int]:
+    """Users whose well may be believed to be the one that is meant by `socket`: ourselves, and the owner of its
+    directory if only he, his group and root could have put it there."""
+    owners = {os.geteuid()}
+    try:
+        directory = Path(os.path.realpath(socket.parent))
+        owner = directory.stat().st_uid
+        above = [folder.stat() for folder in (directory, *directory.parents)]
+    except (OSError, ValueError):
+        return owners
+    if all(s.st_uid in (0, owner, *owners) and not s.st_mode & stat.S_IWOTH for s in above):
+        owners.add(owner)
+    return owners
 
 
 def filesystem(path: Path, system: Path = SYSTEM) -> str:

@@ -24,19 +24,18 @@ class Staging:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = -(-nbytes // HUGE) * HUGE
-        self._idle: SimpleQueue[Bytes] = SimpleQueue()
+        self._idle: SimpleQueue[Bytes | None] = SimpleQueue()
         self.made = 0
 
     @contextlib.contextmanager
     def lend(self, nbytes: int) -> Iterator[Bytes]:
-        """A buffer of at least `nbytes`; one that is larger than usual is made for this once."""
-        if nbytes > self.nbytes:
-            yield make(nbytes)
-            return
+        """A buffer of at least `nbytes`. One that was too small for its borrower is replaced by one that is not."""
         try:
             buffer = self._idle.get_nowait()
         except Empty:
-            buffer = make(self.nbytes)
+            buffer = None
+        if buffer is None or len(buffer) < nbytes:
+            buffer = make(max(nbytes, self.nbytes))
             self.made += 1
         try:
             yield buffer

@@ -30,7 +30,7 @@ def examine(home: Path, env: Mapping[str, str], config: Path | None = None) -> I
 
     def well() -> list[Check]:
         nonlocal held
-        checks, held = places.well(home)
+        checks, held = places.well(home, settings.socket, shared=bool(settings.allow_uids))
         return checks
 
     yield from guarded("home", lambda: places.home(home))

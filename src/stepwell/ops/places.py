@@ -13,7 +13,7 @@ from stepwell.client import control
 from stepwell.client.start import rendezvous
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.errors import BackendDown
-from stepwell.io.paths import check_home
+from stepwell.io.paths import Rendezvous, check_home, check_socket_dir
 from stepwell.ops.check import Check, Facts
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.vault.keyring import Keyring
@@ -59,17 +59,20 @@ def runtime() -> Iterator[Check]:
     yield Check("runtime-directory", "ok", f"{directory} is private and takes sockets")
 
 
-def well(home: Path) -> tuple[list[Check], int]:
-    """Whether a well of this home runs and answers; and the bytes of its slabs."""
-    rendezvous(home)  # a socket path that is too long is an error of its own
+def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[list[Check], int]:
+    """Whether a well of this home runs, or one at the socket `at`, and answers; and the bytes of its slabs."""
+    place = rendezvous(home) if at is None else Rendezvous.named(at)  # too long a path is an error of its own
+    if at is not None:
+        check_socket_dir(at, shared=shared)
     try:
-        seconds, values = control.ping(home), control.stats(home)
+        seconds, values = control.ping(home, socket=at), control.stats(home, socket=at)
     except BackendDown as error:
         if error.code != "SW-505":
             raise
-        return [Check("well", "ok", f"none runs for {home}; `stepwell serve` or an engine starts one")], 0
+        who = f"none runs for {home}; `stepwell serve` or an engine starts one"
+        return [Check("well", "ok", who if at is None else f"none listens at {at}; `stepwell serve` starts it")], 0
     version = str(values["well"])
-    text = f"stepwell {version} runs as process {control.pid(home)} and answers in {1e3 * seconds:.2g} ms"
+    text = f"stepwell {version} runs as process {control.pid_at(place.socket)} and answers in {1e3 * seconds:.2g} ms"
     facts: Facts = {"version": version, "answer_seconds": round(seconds, 6)}
     if version != __version__:
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from stepwell.errors import StepwellError
+from stepwell.errors import ConfigError, StepwellError
 
 
 def main() -> None:
@@ -37,6 +37,14 @@ def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> Non
     os.set_inheritable(locked, False)
     prepare_home(home)
     settings = load(home, os.environ, overrides=wishes).settings
+    if settings.socket is not None:
+        raise ConfigError(
+            "SW-102",
+            what=f"this home's settings give its well a socket of its own, {settings.socket}",
+            why="an engine looks for the well that it starts by home, and would not find it there",
+            fix='start it with `stepwell serve` and give the engines "socket" in kv_connector_extra_config, or remove '
+            "the setting",
+        )
     run(home, settings, locked=locked, linger=True, ready=_ready)
 
 

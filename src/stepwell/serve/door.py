@@ -1,4 +1,4 @@
-"""The well's door: who may speak, for how long one is listened to, and what goes out again.
+"""The well's door: who may speak, of what, for how long one is listened to, and what goes out again.
 
 Owns the sockets and the watch over their processes. It decides by user, protocol version and a hello in time; what
 engines then say goes to the hierarchy. Calls into the hierarchy are never nested: connections that it closes in the
@@ -14,7 +14,7 @@ import os
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -69,6 +69,7 @@ class Door:
         selector: selectors.BaseSelector,
         clock: Clock,
         stop: Callable[[str], None],
+        allow_uids: Collection[int] = (),
     ) -> None:
         self.until = 0.0
         self._hierarchy = hierarchy
@@ -77,6 +78,8 @@ class Door:
         self._clock = clock
         self._stop = stop
         self._uid = os.geteuid()
+        self._owners = frozenset((self._uid, 0))  # they may change the well; root could anyway
+        self._admitted = self._owners.union(allow_uids)  # one trust domain: their engines share one tenant
         self._connections: set[Connection] = set()
         self._watched: dict[int, Connection] = {}  # by pidfd
         self._unread: deque[Connection] = deque()
@@ -141,14 +144,15 @@ class Door:
         self._connections.add(connection)
         self._watch(connection.sock, functools.partial(self._ready, connection))
         self._overdue.append((self._clock.now() + HELLO_SECONDS, connection))
-        if connection.uid != self._uid:
+        if connection.uid not in self._admitted:
             self._refuse(
                 connection,
                 AccessDenied(
                     "SW-606",
                     what=f"this well serves user {self._uid}, not user {connection.uid}",
-                    why="a well holds its user's data in plain memory",
-                    fix="run engine and well as the same user, or give this user a home of its own",
+                    why="a well holds its user's data in plain memory, for this user and those it was told to allow",
+                    fix="run engine and well as the same user, give this user a home of its own, or, if it may read "
+                    f"all that the well holds, add {connection.uid} to the well's allow_uids",
                 ),
             )
         elif len(self._connections) > MAX_CONNECTIONS:
@@ -191,7 +195,7 @@ class Door:
                     why="a hello is short",
                     fix="use the same stepwell version for engine and well",
                 )
-        except ProtocolError as error:
+        except (AccessDenied, ProtocolError) as error:
             self._refuse(connection, error)
         finally:
             self.send_all()
@@ -216,9 +220,17 @@ class Door:
     def _asked(self, connection: Connection, message: FromEngine) -> bool:
         """Something that only a person asks. False: it is nothing of that kind."""
         answer = functools.partial(self._send, connection)
+        if isinstance(message, StatsQuery):
+            answer(Stats(self._stats()))
+            return True
+        if connection.uid not in self._owners:
+            raise AccessDenied(
+                "SW-606",
+                what=f"{type(message).__name__} is not for user {connection.uid}",
+                why=f"only user {self._uid}, who runs the well, and root may change or end it",
+                fix=f"run the command as user {self._uid}, for example with sudo",
+            )
         match message:
-            case StatsQuery():
-                answer(Stats(self._stats()))
             case NamespacesQuery():
                 admin.namespaces(self._hierarchy, answer)
             case Clear():

@@ -10,7 +10,7 @@ import gc
 import select
 import selectors
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -45,6 +45,7 @@ class Loop:
         wakeup: Wakeup,
         *,
         linger: Linger | None = None,
+        allow_uids: Collection[int] = (),
     ) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
@@ -55,7 +56,7 @@ class Loop:
         self._idle_since: float | None = clock.now() + GRACE_SECONDS
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ, self._woken)
-        self._door = Door(hierarchy, listener, self._selector, clock, self.stop)
+        self._door = Door(hierarchy, listener, self._selector, clock, self.stop, allow_uids)
 
     def stop(self, why: str) -> None:
         """Ends `run` after the current round. For the loop's own thread and for signal handlers."""

@@ -119,8 +119,8 @@ METRICS = (
     Metric(
         "stepwell_held_bytes",
         "gauge",
-        "Bytes of the host tier held for waiting requests: pinned, or brought up from below for them (staged).",
-        (Source("pinned_bytes", {"kind": "pinned"}), Source("staged_bytes", {"kind": "staged"})),
+        "Bytes of the host tier held for waiting requests, those on their way up from disk among them.",
+        (Source("pinned_bytes", {"kind": "pinned"}),),
     ),
     Metric(
         "stepwell_quarantined_slots",
@@ -145,6 +145,18 @@ METRICS = (
         "counter",
         "Blocks that were offered to a tier and not taken.",
         (Source("spills_refused_*", _HOST, "reason"), Source("disk_skipped_*", _DISK, "reason")),
+    ),
+    Metric(
+        "stepwell_recalls_failed_total",
+        "counter",
+        "Blocks that a tier was believed to have and did not bring: misses, never wrong bytes.",
+        (Source("disk_not_recalled_*", _DISK, "reason"),),
+    ),
+    Metric(
+        "stepwell_unreadable_segments",
+        "gauge",
+        "Segments on disk whose keys are not in the keyring: kept, and never deleted unasked.",
+        (Source("disk_kept_segments", _DISK),),
     ),
     Metric(
         "stepwell_errors_total",
@@ -179,9 +191,15 @@ METRICS = (
 NOT_METRICS = frozenset(
     {
         "connections",  # this scrape's own among them
+        "disk_foreign_files",  # what `stepwell fsck` lists
+        "disk_index_bytes",  # follows from disk_blocks
+        "disk_recovered_blocks",  # once, at the start: the log says it
+        "disk_recovery_seconds",
         "disk_segments",  # disk_bytes says it in bytes
+        "disk_staging_blocks",  # comes and goes within a request's wait
         "filling",  # comes and goes within a step
         "free_slots",
+        "hits_staged",  # disk's transfer_blocks say it
         "leased_blocks",  # comes and goes within a step
         "pid",
         "quarantined_sessions",  # quarantined_slots says what they cost
@@ -189,7 +207,6 @@ NOT_METRICS = frozenset(
         "slabs",
         "slabs_made",
         "slabs_retired",
-        "staged_blocks",  # staged_bytes
         "trouble",  # a sentence; `troubles` counts
     }
 )

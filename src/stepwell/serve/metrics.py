@@ -58,8 +58,9 @@ class MetricsServer:
     address). A Unix socket is 0600; a dead one in its place is replaced, and ours is removed at the end.
     """
 
-    def __init__(self, address: str, home: Path) -> None:
+    def __init__(self, address: str, home: Path, socket: Path | None = None) -> None:
         self._home = home
+        self._socket = socket
         self._limited = RateLimited(log)
         self._closing = threading.Event()
         self._ours: tuple[int, int] | None = None  # device and inode of the socket's file
@@ -147,7 +148,7 @@ class MetricsServer:
         if path not in ("/metrics", "/healthz"):
             return HTTPStatus.NOT_FOUND, _TEXT, "not found: there are /metrics and /healthz\n"
         try:
-            values = control.stats(self._home, min(WELL_SECONDS, left))
+            values = control.stats(self._home, min(WELL_SECONDS, left), self._socket)
         except (StepwellError, OSError) as error:
             self._limited.log(logging.WARNING, "silent", "a scrape found no answer: %s", error)
             code = f" [{error.code}]" if isinstance(error, StepwellError) else ""

@@ -14,22 +14,23 @@ import os
 import resource
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stepwell import __version__
-from stepwell.client.control import pid as pid_of_well
+from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings, check_host, queue_bytes
-from stepwell.errors import AccessDenied, BackendDown, StepwellError
+from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
-from stepwell.io.paths import prepare_home
+from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
@@ -65,15 +66,22 @@ def run(
     BackendDown SW-501 (another one runs), and whatever home, keyring, settings and memory have to say.
     """
     prepare_home(home)
-    place = rendezvous(home)
-    with _locked(home, place.lock, locked):
+    by_home = place = rendezvous(home)
+    shared = bool(settings.allow_uids)
+    with contextlib.ExitStack() as held:
+        if settings.socket is not None:
+            place = _named(settings.socket, shared=shared)
+            held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
+        elif shared:
+            raise _unreachable(settings.allow_uids)
+        held.enter_context(_locked(home, by_home, locked))
         host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
         _harden()
+        held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
         with (
-            well_log(home, settings.log_level, form=settings.log_format),
-            _listening(place.socket) as listener,
-            _metrics(settings.metrics, home),
+            _listening(place.socket, shared=shared) as listener,
+            _metrics(settings.metrics, home, settings.socket),
         ):
             try:
                 sites = take_sites(settings)
@@ -116,7 +124,7 @@ def _serve(
         sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
-    loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers)
+    loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers, allow_uids=settings.allow_uids)
     with _signals(loop, wakeup):
         log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
         hierarchy.recover()
@@ -144,21 +152,44 @@ def _host_bytes(settings: Settings) -> int:
     return host
 
 
+def _named(socket: Path, *, shared: bool) -> Rendezvous:
+    """The rendezvous at the path that the operator gave. Raises ConfigError and AccessDenied if it cannot serve."""
+    place = Rendezvous.named(socket)
+    check_socket_dir(socket, shared=shared)
+    if os.path.lexists(socket) and not stat.S_ISSOCK(socket.lstat().st_mode):
+        raise ConfigError(
+            "SW-102",
+            what=f"socket = {socket} cannot be used",
+            why="something else is there, and it is not removed",
+            fix="give the well a path of its own",
+        )
+    return place
+
+
+def _unreachable(uids: tuple[int, ...]) -> ConfigError:
+    return ConfigError(
+        "SW-102",
+        what=f"allow_uids = {','.join(map(str, uids))} has no effect",
+        why="without `socket` the well listens in a directory that only its own user may enter",
+        fix="set socket too, such as /run/stepwell/well.sock, or remove allow_uids",
+    )
+
+
 @contextlib.contextmanager
-def _locked(home: Path, path: Path, inherited: int | None) -> Iterator[None]:
+def _locked(home: Path, place: Rendezvous, inherited: int | None) -> Iterator[None]:
     if inherited is not None:
         try:
             yield
         finally:
             os.close(inherited)
         return
-    with lock(path) as taken:
+    with lock(place.lock) as taken:
         # The socket is asked as well: whoever cleans up temporary folders may have removed the lock's file.
-        if (pid := pid_of_well(home)) is not None or taken is None:
-            who = f"process {pid} serves it" if pid else "another process holds its lock"
+        if (pid := pid_at(place.socket)) is not None or taken is None:
+            who = f"process {pid} listens at {place.socket}" if pid else f"another process holds {place.lock}"
             raise BackendDown(
                 "SW-501",
-                what=f"a well is already running for {home}",
+                what=f"a well is already running for {home}, or at its socket",
                 why=who,
                 fix="use it, end it with `stepwell stop`, or set STEPWELL_HOME to another directory",
             )
@@ -166,10 +197,10 @@ def _locked(home: Path, path: Path, inherited: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    """The listening socket; what lies at `path` is nobody's, because we hold the lock."""
+def _listening(path: Path, *, shared: bool) -> Iterator[socket.socket]:
+    """The listening socket; what lies at `path` is nobody's, because we hold the lock. `shared`: for its group too."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    before = os.umask(0o117 if shared else 0o177)
     try:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
@@ -191,13 +222,13 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         listener.close()
 
 
-def _metrics(address: str | None, home: Path) -> contextlib.AbstractContextManager[object]:
+def _metrics(address: str | None, home: Path, at: Path | None) -> contextlib.AbstractContextManager[object]:
     """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
     if address is None:
         return contextlib.nullcontext()
     from stepwell.serve.metrics import MetricsServer  # only here: the HTTP machinery is not small
 
-    return MetricsServer(address, home)
+    return MetricsServer(address, home, at)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class DictTier:
         self._executor = executor
         self._used = 0
         self._ordinal = 0
-        self._segment = bytes([len(self._left) % 256]) * 16
+        self._segment = os.urandom(16)  # another one in each life
 
     def lookup(self, id: BlockId) -> bool:
         return id in self.blocks
@@ -60,8 +61,7 @@ class DictTier:
             for at, (block, kept) in enumerate(zip(blocks, known, strict=True)):
                 if kept is not None:
                     fits = len(kept.frames) == block.nbytes
-                    frames = np.frombuffer(bytearray(kept.frames), np.uint8)
-                    answers[at] = block.open(frames, kept.segment) if fits else Reading.DAMAGED
+                    answers[at] = _open(block, kept) if fits else Reading.DAMAGED
 
         def ended(error: BaseException | None) -> None:
             for at, block in enumerate(blocks):
@@ -78,13 +78,14 @@ class DictTier:
         places = []
         for block in blocks:
             places.append(Place(self._segment, self._ordinal))
-            self._ordinal += block.frames
+            self._ordinal += len(block.parts)
 
         def job() -> None:
             for block, place in zip(blocks, places, strict=True):
-                frames = np.empty(block.nbytes, np.uint8)
-                block.make(frames, place)
-                made.append(frames.tobytes())
+                parts = [np.empty(nbytes, np.uint8) for nbytes in block.parts]
+                for part, frame in enumerate(parts):
+                    block.make(part, frame, place)
+                made.append(b"".join(part.tobytes() for part in parts))
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -125,10 +126,12 @@ class DictTier:
 
     def recover(self, done: Callable[[int], None]) -> None:
         def ended(_: BaseException | None) -> None:
-            for id, kept in self._left.items():
-                self.blocks[id] = kept
-                self._used += len(kept.frames)
-            done(len(self._left))
+            left = {id: kept for id, kept in self._left.items() if id not in self.blocks}
+            for id, kept in left.items():
+                if self._used + len(kept.frames) <= self._limit:
+                    self.blocks[id] = kept
+                    self._used += len(kept.frames)
+            done(len(left))
 
         self._executor.submit(lambda: None, ended)
 
@@ -137,3 +140,19 @@ class DictTier:
 
     def close(self) -> None:
         pass
+
+
+def _open(block: Incoming, kept: Kept) -> Reading:
+    at = 0
+    try:
+        for part, nbytes in enumerate(block.parts):
+            frame = np.frombuffer(bytearray(kept.frames[at : at + nbytes]), np.uint8)
+            answer = block.open(part, frame, kept.segment)
+            if answer is not Reading.GOOD:
+                block.fail()
+                return answer
+            at += nbytes
+    except BaseException:
+        block.fail()
+        raise
+    return Reading.GOOD

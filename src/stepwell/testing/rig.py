@@ -44,6 +44,7 @@ class Rig:
         keyring: Keyring | None = None,
         tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
         queue_bytes: int = 256 << 20,
+        sealed: bool = True,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -53,7 +54,7 @@ class Rig:
         self.tier = tier(self.executor)
         self.hierarchy = Hierarchy(
             limits=Limits(host_bytes, queue_bytes=queue_bytes),
-            sealing=Sealing(self.keyring, sealed=True, wall=lambda: 1_800_000_000.0),
+            sealing=Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
             tier=self.tier,
             clock=self.clock,
             executor=self.executor,
@@ -74,7 +75,7 @@ class Rig:
             self.turns()
             self.executor.drain()
             mapped = [member.map() for member in self.members if not member.gone]
-            if not any(mapped) and not self.executor.pending and not self.hierarchy.turn():
+            if not any(mapped) and not self.hierarchy.turn() and not self.executor.pending:
                 break
         else:
             raise RuntimeError("the rig does not come to rest")

@@ -29,6 +29,12 @@ def block_id(n: int) -> BlockId:
     return BlockId(hashlib.blake2b(n.to_bytes(8, "big"), digest_size=32).digest())
 
 
+def in_parts(nbytes: int) -> tuple[int, ...]:
+    """A block's bytes as parts of different sizes, whole pages each."""
+    first = nbytes // PAGE // 3 * PAGE
+    return (first, nbytes - first) if first else (nbytes,)
+
+
 def content(seed: int, nbytes: int) -> Bytes:
     return np.frombuffer(random.Random(seed).randbytes(nbytes), np.uint8)
 
@@ -56,12 +62,14 @@ class Hands:
         self.nbytes = nbytes
 
     def outgoing(self, n: int, seed: int | None = None, nbytes: int = 0) -> Outgoing:
-        data = content(n if seed is None else seed, nbytes or self.nbytes)
+        parts = in_parts(nbytes or self.nbytes)
+        data = content(n if seed is None else seed, sum(parts))
 
-        def make(frames: Bytes, place: Place) -> None:
-            frames[:] = data
+        def make(part: int, frame: Bytes, place: Place) -> None:
+            at = sum(parts[:part])
+            frame[:] = data[at : at + parts[part]]
 
-        return Outgoing(block_id(n), NAMESPACE, 1, len(data), lambda segment: bytes(32), make)
+        return Outgoing(block_id(n), NAMESPACE, parts, lambda segment: bytes(32), make)
 
     def write(self, *numbers: int, seed: int | None = None) -> list[Writing]:
         return self.put([self.outgoing(n, seed) for n in numbers])
@@ -76,22 +84,23 @@ class Hands:
 
     def read(self, *numbers: int, nbytes: int = 0) -> list[Bytes | Reading]:
         """The bytes of each block that was found; else why not."""
-        found: dict[int, Bytes] = {}
+        found: dict[int, list[Bytes]] = {at: [] for at in range(len(numbers))}
 
         def incoming(at: int, n: int) -> Incoming:
-            def open(frames: Bytes, segment: bytes) -> Reading:
-                found[at] = frames.copy()
-                frames[:] = 0xAA  # the buffer is the tier's, and what is done to it matters to nobody
+            def open(part: int, frame: Bytes, segment: bytes) -> Reading:
+                assert part == len(found[at]), "parts come in order, once each"
+                found[at].append(frame.copy())
+                frame[:] = 0xAA  # the buffer is the tier's, and what is done to it matters to nobody
                 return Reading.GOOD
 
-            return Incoming(block_id(n), nbytes or self.nbytes, open)
+            return Incoming(block_id(n), in_parts(nbytes or self.nbytes), open)
 
         answers: list[list[Reading]] = []
         self.tier.read([incoming(at, n) for at, n in enumerate(numbers)], answers.append)
         assert not answers, "no completion comes inside the call"
         self.executor.drain()
         (answer,) = answers
-        return [found[at] if each is Reading.GOOD else each for at, each in enumerate(answer)]
+        return [np.concatenate(found[at]) if each is Reading.GOOD else each for at, each in enumerate(answer)]
 
     def has(self, n: int, seed: int | None = None) -> bool:
         """The block can be read, and is what was written; False if it is not there."""
@@ -159,10 +168,14 @@ class TierKit(ABC):
     def test_a_damaged_block_is_looked_up_no_more(self, hands: Hands) -> None:
         hands.write(1, 2)
         answers: list[list[Reading]] = []
-        wrong = Incoming(block_id(1), self.BLOCK, lambda frames, segment: Reading.DAMAGED)
+        failed: list[bool] = []
+        wrong = Incoming(
+            block_id(1), in_parts(self.BLOCK), lambda part, frame, segment: Reading.DAMAGED, lambda: failed.append(True)
+        )
         hands.tier.read([wrong], answers.append)
         hands.executor.drain()
         assert answers == [[Reading.DAMAGED]]
+        assert failed == [True]
         assert not hands.tier.lookup(block_id(1))
         assert hands.has(2)
 
@@ -170,18 +183,22 @@ class TierKit(ABC):
         hands.write(1)
         answers: list[list[Reading]] = []
 
-        def raises(frames: Bytes, segment: bytes) -> Reading:
+        failed: list[bool] = []
+
+        def raises(part: int, frame: Bytes, segment: bytes) -> Reading:
             raise ValueError("an opener has a bug")
 
-        hands.tier.read([Incoming(block_id(1), self.BLOCK, raises)], answers.append)
+        bad = Incoming(block_id(1), in_parts(self.BLOCK), raises, lambda: failed.append(True))
+        hands.tier.read([bad], answers.append)
         hands.executor.drain()
         assert answers == [[Reading.FAILED]]
+        assert failed == [True]
 
     def test_a_maker_that_raises_is_not_stored(self, hands: Hands) -> None:
-        def raises(frames: Bytes, place: Place) -> None:
+        def raises(part: int, frame: Bytes, place: Place) -> None:
             raise ValueError("a maker has a bug")
 
-        bad = Outgoing(block_id(1), NAMESPACE, 1, self.BLOCK, lambda segment: bytes(32), raises)
+        bad = Outgoing(block_id(1), NAMESPACE, (self.BLOCK,), lambda segment: bytes(32), raises)
         assert hands.put([bad]) == [Writing.FAILED]
         assert not hands.tier.lookup(block_id(1))
         assert hands.write(2) == [Writing.STORED]
@@ -215,11 +232,11 @@ class TierKit(ABC):
             answers: list[list[Writing]] = []
 
             def outgoing(n: int, late: list[int] = late, answers: list[list[Writing]] = answers) -> Outgoing:
-                def make(frames: Bytes, place: Place) -> None:
+                def make(part: int, frame: Bytes, place: Place) -> None:
                     late.extend([n] * len(answers))
-                    frames[:] = n
+                    frame[:] = n
 
-                return Outgoing(block_id(n), NAMESPACE, 1, nbytes, lambda segment: bytes(32), make)
+                return Outgoing(block_id(n), NAMESPACE, in_parts(nbytes), lambda segment: bytes(32), make)
 
             hands.tier.write([outgoing(8 * call + n) for n in range(8)], answers.append)
             assert not answers, "no completion comes inside the call"
@@ -231,14 +248,14 @@ class TierKit(ABC):
     def test_places_are_never_given_twice(self, hands: Hands) -> None:
         seen: list[tuple[bytes, int]] = []
 
-        def make(frames: Bytes, place: Place) -> None:
-            seen.extend((place.segment, place.ordinal + frame) for frame in range(2))
-            frames[:] = 0
+        def make(part: int, frame: Bytes, place: Place) -> None:
+            seen.append((place.segment, place.ordinal + part))
+            frame[:] = 0
 
+        parts = in_parts(self.BLOCK)
         for n in range(3 * hands.tier.capacity().limit // (4 * self.BLOCK)):
             hands.put([
-                Outgoing(block_id(4 * n + k), NAMESPACE, 2, self.BLOCK, lambda segment: bytes(32), make)
-                for k in range(4)
+                Outgoing(block_id(4 * n + k), NAMESPACE, parts, lambda segment: bytes(32), make) for k in range(4)
             ])  # fmt: skip
         assert len(set(seen)) == len(seen)
 
@@ -279,14 +296,15 @@ class TierKit(ABC):
         """Calls overlap, jobs run and complete in the executor's disorder: what is read is what was written."""
         chance = random.Random(2)
         written: set[int] = set()
-        got: list[tuple[int, Bytes]] = []
+        got: list[tuple[int, int, Bytes]] = []
+        parts = in_parts(self.BLOCK)
 
         def opener(n: int) -> Incoming:
-            def open(frames: Bytes, segment: bytes) -> Reading:
-                got.append((n, frames.copy()))
+            def open(part: int, frame: Bytes, segment: bytes) -> Reading:
+                got.append((n, sum(parts[:part]), frame.copy()))
                 return Reading.GOOD
 
-            return Incoming(block_id(n), self.BLOCK, open)
+            return Incoming(block_id(n), parts, open)
 
         for _ in range(300):
             numbers = [chance.randrange(60) for _ in range(chance.randrange(1, 4))]
@@ -299,6 +317,6 @@ class TierKit(ABC):
                 hands.executor.step()
         hands.executor.drain()
         assert got
-        for n, frames in got:
+        for n, at, frame in got:
             assert n in written
-            assert (frames == content(n, self.BLOCK)).all()
+            assert (frame == content(n, self.BLOCK)[at : at + len(frame)]).all()

@@ -44,7 +44,7 @@ class Writing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the frames of one block are sealed for: a segment's id, 16 bytes, and the number of the block's first frame
+    """What the frames of one block are sealed for: a segment's id, 16 bytes, and the number of the block's first part
     in it. Both together never come twice."""
 
     segment: bytes
@@ -53,28 +53,38 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A block to be written. `make` fills `nbytes` bytes with its frames, on a thread of the executor.
+    """A block to be written. Its frames are made in parts, in order, on a thread of the executor: `make` fills part n,
+    of `parts[n]` bytes (whole pages), for the block's place.
 
     `namespace` (16 bytes) and `commit` (a function of the segment's id: the commitment to the key, 32 bytes) go into
     the tier's own index, so that a later life can tell whose a block is without reading it."""
 
     id: BlockId
     namespace: bytes
-    frames: int
-    nbytes: int
+    parts: tuple[int, ...]
     commit: Callable[[bytes], bytes]
-    make: Callable[[Bytes, Place], None]
+    make: Callable[[int, Bytes, Place], None]
     expires: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A block to be read. `open` is given its bytes and the segment's id, on a thread of the executor; the bytes are
-    the tier's and mean nothing after it has returned."""
+    """A block to be read. `open` is given part n, of `parts[n]` bytes (whole pages), and the segment's id, in order, on
+    a thread of the executor, until it answers otherwise than GOOD; the bytes are the tier's and mean nothing after it
+    has returned. `fail` is called on that thread, once, if the block's answer is another than GOOD and it was begun."""
 
     id: BlockId
-    nbytes: int
-    open: Callable[[Bytes, bytes], Reading]
+    parts: tuple[int, ...]
+    open: Callable[[int, Bytes, bytes], Reading]
+    fail: Callable[[], None] = lambda: None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ class FaultyTier:
     def counts(self) -> TierCounts:
         return self._inner.counts
 
+    @property
+    def hanging(self) -> int:
+        """Calls that wait for `release`."""
+        return len(self._held)
+
     def release(self) -> None:
         """Everything that hangs goes on."""
         held, self._held = self._held, []
@@ -68,8 +73,9 @@ class FaultyTier:
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         fails = self._happens("fail")
         if len(blocks) > 1 and self._happens("swap"):
-            opens = [block.open for block in blocks]
-            blocks = [replace(block, open=other) for block, other in zip(blocks, opens[1:] + opens[:1], strict=True)]
+            opens = [(block.open, block.fail) for block in blocks]
+            others = zip(blocks, opens[1:] + opens[:1], strict=True)
+            blocks = [replace(block, open=open, fail=fail) for block, (open, fail) in others]
         blocks = [self._flipped(block) if self._happens("flip") else block for block in blocks]
 
         def ended(answers: list[Reading]) -> None:
@@ -78,11 +84,13 @@ class FaultyTier:
         self._perhaps_later(lambda: self._inner.read(blocks, ended))
 
     def _flipped(self, block: Incoming) -> Incoming:
-        at, bit = self._random.randrange(block.nbytes), self._random.randrange(8)
+        wrong = self._random.randrange(len(block.parts))
+        at, bit = self._random.randrange(block.parts[wrong]), self._random.randrange(8)
 
-        def open(frames: Bytes, segment: bytes) -> Reading:
-            frames[at] ^= 1 << bit
-            return block.open(frames, segment)
+        def open(part: int, frame: Bytes, segment: bytes) -> Reading:
+            if part == wrong:
+                frame[at] ^= 1 << bit
+            return block.open(part, frame, segment)
 
         return replace(block, open=open)
 

@@ -30,10 +30,14 @@ from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
-    resolve_cache_hit_alignment_tokens,
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
+try:
+    from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens
+except ImportError:  # before vLLM 0.32, where hits had no alignment of their own
+    resolve_cache_hit_alignment_tokens = None
 
 DTYPE = torch.float32
 VOCAB = 32_000
@@ -117,10 +121,12 @@ def build(setup: Setup) -> Built:
     scheduler_kv = generate_scheduler_kv_cache_config(worker_kv)
     config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
     block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler_kv, config)
-    alignment = resolve_cache_hit_alignment_tokens(scheduler_kv, config, block_size, hash_block_size)
     for kv in (*worker_kv, scheduler_kv):
         kv.hash_block_size = hash_block_size
-        kv.cache_hit_alignment_tokens = alignment
+        if resolve_cache_hit_alignment_tokens is not None:
+            kv.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(
+                scheduler_kv, config, block_size, hash_block_size
+            )
     return Built(config, scheduler_kv, [copy.deepcopy(kv) for kv in worker_kv], block_size, hash_block_size)
 
 

@@ -174,7 +174,7 @@ def test_a_forced_preemption_resumes(engine: Any, by: str, runner_v2: bool) -> N
     assert h.requests[a].preemptions == 1
     assert h.requests[a].tokens == h.chain(a).output(40)
     assert h.requests[b].tokens == h.chain(b).output(20)
-    assert any("scheduler_output" in call for call in h.workers[0].connector.calls) == runner_v2
+    assert any("request_ids" in call for call in h.workers[0].connector.calls) == runner_v2
     h.assert_clean()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -66,6 +67,19 @@ def test_a_misspelt_key_of_the_extra_config(tmp_path: Path, caplog: pytest.LogCa
             assert told and "host" in told[0], told
             assert len(told) <= 2  # one of each half that asked
             h.assert_clean()
+
+
+@pytest.mark.parametrize(("version", "warned"), [("0.31.2", 0), ("0.32.0+cpu", 0), ("0.33.0", 1), ("0.3", 1)])
+def test_an_untested_engine_is_told_so_once(
+    tmp_path: Path, version: str, warned: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    with open_well("32MiB") as well, caplog.at_level(logging.WARNING, "stepwell"):
+        with Engine(setup_in(tmp_path), well) as h:
+            assert h.half is not None, "a warning, no refusal"
+        told = [r for r in caplog.records if "not tested" in r.getMessage()]
+        assert len(told) == warned
+        assert all(version in r.getMessage() for r in told)
 
 
 INERT = [

@@ -7,6 +7,7 @@ classes that vLLM's own runners use for it, so hooks come in the order of the in
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -194,13 +195,14 @@ class WorkerHalf:
         self, out: SchedulerOutput, work: list[_Work], step: int, fail_after: int | None
     ) -> tuple[set[str], KVConnectorOutput]:
         metadata = {name: AttentionMetadata() for name in self.kv_caches}
-        batch = SimpleNamespace(
-            req_ids=[w.request_id for w in work],
-            idx_mapping=torch.arange(len(work)),
-            num_tokens=out.total_num_scheduled_tokens,
-        )
+        ids, states, count = [w.request_id for w in work], torch.arange(len(work)), out.total_num_scheduled_tokens
+        if "input_batch" in inspect.signature(ActiveKVConnector.pre_forward).parameters:
+            batch = SimpleNamespace(req_ids=ids, idx_mapping=states, num_tokens=count)
+            about = {"input_batch": batch, "attn_metadata": metadata}
+        else:  # before vLLM 0.32: what the connector is told, as the runner of that version passes it
+            about = {"request_state_indices": states, "request_ids": ids, "num_tokens": count}
         with set_forward_context(metadata, self.config, num_tokens=out.total_num_scheduled_tokens):
-            self._runner_v2.pre_forward(out, batch, metadata)
+            self._runner_v2.pre_forward(out, **about)
             tainted = self._forward(work, metadata, step, fail_after)
             self._runner_v2.finish_forward()
         kv_output = self._runner_v2.post_forward(out.finished_req_ids)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from stepwell.block.facts import digest_of
@@ -27,6 +28,7 @@ from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.engines.vllm.weights import Files, weight_files
 from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
@@ -44,7 +46,7 @@ try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     HOST: Any = CacheHitSource.HOST
-except ImportError:  # before vLLM 0.30
+except ImportError:  # before vLLM 0.32
     HOST = None
 
 log = logging.getLogger("stepwell")
@@ -92,6 +94,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         transfer = vllm_config.kv_transfer_config
         self._strict = transfer.kv_connector_extra_config.get("strict") is True
+        if self._is_scheduler and not is_tested(vllm.__version__):
+            voice.untested(vllm.__version__)
         try:
             reason = identity.unsupported(vllm_config, kv_cache_config)
             if reason is not None:
@@ -107,7 +111,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                     "SW-710",
                     what="this vLLM lacks something that stepwell needs",
                     why=f"{type(error).__name__}: {error}",
-                    fix="use vLLM 0.32, the version this was tested with",
+                    fix=f"use vLLM {TESTED[-1]}, the newest version that this was tested with",
                 )
             )
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.client.socket import dial
-from stepwell.client.start import find, find_or_start
+from stepwell.client.start import find, find_named, find_or_start
 from stepwell.errors import ConfigError
-from stepwell.io.paths import home_dir
+from stepwell.io.paths import Rendezvous, home_dir
 from stepwell.protocol.link import Dial
 
 Wishes = dict[str, str | int | float]
@@ -19,11 +19,14 @@ Wishes = dict[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
-    """home: the well's home directory. strict: refuse to start the engine where stepwell cannot serve it.
-    block_tokens: tokens a block, a multiple of the engine's page (None: decided by size). weights_id: names the weights
-    instead of their fingerprint. wishes: settings for a well that may have to be started; checked by the well."""
+    """home: the well's home directory. socket: where a well listens that its operator runs: it is joined there and
+    never started, and home then only keeps the fingerprints of weights. strict: refuse to start the engine where
+    stepwell cannot serve it. block_tokens: tokens a block, a multiple of the engine's page (None: decided by size).
+    weights_id: names the weights instead of their fingerprint. wishes: settings for a well that may have to be started;
+    checked by the well."""
 
     home: Path
+    socket: Path | None = None
     strict: bool = False
     block_tokens: int | None = None
     weights_id: str | None = None
@@ -34,11 +37,14 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     """Raises ConfigError. Keys that are not the connector's own are the well's, which knows them."""
     rest = dict(extra)
     home = rest.pop("home", None)
+    socket = rest.pop("socket", None) or os.environ.get("STEPWELL_SOCKET") or None
     strict = rest.pop("strict", False)
     block_tokens = rest.pop("block_tokens", None)
     weights_id = rest.pop("weights_id", None)
     if home is not None and not isinstance(home, str):
         raise _bad("home", home, "a path")
+    if socket is not None and not (isinstance(socket, str) and os.path.isabs(socket)):
+        raise _bad("socket", socket, "the absolute path of the well's socket")
     if weights_id is not None and not (isinstance(weights_id, str) and weights_id):
         raise _bad("weights_id", weights_id, "a text that names exactly these weights")
     if not isinstance(strict, bool):
@@ -49,7 +55,9 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     for key, value in rest.items():
         if not isinstance(value, str | int | float):
             raise _bad(key, value, "a plain value")
-    return ConnectorSettings(Path(home) if home else home_dir(os.environ), strict, block_tokens, weights_id, rest)
+    place = Path(home) if home else home_dir(os.environ)
+    at = Rendezvous.named(Path(socket)).socket if socket else None
+    return ConnectorSettings(place, at, strict, block_tokens, weights_id, rest)
 
 
 def _bad(key: str, value: object, expected: str) -> ConfigError:
@@ -64,6 +72,8 @@ def _bad(key: str, value: object, expected: str) -> ConfigError:
 def finder(settings: ConnectorSettings) -> Callable[[], Dial]:
     """How a half reaches the well: joins it, or starts it. One that we only joined is not started again by us: its
     operator does that, and until then there is nothing to join."""
+    if (named := settings.socket) is not None:
+        return lambda: dial(find_named(named))
     joined_only = False
 
     def reach() -> Dial:

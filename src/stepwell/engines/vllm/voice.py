@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from stepwell.client.scheduler import Identity
+from stepwell.engines.vllm.versions import TESTED
 from stepwell.errors import StepwellError
 from stepwell.protocol.messages import Welcome
 from stepwell.units import format_size
@@ -24,6 +25,15 @@ def adopt_engine_log() -> None:
     log.propagate = False
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
+
+
+def untested(version: str) -> None:
+    """For the scheduler's process alone: an engine says it once."""
+    log.warning(
+        "stepwell: vLLM %s is not tested with this version of stepwell (%s are); what it cannot serve it leaves alone",
+        version,
+        " and ".join(TESTED),
+    )
 
 
 def welcome(welcome: Welcome, who: Identity) -> None:

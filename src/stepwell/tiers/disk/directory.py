@@ -36,9 +36,10 @@ from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
+from stepwell.tiers.disk.stream import read_in, write_out
 
-MOST_IO = 8 << 20
-"""Bytes of one I/O, unless one block alone is larger."""
+MOST_RUN = 9 << 20
+"""Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
 
 EVICT_AHEAD = 0.25
 """Share of the open segment that is still free when room is made for the next: hot blocks go in there."""
@@ -113,20 +114,18 @@ class Directory:
         self.use(segment)
 
         def job(answers: list[Reading]) -> None:
+            places = iter([place for place, _ in run.blocks])
             try:
-                with self._staging.lend(run.nbytes) as buffer, self.handles.use(segment.name) as file:
-                    got = file.read(buffer[: run.nbytes], run.page * PAGE)
-                    at = 0
-                    for place, block in run.blocks:
-                        end = at + block.nbytes
-                        answers[place] = block.open(buffer[at:end], id) if end <= got else Reading.DAMAGED
-                        at = end
+                with self.handles.use(segment.name) as file:
+                    blocks = [block for _, block in run.blocks]
+                    for answer in read_in(file, run.page, blocks, id, self._staging):
+                        answers[next(places)] = answer
             except FileNotFoundError:
-                for place, _ in run.blocks:
+                for place in places:
                     answers[place] = Reading.ABSENT
             except OSError as error:
                 self.trouble("read", error)
-                for place, _ in run.blocks:
+                for place in places:
                     answers[place] = Reading.FAILED
 
         return job
@@ -177,10 +176,10 @@ class Directory:
             while segment is not None and call.blocks:
                 at, block = call.blocks[0]
                 commitment = block.commit(segment.id)
-                if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_IO):
+                if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_RUN):
                     break
                 call.blocks.popleft()
-                placed.append((at, block, *segment.take(block.nbytes, block.frames, commitment), commitment))
+                placed.append((at, block, *segment.take(block.nbytes, len(block.parts), commitment), commitment))
                 nbytes += block.nbytes
             if segment is None or not placed:
                 self._begin()
@@ -196,13 +195,9 @@ class Directory:
         first = placed[0][2]
 
         def job() -> None:
-            with self._staging.lend(nbytes) as buffer:
-                at = 0
-                for _, block, _, ordinal, _ in placed:
-                    block.make(buffer[at : at + block.nbytes], Place(segment.id, ordinal))
-                    at += block.nbytes
-                with self.handles.use(segment.name) as file:
-                    file.write(buffer[:nbytes], first * PAGE)
+            blocks = [(block, Place(segment.id, ordinal)) for _, block, _, ordinal, _ in placed]
+            with self.handles.use(segment.name) as file:
+                write_out(file, first, blocks, self._staging)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:

@@ -111,7 +111,7 @@ class Eviction:
     ) -> None:
         record, _ = hot[at]
         id, nbytes, source = bytes(record["block"]), int(record["pages"]) * PAGE, int(record["page"])
-        page, ordinal = target.take(nbytes, nbytes // (2 * PAGE), commitment)  # no more frames than that can be in it
+        page, ordinal = target.take(nbytes, nbytes // PAGE, commitment)  # it has no more parts than that
         copied: list[bool] = []
         self._owner.use(target)
 

@@ -28,7 +28,7 @@ class Phase(Enum):
 
 
 class Segment:
-    """One life of a file. `id` is never used again; `end` is the next free page, `ordinal` the next frame's number.
+    """One life of a file. `id` is never used again; `end` is the next free page, `ordinal` the next part's number.
 
     `busy` counts jobs that use the file: while there are any, it is not given another life.
     """
@@ -56,11 +56,11 @@ class Segment:
             return False
         return self.end * PAGE + nbytes + Footer.nbytes(self.blocks + 1) <= self.nbytes
 
-    def take(self, nbytes: int, frames: int, commitment: bytes) -> tuple[int, int]:
-        """The first page and ordinal of frames that `fits` allowed."""
+    def take(self, nbytes: int, parts: int, commitment: bytes) -> tuple[int, int]:
+        """The first page and ordinal of frames in so many parts that `fits` allowed."""
         page, ordinal = self.end, self.ordinal
         self.end += nbytes // PAGE
-        self.ordinal += frames
+        self.ordinal += parts
         self.blocks += 1
         self.commitments.setdefault(commitment, len(self.commitments))
         return page, ordinal

@@ -31,10 +31,10 @@ def take(path: Path, size: Amount, reserve: Amount) -> Site:
     in memory), ConfigError SW-114 (the size cannot work there), BackendDown SW-506 (another well uses it).
     """
     try:
+        _check_kind(path)  # before anything is made there
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700, parents=True)
         _check_owner(path)
-        _check_kind(path)
         files = SystemFiles(path)
     except OSError as error:
         raise _unusable(path, error.strerror or str(error)) from error

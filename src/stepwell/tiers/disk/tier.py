@@ -24,10 +24,11 @@ from stepwell.tiers.base import (
     WriteDone,
 )
 from stepwell.tiers.disk.calls import Run
-from stepwell.tiers.disk.directory import MOST_IO, Directory
+from stepwell.tiers.disk.directory import MOST_RUN, Directory
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, NotAFile, ids_of, look
 from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.stream import REQUEST
 
 MOST_SEGMENT, LEAST_SEGMENT = 256 * MiB, 16 * MiB
 LEAST_SEGMENTS = 4
@@ -76,7 +77,7 @@ class DiskTier:
         self._told = trouble
         self._index = BlockIndex()
         self._segments: dict[int, tuple[Directory, Segment]] = {}
-        self._staging = Staging(MOST_IO)
+        self._staging = Staging(REQUEST)
         numbers = count(1)
         self._directories = [
             Directory(
@@ -125,7 +126,7 @@ class DiskTier:
             if place is None or known is None:
                 continue
             directory, segment = known
-            if not runs or not runs[-1][1].takes(segment, place.page, block.nbytes, MOST_IO):
+            if not runs or not runs[-1][1].takes(segment, place.page, block.nbytes, MOST_RUN):
                 runs.append((directory, Run(segment, place.page)))
             runs[-1][1].add(at, block)
         jobs = [directory.read(run) for directory, run in runs]

@@ -1,0 +1,202 @@
+"""What stepwell has left on this machine, and its removal: by name, never more than a well or the demo makes.
+
+Three parts: a home, the directories of the disk tier, the demo's cache. In each, regular files are ours if they have a
+name that we give and belong to whoever owns the directory; everything else is shown and left. A directory is removed
+only when it is empty afterwards. No path is followed through a symbolic link. A well that runs holds locks on home and
+directories, and what is locked is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stepwell.client.fingerprint import CACHE_NAME
+from stepwell.client.start import lock, rendezvous
+from stepwell.errors import BackendDown
+from stepwell.log import LOG_NAME
+from stepwell.serve.process import KEYRING_NAME
+from stepwell.tiers.disk import recovery
+
+Kind = Literal["home", "data", "demo"]
+
+_CACHE, _LOG = re.escape(CACHE_NAME), re.escape(LOG_NAME)
+_NAMES: dict[Kind, re.Pattern[str]] = {
+    "data": re.compile("|".join((recovery.NAME.pattern, *map(re.escape, recovery.OURS)))),
+    # What a killed process may have left half made is among them; a stepwell.yaml was written by a person.
+    "home": re.compile(
+        rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
+    ),
+    "demo": re.compile(r"models|\.?demo-\w{8}"),
+}
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file of ours, or in the demo's cache a folder of ours. `nbytes`: on disk."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A directory that exists: what of it is ours, and the names of what is not."""
+
+    kind: Kind
+    path: Path
+    ours: tuple[Item, ...]
+    others: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.ours)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What became of a part. `left`: why something is still there, by name; empty when the directory is gone."""
+
+    path: Path
+    names: tuple[str, ...]
+    nbytes: int
+    left: tuple[tuple[str, str], ...]
+
+
+def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
+    """What is there. Nothing is changed; a directory that is missing, a link or unreadable is no part of it."""
+    wanted: list[tuple[Kind, Path]] = [("data", disk) for disk in disks]
+    wanted += [("home", home), ("demo", demo)]
+    parts = []
+    for kind, path in wanted:
+        with contextlib.suppress(OSError), _opened(path) as folder:
+            parts.append(_look(kind, path, folder))
+    return parts
+
+
+def remove(home: Path, parts: Iterable[Part]) -> list[Removed]:
+    """Deletes what is ours in these parts, as they are now. No well of `home` can start meanwhile.
+
+    Raises BackendDown SW-501 if one runs. What the system does not let us delete is left and named.
+    """
+    with lock(rendezvous(home).lock) as taken:
+        if taken is None:
+            raise BackendDown(
+                "SW-501",
+                what=f"a well is running for {home}",
+                why="what it uses is not deleted under it",
+                fix="end it with `stepwell stop`, or its service, and try again",
+            )
+        return [_remove(part) for part in parts]
+
+
+def _look(kind: Kind, path: Path, folder: int) -> Part:
+    owner = os.fstat(folder).st_uid
+    ours, others = [], []
+    for name in sorted(os.listdir(folder)):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        right_kind = stat.S_ISDIR(status.st_mode) if kind == "demo" else stat.S_ISREG(status.st_mode)
+        if (
+            right_kind
+            and status.st_uid == owner
+            and _NAMES[kind].fullmatch(name)
+            and not _strange(folder, name, status)
+        ):
+            nbytes = _tree_bytes(path / name) if kind == "demo" else status.st_blocks * 512
+            ours.append(Item(name, nbytes))
+        else:
+            others.append(name)
+    return Part(kind, path, tuple(ours), tuple(others))
+
+
+def _strange(folder: int, name: str, status: os.stat_result) -> bool:
+    """Names that others give too: our lock is empty, and our README says whose it is."""
+    if name == _LOCK:
+        return status.st_size > 0
+    if name != "README.txt":
+        return False
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    with open(fd, "rb") as file:
+        return b"stepwell" not in file.read(4096)
+
+
+def _remove(part: Part) -> Removed:
+    gone: list[Item] = []
+    left: list[tuple[str, str]] = []
+    try:
+        with _opened(part.path) as folder, _unused(part, folder):
+            now = _look(part.kind, part.path, folder)
+            left = [(name, "not ours") for name in now.others]
+            for item in now.ours:
+                try:
+                    if part.kind == "demo":
+                        _remove_tree(item.name, folder)
+                    else:
+                        os.unlink(item.name, dir_fd=folder)
+                    gone.append(item)
+                except OSError as error:
+                    left.append((item.name, error.strerror or str(error)))
+        if not left:
+            os.rmdir(part.path)
+    except OSError as error:
+        left.append((".", error.strerror or str(error)))
+    return Removed(part.path, tuple(item.name for item in gone), sum(item.nbytes for item in gone), tuple(left))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The directory itself, not what a link in its place points to."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _unused(part: Part, folder: int) -> Iterator[None]:
+    """Keeps wells of other homes out of a disk directory. Raises OSError if one uses it."""
+    if part.kind != "data" or _LOCK not in (item.name for item in part.ours):
+        yield
+        return
+    with _locked(_LOCK, folder):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(name: str, folder: int) -> Iterator[None]:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(error.errno, "in use: another process holds its lock") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_tree(name: str, folder: int) -> None:
+    """A folder of the demo, unless a demo runs in it."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            held.enter_context(_locked(f"{name}/{_LOCK}", folder))
+        shutil.rmtree(name, dir_fd=folder)
+
+
+def _tree_bytes(path: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return total

@@ -1,0 +1,70 @@
+"""Blocks that lie side by side in a file, through one small buffer: each part is made or opened while it is in cache.
+
+Requests of about 2 MiB, several threads at a time, keep a device as busy as larger ones, and memory far less: what a
+thread reads it opens at once from its processor's cache (measured; docs/design/format.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stepwell.block.frame import PAGE
+from stepwell.io.files import File
+from stepwell.io.staging import Staging
+from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
+
+REQUEST = (2 << 20) + (64 << 10)
+"""Most bytes of one request, unless one part alone has more: two parts of 1 MiB and headers, or four of 512 KiB."""
+
+
+def write_out(file: File, page: int, blocks: Sequence[tuple[Outgoing, Place]], staging: Staging) -> None:
+    """Writes the blocks from this page on. Raises OSError, and whatever a block's `make` raises."""
+    most = max(REQUEST, *(max(block.parts) for block, _ in blocks))
+    offset, filled = page * PAGE, 0
+    with staging.lend(most) as buffer:
+        for block, place in blocks:
+            for part, nbytes in enumerate(block.parts):
+                if filled + nbytes > most:
+                    file.write(buffer[:filled], offset)
+                    offset, filled = offset + filled, 0
+                block.make(part, buffer[filled : filled + nbytes], place)
+                filled += nbytes
+        file.write(buffer[:filled], offset)
+
+
+def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, staging: Staging) -> Iterator[Reading]:
+    """Reads the blocks from this page on; yields an answer for each, in order. Raises OSError, and what a block's
+    `open` raises: the block that was not answered has then been told to `fail`."""
+    most = max(REQUEST, *(max(block.parts) for block in blocks))
+    lengths = _requests([nbytes for block in blocks for nbytes in block.parts], most)
+    offset, start, end, got = page * PAGE, 0, 0, 0
+    with staging.lend(most) as buffer:
+        for block in blocks:
+            answer = Reading.GOOD
+            try:
+                for part, nbytes in enumerate(block.parts):
+                    if start == end:
+                        offset += end
+                        start, end = 0, next(lengths)
+                        got = file.read(buffer[:end], offset)
+                    if answer is Reading.GOOD:
+                        whole = start + nbytes <= got
+                        answer = block.open(part, buffer[start : start + nbytes], segment) if whole else Reading.DAMAGED
+                    start += nbytes
+            except BaseException:
+                block.fail()
+                raise
+            if answer is not Reading.GOOD:
+                block.fail()
+            yield answer
+
+
+def _requests(parts: Sequence[int], most: int) -> Iterator[int]:
+    """Bytes of one request after the other: as many whole parts as fit into each."""
+    total = 0
+    for nbytes in parts:
+        if total and total + nbytes > most:
+            yield total
+            total = 0
+        total += nbytes
+    yield total

@@ -1,0 +1,162 @@
+"""A tier that takes its time, on a clock that stands still until the harness moves it.
+
+One device: blocks are served one after the other, `block_s` each, and a call is answered `latency_s` after its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from stepwell.block.namespace import BlockId
+from stepwell.hierarchy import mover
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.local import InlineExecutor, LocalWell
+from stepwell.hierarchy.sealing import Sealing
+from stepwell.testing.clock import SetClock
+from stepwell.testing.dict_tier import DictTier
+from stepwell.testing.sparse import SparseMemory
+from stepwell.tiers.base import Incoming, Outgoing, ReadDone, WriteDone
+from stepwell.vault.keyring import Keyring
+
+from .build import Setup
+from .local import Engine, setup_in
+
+
+class SlowTier(DictTier):
+    """`latency_s` and `block_s` may be changed at any time; `hung`: nothing is answered while it is set. `asked` are
+    the blocks that were read, in order."""
+
+    def __init__(self, limit: int, executor: InlineExecutor, clock: SetClock) -> None:
+        super().__init__(limit, executor)
+        self.latency_s = 0.0
+        self.block_s = 0.0
+        self.hung = False
+        self.asked: list[BlockId] = []
+        self._clock = clock
+        self._free_at = 0.0
+        self._calls: list[tuple[float, Callable[[], None]]] = []
+
+    def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        self.asked += [block.id for block in blocks]
+        self._serve(len(blocks), lambda: DictTier.read(self, blocks, done))
+
+    def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
+        self._serve(len(blocks), lambda: DictTier.write(self, blocks, done))
+
+    def _serve(self, blocks: int, call: Callable[[], None]) -> None:
+        self._free_at = max(self._free_at, self._clock.now()) + blocks * self.block_s
+        self._calls.append((self._free_at + self.latency_s, call))
+
+    def tick(self) -> None:
+        """Answers what is due by now."""
+        if self.hung:
+            return
+        due = [call for at, call in self._calls if at <= self._clock.now()]
+        self._calls = [(at, call) for at, call in self._calls if at > self._clock.now()]
+        for call in due:
+            call()
+
+
+class SlowEngine(Engine):
+    """An engine whose time is `clock`: a step that computes takes `step_s` and `token_s` for each token, an empty one
+    `idle_s`. The tier answers meanwhile. `started`: when each request got its pages."""
+
+    def __init__(self, setup: Setup, well: LocalWell, tier: SlowTier, clock: SetClock) -> None:
+        self.tier = tier
+        self.clock = clock
+        self.step_s, self.token_s, self.idle_s = 0.005, 0.0, 0.001
+        self.started: dict[str, float] = {}
+        self.watch: Callable[[], None] = lambda: None
+        """Called whenever the well has moved."""
+        super().__init__(setup, well)
+
+    def _start(self) -> None:
+        super()._start()
+        self.client._clock = self.half._clock = self.clock.now
+        allocated = self.half.allocated
+
+        def noted(request: Any, pages: Sequence[int], external: int) -> None:
+            self.started.setdefault(request.request_id, self.clock.now())
+            allocated(request, pages, external)
+
+        self.half.allocated = noted  # type: ignore[method-assign]
+
+    def step(self) -> bool:
+        executed = super().step()
+        tokens = self.last_plan.total_num_scheduled_tokens if executed else 0
+        until = self.clock.now() + (self.step_s + tokens * self.token_s if executed else self.idle_s)
+        while self.clock.now() < until:
+            self.clock.advance(min(0.01, until - self.clock.now()))
+            self.settle()
+        return executed
+
+    def put_below(self, prompts: Sequence[list[int]]) -> None:
+        """Computes these prompts in no time; afterwards their blocks are in the tier alone."""
+        for tokens in prompts:
+            self.add(tokens)
+            self.run_slowly()
+            while not self.well.hierarchy.mover.idle:
+                self.settle()
+        self.forget()
+        arena = self.well.hierarchy.arena
+        for entry in reversed(self.entries()):
+            arena.drop(entry, "evicted")
+
+    def settle(self) -> None:
+        """The tier answers what is due and the well takes it in."""
+        self.tier.tick()
+        self.well.pump()
+        self.watch()
+
+    def rest(self) -> None:
+        """Nobody asks for anything; what is under way in the tier ends."""
+        mover = self.well.hierarchy.mover
+        while mover.staging or not mover.idle:
+            self.clock.advance(0.1)
+            self.settle()
+
+    def run_until_started(self, rid: str) -> None:
+        """Until the request has its pages."""
+        while rid not in self.started:
+            self.step()
+
+    def run_slowly(self, max_steps: int = 100_000) -> None:
+        """To idle, in the clock's time alone."""
+        for _ in range(max_steps):
+            if not self.busy():
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+
+@contextmanager
+def slow_engine(
+    folder: Path, *, host: int, block_bytes: int, extra: dict[str, Any] | None = None, **fields: Any
+) -> Iterator[SlowEngine]:
+    """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once as it is
+    for half a megabyte each in a real one."""
+    clock, executor = SetClock(1000.0), InlineExecutor()
+    tier = SlowTier(1 << 40, executor, clock)
+    hierarchy = Hierarchy(
+        limits=Limits(host, queue_bytes=host // 8),
+        sealing=Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
+        clock=clock,
+        executor=executor,
+        memory=SparseMemory(),
+        well="slow",
+        tier=tier,
+    )
+    hierarchy.recover()
+    with (
+        patch.object(mover, "MOST_BATCH", 4 * block_bytes),
+        patch.object(mover, "LEAST_BATCH", block_bytes),
+        LocalWell(hierarchy, executor) as well,
+        SlowEngine(setup_in(folder, extra=extra, **fields), well, tier, clock) as h,
+    ):
+        yield h
+        well.check()

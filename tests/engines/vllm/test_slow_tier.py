@@ -1,0 +1,232 @@
+"""Waiting for a tier: who waits how long, and that nobody's blocks are lost meanwhile. Time is a set clock's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the engine")
+
+from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import STALLED_S
+from stepwell.tiers.base import Incoming, ReadDone, Reading
+
+from .slow import SlowEngine, slow_engine
+
+PAGE = 256
+TOKEN_BYTES = 16
+SMALL: dict[str, Any] = {"page": PAGE, "layers": 1, "kv_heads": 1, "head_size": 2, "batch_tokens": 8192}
+"""Engines whose KV is 16 bytes a token: time is what is looked at here, and bytes are few."""
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    rng = random.Random(count)
+    return [rng.choices(range(32_000), k=length) for _ in range(count)]
+
+
+class Pins:
+    """Looks at the well whenever it has moved."""
+
+    def __init__(self, h: SlowEngine) -> None:
+        self.hierarchy = h.well.hierarchy
+        self.most = self.evicted = 0
+        h.watch = self.look
+        dropped = self.hierarchy.arena._watch.dropped
+
+        def noted(entry: Entry, reason: str) -> None:
+            if reason in ("evicted", "retired"):
+                self.evicted += any(entry in ticket.pinned for ticket in self.tickets())
+            dropped(entry, reason)
+
+        object.__setattr__(self.hierarchy.arena._watch, "dropped", noted)
+
+    def tickets(self) -> list[Any]:
+        return [ticket for s in self.hierarchy.roster.sessions.values() for ticket in s.tickets.values()]
+
+    def look(self) -> None:
+        pinned, limits = self.hierarchy.arena.pinned_bytes, self.hierarchy.limits
+        self.most = max(self.most, pinned)
+        if pinned > limits.pin_waiting * limits.host_bytes:
+            # One request alone may hold more, and keeps it when others have come.
+            assert pinned <= limits.pin_request * limits.host_bytes
+            assert sum(1 for ticket in self.tickets() if ticket.pinned) == 1
+
+
+def test_a_long_queue_does_not_lose_what_was_staged_for_it(tmp_path: Path) -> None:
+    """128 requests of 32K tokens, in an arena of a tenth of their KV, over a tier that is six times as fast as
+    computing them. Blocks come up once each, in the order in which they are needed."""
+    count, length, block = 128, 32 * 1024, 512
+    kv = count * length * TOKEN_BYTES
+    below = prompts(count, length)
+    with slow_engine(
+        tmp_path, host=kv // 10, block_bytes=block * TOKEN_BYTES, extra={"block_tokens": block},
+        num_pages=10 * (length // PAGE + 2) + 1, max_seqs=256, max_model_len=length + PAGE, **SMALL,
+    ) as h:  # fmt: skip
+        h.put_below(below)
+        assert h.stat("dict_blocks") == count * length // block
+        compute_s, recall_s = 2.4, 0.4
+        h.token_s, h.step_s, h.idle_s = compute_s / length, 0.02, 0.005
+        h.tier.block_s, h.tier.latency_s = recall_s / (length // block), 0.002
+        pins, began = Pins(h), h.clock.now()
+        ids = [h.add(tokens, max_tokens=2) for tokens in below]
+        h.run_slowly()
+        took = h.clock.now() - began
+        recalled = sum(h.requests[rid].external for rid in ids) / (count * length)
+        reads = len(h.tier.asked) / len(set(h.tier.asked))
+        print(f"recalled {recalled:.3f}, reads per block {reads:.3f}, {took:.1f} s, most pinned "
+              f"{pins.most / h.well.hierarchy.limits.host_bytes:.3f} of host, {h.steps} steps")  # fmt: skip
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        assert pins.evicted == 0
+        assert reads < 1.02
+        assert recalled > 0.98
+        assert took < 1.1 * count * recall_s
+        h.assert_quiet()
+
+
+def queue(folder: Path, count: int, length: int = 8192, **fields: Any) -> Any:
+    """A smaller one, of blocks of 256 tokens; the arena holds a quarter of the KV, but not less than four prompts."""
+    return slow_engine(
+        folder, host=max(count // 4, 4) * length * TOKEN_BYTES, block_bytes=256 * TOKEN_BYTES,
+        extra={"block_tokens": 256}, **{**SMALL, "num_pages": 8 * (length // PAGE + 1) + 1, "max_seqs": 64, **fields},
+    )  # fmt: skip
+
+
+def test_a_request_that_the_engine_cannot_take_yet_loses_no_patience(tmp_path: Path) -> None:
+    """Four run at a time, for seconds; what waits behind them is staged when its turn comes."""
+    with queue(tmp_path, 16, max_seqs=4, num_pages=4 * 34 + 1) as h:
+        below = prompts(16, 8192)
+        h.put_below(below)
+        h.tier.block_s, h.step_s, h.token_s = 0.2 / 32, 0.1, 1e-4
+        pins = Pins(h)
+        ids = [h.add(tokens, max_tokens=40) for tokens in below]
+        h.run_slowly()
+        assert [h.requests[rid].external for rid in ids] == [8192] * 16
+        assert len(h.tier.asked) == len(set(h.tier.asked))
+        assert pins.evicted == 0
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        h.assert_quiet()
+
+
+def test_a_tier_that_is_too_slow_is_waited_for_once(tmp_path: Path) -> None:
+    """It never stands still for long enough to be given up, but the first request has its time and the others share
+    it: they do not each wait in turn."""
+    with queue(tmp_path, 16, num_pages=20 * 33 + 1) as h:
+        below = prompts(16, 8192)
+        h.put_below(below)
+        h.tier.block_s, h.token_s = 0.1, 0.1 / 8192
+        began = h.clock.now()
+        ids = [h.add(tokens) for tokens in below]
+        h.run_slowly()
+        total = h.client._patience.total_s
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        assert max(h.started.values()) - began < total + 16 * 0.1 + 16 * (h.step_s + h.idle_s)
+        h.rest()
+        h.assert_quiet()
+
+
+# a tier that hangs or fails -------------------------------------------------------------------------------------------
+
+STALL_LIMIT_S = STALL_S + MOST_ALLOWED_S  # nothing is known of how long healthy reads take
+SLACK_S = 0.010
+
+
+class Broken:
+    """The tier hangs, or says no at once."""
+
+    def __init__(self, h: SlowEngine, how: str) -> None:
+        self.h = h
+        if how == "hangs":
+            h.tier.hung = True
+        else:
+            h.tier.read = self.refuse  # type: ignore[method-assign]
+
+    def refuse(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
+        self.h.tier._executor.submit(lambda: None, lambda error: done([Reading.FAILED] * len(blocks)))
+
+
+def added(h: SlowEngine, tokens: list[int]) -> float:
+    """Seconds from a request's coming to its start."""
+    came = h.clock.now()
+    rid = h.add(tokens)
+    h.run_until_started(rid)
+    return h.started[rid] - came
+
+
+@pytest.mark.parametrize(("how", "limit"), [("hangs", STALL_LIMIT_S), ("fails", 0.0)])
+def test_what_a_broken_tier_adds_to_a_lone_request(tmp_path: Path, how: str, limit: float) -> None:
+    with queue(tmp_path, 4) as h:
+        below = prompts(4, 8192)
+        h.put_below(below)
+        Broken(h, how)
+        first = added(h, below[0])
+        assert limit <= first <= limit + SLACK_S
+        h.run_slowly()
+        h.clock.advance(STALLED_S)
+        assert added(h, below[1]) <= SLACK_S, "by now the well knows"
+        h.run_slowly()
+        assert h.stat("misses_not_readable") == (64 if how == "fails" else 0)
+        assert h.stat("misses_tier_down") == (0 if how == "fails" else 32)
+        assert all(h.right(outcome) for outcome in h.requests.values())
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize(("how", "limit"), [("hangs", STALL_LIMIT_S), ("fails", 0.0)])
+def test_what_a_broken_tier_adds_while_others_run(tmp_path: Path, how: str, limit: float) -> None:
+    with queue(tmp_path, 4) as h:
+        below = prompts(4, 8192)
+        h.put_below(below)
+        running = h.add(prompts(1, 300)[0], max_tokens=60)
+        h.step_s = 0.04
+        for _ in range(4):
+            h.step()
+        Broken(h, how)
+        assert added(h, below[0]) <= limit + SLACK_S + h.step_s
+        h.run_slowly()
+        assert h.right(h.requests[running])
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize(("how", "limit"), [("hangs", STALL_LIMIT_S), ("fails", 0.0)])
+def test_what_a_broken_tier_adds_to_a_queue(tmp_path: Path, how: str, limit: float) -> None:
+    """All wait at the same time, not one after the other, whether they have pins or wait for them."""
+    with queue(tmp_path, 16, num_pages=20 * 33 + 1, batch_tokens=16 * 8192) as h:
+        below = prompts(16, 8192)
+        h.put_below(below)
+        Broken(h, how)
+        came = h.clock.now()
+        ids = [h.add(tokens) for tokens in below]
+        h.run_slowly()
+        assert max(h.started[rid] for rid in ids) - came <= limit + SLACK_S + h.step_s
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+def test_a_tier_that_hangs_half_way_keeps_what_has_landed(tmp_path: Path) -> None:
+    with queue(tmp_path, 4) as h:
+        below = prompts(4, 8192)
+        h.put_below(below)
+        h.tier.block_s = 0.4 / 32
+        rid = h.add(below[0])
+        while h.clock.now() < 1000.2:
+            h.step()
+        h.tier.hung = True
+        hung = h.clock.now()
+        h.run_until_started(rid)
+        assert h.started[rid] - hung <= STALL_LIMIT_S + SLACK_S
+        h.run_slowly()
+        assert 0 < h.requests[rid].external < 8192
+        assert h.right(h.requests[rid])
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
