@@ -6,11 +6,13 @@ Run as a program it writes them: only for a new version of the format, whose fil
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 
-from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, FrameHeader, frame_bytes
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, Bytes, SegmentKey, seal
 from stepwell.hierarchy.sealing import Origin, SegmentKeys
@@ -64,6 +66,14 @@ def frame(block: int = 0, shard: int = 0, *, sealed: bool) -> Bytes:
     return made
 
 
+def large() -> bytes:
+    """The BLAKE3 of a sealed frame of three chunks, in words: the frame itself is not small."""
+    nbytes = 2 * CHUNK + 100
+    made = np.full(frame_bytes(nbytes), 0xEE, np.uint8)
+    seal(replace(header(0, 0, sealed=True), payload=nbytes, raw=nbytes), key(), payload(0, 0, nbytes), made)
+    return f"{blake3(made.data).hexdigest()} {len(made)} bytes\n".encode()
+
+
 def segment(*, closed: bool) -> bytes:
     """A segment of sealed blocks, one after the other."""
     file = np.zeros(PAGES * PAGE, np.uint8)
@@ -86,6 +96,7 @@ def all_files() -> dict[str, bytes]:
     return {
         "plain-1.frame": frame(sealed=False).tobytes(),
         "sealed-1.frame": frame(sealed=True).tobytes(),
+        "large-1.blake3": large(),
         "closed-1.seg": segment(closed=True),
         "open-1.seg": segment(closed=False),
     }
