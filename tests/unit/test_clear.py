@@ -51,11 +51,8 @@ def rig_with_disk(folder: Path, seed: int = 1) -> Rig:
     return rig
 
 
-MODEL = Model()
-
-
-def engine_of(rig: Rig, model: Model = MODEL, name: str = "engine") -> FakeEngine:
-    engine = FakeEngine(rig, model, name=name)
+def engine_of(rig: Rig, model: Model | None = None, name: str = "engine") -> FakeEngine:
+    engine = FakeEngine(rig, model or Model(), name=name)
     rig.settle()
     return engine
 

@@ -214,10 +214,30 @@ def test_what_a_well_does_meanwhile_is_no_damage(disk: Path, home: Path) -> None
         for _ in range(4):
             report = examine(disk, home / "keyring")
             assert report.ok, report
-            assert report.blocks["good"]
+            assert report.blocks["good"] + report.moved
     finally:
         over.set()
         writer.join()
+    life.end()
+
+
+def test_a_write_under_way_is_waited_for(tmp_path: Path, home: Path) -> None:
+    """Its header may be there before its payload."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    life = Life(disk)
+    assert life.files[0].lock("lock")
+    life.put(1)
+    (path,) = segments(disk)
+    whole = path.read_bytes()
+    poke(path, PAGE + 5000, bytes(1000))
+    later = threading.Timer(0.15, poke, (path, 0, whole))
+    later.start()
+    report = examine(disk, home / "keyring")
+    later.join()
+    assert report.blocks == {"good": 1}
+    poke(path, PAGE + 5000, bytes(1000))
+    assert examined(disk, home).blocks == {"damaged": 1}
     life.end()
 
 

@@ -19,7 +19,6 @@ import heapq
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 
 import numpy as np
@@ -31,6 +30,7 @@ from stepwell.io.files import Files
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
 from stepwell.tiers.disk.calls import Call, Placed, Run
+from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
@@ -87,17 +87,13 @@ class Directory:
         self.segments: dict[int, Segment] = {}
         self.open_segment: Segment | None = None
         self._eviction = Eviction(self, index, staging, executor, locksmith, counts)
+        self._deletion = Deletion(self, index, executor)
         self._free: deque[Segment] = deque()
         self._closed: list[tuple[int, int]] = []  # heap of sequence and number: the oldest goes first
         self._beginning = False  # a segment is being made ready
         self._sequence = 0
         self._waiting: deque[Call] = deque()
         self._jobs = 0  # that use segments
-        self._going: deque[Segment] = deque()  # DOOMED and used by nobody
-        self._deleting = False
-        self._doomed = 0
-        self._cleared: list[Callable[[int], None]] = []
-        self._dropped = 0  # blocks, by the clearing under way
         self._to_clear: list[Callable[[int], None]] = []
         self.ready = False  # what lies here is known
         self.unreadable = False  # it could not be found out
@@ -150,8 +146,7 @@ class Directory:
         elif segment.phase is Phase.EMPTY:
             self._free_up(segment)
         elif segment.phase is Phase.DOOMED:
-            self._going.append(segment)
-            self._delete()
+            self._deletion.go(segment)
 
     def wake(self) -> None:
         """Something has ended that those who wait for room, or for quiet, may have waited for."""
@@ -212,7 +207,7 @@ class Directory:
                 self._counts.device_bytes += nbytes
             for at, block, page, _, commitment in placed:
                 call.answer(at, Writing.STORED if error is None else Writing.FAILED)
-                if error is None and segment.phase is not Phase.DOOMED:  # else it was cleared as soon as written
+                if error is None:
                     self._index.put(block.id, segment.number, page)
                     segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
             call.running -= 1
@@ -326,15 +321,15 @@ class Directory:
             self._beginning = False
             if error is None:
                 self._counts.device_bytes += PAGE
-                self._forget(old)
+                self.forget(old)
                 segment = Segment(next(self._numbers), old.name, head.id, head.sequence, old.nbytes, Phase.OPEN)
                 self._enter(segment)
                 self.open_segment = segment
             elif isinstance(error, FileNotFoundError) and not create:
-                self._doom(old)
+                self._deletion.doom(old)
             else:
                 self.trouble(self.space.trouble(error, growing=create), error)
-                self._doom(old)
+                self._deletion.doom(old)
             self.wake()
 
         self._executor.submit(job, ended)
@@ -388,76 +383,29 @@ class Directory:
             segment.phase = Phase.FREE
             self._free.append(segment)
         else:
-            self._doom(segment)
+            self._deletion.doom(segment)
 
     def shrink(self) -> None:
         """While there is more than may be, the oldest goes."""
-        while self.ready and self.space.over:
+        while self.space.over:
             if not self._free:
                 self._evict()
                 return
-            self._doom(self._free.popleft())
-
-    # deleting ---------------------------------------------------------------------------------------------------------
+            self._deletion.doom(self._free.popleft())
 
     def clear(self, done: Callable[[int], None]) -> None:
-        """Drops all blocks and deletes all our files, one by one, as soon as nobody uses them; `done` is told how many
-        blocks, when all are gone. What waits for a place gets none. While it is not known what lies here, all this
-        waits."""
+        """Drops all blocks and deletes all our files, as soon as nobody uses them; `done` is told how many blocks, when
+        all are gone. What waits for a place gets none. While it is not known what lies here, all this waits."""
         if not (self.ready or self.unreadable):
             self._to_clear.append(done)
             return
         self._refuse()
         self.open_segment = None
         self._free.clear()
-        self._cleared.append(done)
         for segment in list(self.segments.values()):
             if segment.phase not in (Phase.DOOMED, Phase.BEGINNING):
-                self._doom(segment)
-        if not self._doomed:
-            self._later(self._all_gone)
-
-    def _doom(self, segment: Segment) -> None:
-        segment.phase = Phase.DOOMED
-        self._doomed += 1
-        self.space.leaving += segment.nbytes
-        if not segment.busy:
-            self._going.append(segment)
-            self._delete()
-
-    def _delete(self) -> None:
-        """One at a time: what a file held has to be looked up in the index, and nobody is to wait for all of them."""
-        if self._deleting or not self._going:
-            return
-        segment = self._going.popleft()
-        self._deleting = True
-        self._dropped += self._index.drop_segment(segment.number)
-        self.handles.forget(segment.name)
-
-        def gone(error: BaseException | None) -> None:
-            self._deleting = False
-            self._doomed -= 1
-            self.space.leaving -= segment.nbytes
-            if error is None or isinstance(error, FileNotFoundError):
-                self.space.used -= segment.nbytes
-            else:
-                self.trouble("delete", error)  # it lies there still, and counts
-            self._forget(segment)
-            self._delete()
-            if not self._doomed:
-                self._all_gone()
-            self.wake()
-
-        self._executor.submit(partial(self.files.unlink, segment.name), gone)
-
-    def _all_gone(self) -> None:
-        if self._doomed:
-            return
-        dropped, self._dropped = self._dropped, 0
-        cleared, self._cleared = self._cleared, []
-        for done in cleared:
-            done(dropped)
-            dropped = 0
+                self._deletion.doom(segment)
+        self._deletion.when_done(done)
 
     # the rest ---------------------------------------------------------------------------------------------------------
 
@@ -465,7 +413,8 @@ class Directory:
         self.segments[segment.number] = segment
         self._all[segment.number] = (self, segment)
 
-    def _forget(self, segment: Segment) -> None:
+    def forget(self, segment: Segment) -> None:
+        """There is no such segment any more."""
         self.segments.pop(segment.number, None)
         self._all.pop(segment.number, None)
 

@@ -134,7 +134,7 @@ class Eviction:
                 self._owner.failed(target, error)
             elif copied:
                 self._counts.device_bytes += nbytes
-                if self._index.find(id) == (victim.number, source) and target.phase is not Phase.DOOMED:
+                if self._index.find(id) == (victim.number, source):
                     self._counts.reinserted_blocks += 1
                     self._index.put(id, target.number, page)
                     target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))
