@@ -51,8 +51,11 @@ def rig_with_disk(folder: Path, seed: int = 1) -> Rig:
     return rig
 
 
-def engine_of(rig: Rig, model: Model | None = None, name: str = "engine") -> FakeEngine:
-    engine = FakeEngine(rig, model or Model(), name=name)
+MODEL = Model()
+
+
+def engine_of(rig: Rig, model: Model = MODEL, name: str = "engine") -> FakeEngine:
+    engine = FakeEngine(rig, model, name=name)
     rig.settle()
     return engine
 

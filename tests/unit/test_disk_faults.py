@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import resource
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, FaultyFiles, Life, segments
+from wells import open_files
 
 from stepwell.block.frame import PAGE
 from stepwell.io.files import SystemFiles
@@ -795,9 +795,10 @@ def test_files_are_used_by_many_threads_and_none_stays_open(tmp_path: Path) -> N
         (tmp_path / str(n)).write_bytes(bytes([n]) * PAGE)
     files = SystemFiles(tmp_path)
     handles = Handles(files, 3)
-    gc.collect()  # what earlier tests left to be closed
-    before = len(os.listdir("/proc/self/fd"))
     wrong: list[int] = []
+
+    def open_here() -> int:
+        return sum(f" {tmp_path}/" in file for file in open_files())
 
     def work(seed: int) -> None:
         for turn in range(300):
@@ -814,7 +815,7 @@ def test_files_are_used_by_many_threads_and_none_stays_open(tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(os.listdir("/proc/self/fd")) <= before + 3 + 6
+    assert open_here() <= 3
     handles.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_here() == 0
     files.close()
