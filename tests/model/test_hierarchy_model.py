@@ -705,13 +705,13 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
 
 def test_long_walks() -> None:
     """The same rules drawn evenly, further than hypothesis goes; they must reach what the model is there for: at least
-    24 walks, and up to 160 until the rarest of it was seen."""
+    24 walks, and up to 400 until the rarest of it was seen."""
     reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "rejoined",
                "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up", "verified from below",
                "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down", "tier: fail", "tier: flip",
                "tampered", "tier: lose", "tier: hang", "tier: skipped_gone", "tier: evicted_blocks")  # fmt: skip
     Well.seen.clear()
-    for walk in range(160):
+    for walk in range(400):
         if walk >= 24 and all(Well.seen[what] for what in reached):
             break
         seed = random.randrange(1 << 32)

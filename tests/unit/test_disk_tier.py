@@ -10,8 +10,9 @@ import pytest
 from stepwell.io.files import SystemFiles
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
-from stepwell.testing.tier_kit import AnyKeys, TierKit
-from stepwell.tiers.base import Tier
+from stepwell.testing.tier_kit import AnyKeys, Hands, TierKit, block_id
+from stepwell.tiers.base import Tier, Writing
+from stepwell.tiers.disk import tier as tier_module
 from stepwell.tiers.disk.tier import DiskTier, Site
 
 MIB = 1 << 20
@@ -38,3 +39,20 @@ class TestDiskTier(TierKit):
 
     def reopen(self, tier: Tier, executor: SeededExecutor) -> Tier:
         return open_tier(self.folder, executor, self.LIMIT)
+
+
+def test_an_index_without_room_takes_no_more_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "LEAST_INDEX", 3)
+    monkeypatch.setattr(tier_module, "LEAST_BLOCK", 1 << 40)
+    executor = SeededExecutor(1)
+    hands = Hands(open_tier(tmp_path, executor), executor, 128 * 4096)
+    assert hands.write(1, 2, 3, 4) == [Writing.STORED] * 3 + [Writing.FULL]
+    assert [hands.has(n) for n in (1, 2, 3, 4)] == [True, True, True, False]
+    hands.tier.settle(lambda: None)
+    executor.drain()
+    hands.tier.close()
+    monkeypatch.setattr(tier_module, "LEAST_INDEX", 2)
+    again = open_tier(tmp_path, executor)
+    assert again.counts.errors == {"index_full": 1}
+    assert not again.lookup(block_id(1))
+    again.close()

@@ -206,10 +206,8 @@ class Directory:
                 self.space.wrote()
                 self._counts.device_bytes += nbytes
             for at, block, page, _, commitment in placed:
-                call.answer(at, Writing.STORED if error is None else Writing.FAILED)
-                if error is None:
-                    self._index.put(block.id, segment.number, page)
-                    segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
+                stored = Writing.FAILED if error is not None else self._list(segment, block, page, commitment)
+                call.answer(at, stored)
             call.running -= 1
             self.ended(segment)
             if call.ended:
@@ -217,6 +215,15 @@ class Directory:
             self.wake()
 
         self._executor.submit(job, ended)
+
+    def _list(self, segment: Segment, block: Outgoing, page: int, commitment: bytes) -> Writing:
+        """A block that lies in the segment now can be found from now on, if the index has room for it."""
+        try:
+            self._index.put(block.id, segment.number, page)
+        except OverflowError:
+            return Writing.FULL
+        segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
+        return Writing.STORED
 
     def failed(self, segment: Segment, error: BaseException) -> None:
         """A write to it failed: what is on the device now nobody knows, so nothing more is placed in it. What was

@@ -32,6 +32,8 @@ from stepwell.tiers.disk.stream import REQUEST
 
 MOST_SEGMENT, LEAST_SEGMENT = 256 * MiB, 16 * MiB
 LEAST_SEGMENTS = 4
+LEAST_INDEX, LEAST_BLOCK = 1 << 20, 64 << 10
+"""Blocks that the index has addresses for: these, or as many of this size as the tier could hold. More are not kept."""
 _LOOKING = 8  # files looked at at the same time in recovery, a directory
 
 
@@ -75,7 +77,7 @@ class DiskTier:
         self._executor = executor
         self._locksmith = locksmith
         self._told = trouble
-        self._index = BlockIndex()
+        self._index = BlockIndex(max(LEAST_INDEX, sum(site.limit for site in sites) // LEAST_BLOCK))
         self._segments: dict[int, tuple[Directory, Segment]] = {}
         self._staging = Staging(REQUEST)
         numbers = count(1)
@@ -222,7 +224,10 @@ class DiskTier:
             segment.phase = Phase.KEPT
             records = records[[known[key] for key in records["key"].tolist()]]
         directory.found(segment)
-        self._index.put_many(ids_of(records), number, records["page"])
+        try:
+            self._index.put_many(ids_of(records), number, records["page"])
+        except OverflowError as error:
+            self._trouble("index_full", error)  # its blocks are not found; its room is used again in its turn
         if not found.closed and segment.phase is Phase.CLOSED and segment.nbytes == found.head.nbytes:
             directory.close_found(segment, footer)
 
