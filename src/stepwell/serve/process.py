@@ -111,7 +111,7 @@ def _serve(
     if sites:
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
-    readers = settings.disk_threads * len(sites)
+    readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, settings.pin_request, queue_bytes(settings, host), readers),
         sealing=sealing,
