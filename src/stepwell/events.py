@@ -107,11 +107,13 @@ class BlockNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TierRecovered:
-    """Blocks that an earlier life of the tier left, and the seconds that finding them took."""
+    """Blocks that an earlier life of the tier left, the seconds that finding them took, and segments with blocks whose
+    keys are not in the keyring."""
 
     tier: str
     blocks: int
     seconds: float
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

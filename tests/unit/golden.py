@@ -15,7 +15,7 @@ from blake3 import blake3
 from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, FrameHeader, frame_bytes
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, Bytes, SegmentKey, seal
-from stepwell.hierarchy.sealing import Origin, SegmentKeys
+from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
-
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.slab import Slab
-
-if TYPE_CHECKING:
-    from stepwell.hierarchy.sealing import Origin
 
 _REF = struct.Struct("<IIQ")
 

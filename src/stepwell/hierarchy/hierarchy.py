@@ -26,9 +26,10 @@ from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.sealing import Origin, Sealing
+from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
 from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import SLAB_WAIT_S, Spills
@@ -353,8 +354,13 @@ class Hierarchy:
     def recover(self) -> None:
         """Finds what an earlier life left in the tier, in the background. Call once, at first."""
         began = self._clock.now()
-        name = self.mover.tier.name
-        self.mover.tier.recover(lambda n: self._emit(e.TierRecovered(name, n, self._clock.now() - began)))
+        tier = self.mover.tier
+
+        def done(blocks: int) -> None:
+            kept = tier.figures().get("kept_segments", 0)
+            self._emit(e.TierRecovered(tier.name, blocks, self._clock.now() - began, kept))
+
+        tier.recover(done)
 
     def drain(self, done: Callable[[], None]) -> None:
         """Nobody is connected any more: what waits to be written is written, and `done` is called when the tier has it

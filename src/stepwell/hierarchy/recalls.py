@@ -21,7 +21,7 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import Mover
-from stepwell.hierarchy.sealing import Origin
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.work import Step, Work
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall

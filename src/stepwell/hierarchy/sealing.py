@@ -11,55 +11,22 @@ import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from blake3 import blake3
 
-from stepwell.block.facts import lp
 from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes, frame_parts
-from stepwell.block.namespace import BlockId, Namer, Namespace
+from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.io.files import Bytes
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
-from stepwell.vault.keyring import Epoch, Keyring
+from stepwell.vault.keyring import Keyring
 
-_REMEMBERED = 256
 _READINGS = {
     Opened.GOOD: Reading.GOOD,
     Opened.STALE: Reading.ABSENT,
     Opened.FOREIGN: Reading.DAMAGED,
     Opened.DAMAGED: Reading.DAMAGED,
 }
-
-
-class SegmentKeys:
-    """One tenant's keys by segment, the last few remembered. Any thread."""
-
-    def __init__(self, epoch: Epoch) -> None:
-        self._epoch = epoch
-        self._known: dict[bytes, SegmentKey] = {}
-
-    def of(self, segment: bytes) -> SegmentKey:
-        key = self._known.get(segment)
-        if key is None:
-            key = SegmentKey(*self._epoch.segment_key(segment))
-            if len(self._known) >= _REMEMBERED:
-                self._known = {}
-            self._known[segment] = key
-        return key
-
-
-class Origin:
-    """One namespace under one key epoch of its tenant: names its blocks and has the keys of their frames."""
-
-    __slots__ = ("_namer", "keys", "tag")
-
-    def __init__(self, epoch: Epoch, keys: SegmentKeys, namespace: Namespace) -> None:
-        self._namer = Namer(epoch.id_key, namespace)
-        self.keys = keys
-        self.tag = blake3(b"stepwell namespace tag 1" + lp(namespace.encode()), key=epoch.id_key).digest()[:16]
-
-    def name(self, digest: bytes) -> BlockId:
-        return self._namer.name(digest)
 
 
 class _Parts:

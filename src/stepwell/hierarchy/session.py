@@ -13,7 +13,7 @@ from enum import Enum
 
 from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.sealing import Origin
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.protocol.messages import Hello, Message
 

@@ -10,7 +10,7 @@ from stepwell.block.state import State
 from stepwell.events import BlockSpilled, Sink, SpillRefused
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.sealing import Origin
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Fill, Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.io.clock import Clock

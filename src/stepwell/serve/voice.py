@@ -18,8 +18,14 @@ def log_event(event: e.Event) -> None:
             log.info("session %d opened: %s, %d rank(s)", session, label, ranks)
         case e.SessionEnded(session, quarantined):
             log.info("session %d ended, %d slots in quarantine", session, quarantined)
-        case e.TierRecovered(tier, blocks, seconds) if blocks:
+        case e.TierRecovered(tier, blocks, seconds, kept) if blocks or kept:
             log.info("%s tier: %d blocks of an earlier life found in %.2f s", tier, blocks, seconds)
+            if kept:
+                log.warning(
+                    "%s tier: %d segments hold blocks whose keys are not in the keyring; they are kept and take room:"
+                    " restore the keyring, or `stepwell clear --tier %s` deletes them [SW-507]",
+                    *(tier, kept, tier),
+                )
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:
