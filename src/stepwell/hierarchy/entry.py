@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
 from stepwell.hierarchy.origin import Origin
