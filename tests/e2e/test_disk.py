@@ -21,7 +21,7 @@ from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.wire import Answer
 
 from .conftest import names
-from .wells import Well, config, eventually, forget, in_one_process, recalled, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, in_one_process, recalled, receipt, start, warm_up
 
 PAGE = 32
 PROMPT, WHOLE = 530, 512
@@ -104,15 +104,18 @@ def test_more_than_fits_host_memory_is_recalled_from_disk(story: Story, texts: l
 
 
 def test_everything_is_killed_and_the_next_ones_are_warm(story: Story, texts: list[list[int]]) -> None:
+    spilled = story.well.stats()["disk_spilled_blocks"]
     story.restart()
-    found = 0
+    assert story.well.stats()["disk_recovered_blocks"] >= 0.98 * spilled
     for text, cold in zip(texts, story.cold, strict=False):
-        again = recalled(story.engine, text[:PROMPT], 16)
-        forget(story.engine)
-        assert again.token_ids == cold.token_ids
-        found += receipt(again)["recalled_tokens"] // PAGE
-    assert found >= 0.98 * TEXTS * BLOCKS
-    assert story.well.stats()["hits_staged"] >= 0.98 * TEXTS * BLOCKS
+        for _ in range(RECALL_ATTEMPTS):  # a machine that is far too busy gets a part of it
+            again = recalled(story.engine, text[:PROMPT], 16)
+            forget(story.engine)
+            assert again.token_ids == cold.token_ids
+            if receipt(again)["recalled_tokens"] == WHOLE:
+                break
+        assert receipt(again)["recalled_tokens"] == WHOLE
+    assert story.well.stats()["hits_staged"] >= (TEXTS - 1) * BLOCKS  # the first may come before there are slabs for it
 
 
 def test_a_well_killed_while_it_writes_leaves_nothing_wrong(story: Story, texts: list[list[int]]) -> None:
@@ -173,12 +176,13 @@ def test_a_directory_that_cannot_be_used_costs_the_engine_nothing(
 ) -> None:
     story.engine.kill()
     well = Well(folder / "home-of-bad")
-    connector = well.connector(disk="/dev/shm/stepwell-test:512MiB")
+    place = Path(f"/dev/shm/stepwell-{os.getpid()}")
+    connector = well.connector(disk=f"{place}:512MiB")
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(in_one_process(settings), folder, "bad-directory") as engine:
         assert engine.ask(texts[0][:PROMPT], 16).token_ids == story.cold[0].token_ids
         log = engine.log.read_text()
     assert "SW-609" in log and "raise `host`" in log
-    assert not Path("/dev/shm/stepwell-test").exists()
+    assert not place.exists()
     assert well.processes() == []
     assert names(well.home) <= {"keyring", "README.txt", "stepwell.log", "fingerprints.json"}
