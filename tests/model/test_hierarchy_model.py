@@ -440,6 +440,33 @@ class Well(RuleBasedStateMachine):
             self.faulty.seen[fault] = 0
         self.faulty.release()
 
+    @precondition(lambda self: self.deep and self.published and self.live)
+    @rule(really=_RARELY)
+    def outage(self, really: bool) -> None:
+        """The tier answers nobody for longer than is waited for it, and everybody asks meanwhile."""
+        if not really:
+            return
+        self.break_tier("hang", True)
+        for _ in range(2):
+            for k in range(len(self.live)):
+                for chain in range(len(CHAINS)):
+                    self.ask(k, chain, BLOCKS, 0, 0)
+            self.rig.settle()
+            self.listen()
+            self.wait(0.6)
+
+    @precondition(lambda self: self.deep and self.published and self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), really=_RARELY)
+    def crowd(self, k: int, chain: int, really: bool) -> None:
+        """What is below is asked for while everything in the arena is being filled."""
+        if not really:
+            return
+        for n in range(1, 4):
+            self.reserve(k, (chain + n % 2) % len(CHAINS), 0, BLOCKS, 5 * (n > 2))
+            self.rig.settle()
+            self.listen()
+        self.ask(k, chain, BLOCKS, 0, 0)
+
     @precondition(lambda self: self.deep and len(self.below.blocks) > 1)
     @rule(k=st.integers(0, 999), what=st.sampled_from(["swap", "zeros", "flip", "elsewhere"]), really=_RARELY)
     def tamper(self, k: int, what: str, really: bool) -> None:
@@ -509,12 +536,13 @@ class Well(RuleBasedStateMachine):
                     self._justify(engine, request)
 
     def _justify(self, engine: Engine, request: Request) -> None:
-        at = 32 * len(request.rows)
-        identity = (engine.kind, request.epoch, request.digests[at : at + 32])
+        told = 32 * len(request.rows)  # and behind them some may be on their way up
+        ahead = {request.digests[at : at + 32] for at in range(told, len(request.digests), 32)}
         self.seen[f"waits: {request.reason}"] += 1
         match request.reason:
             case "filling":
-                assert any(fill.identity == identity for fill in engine.fills)
+                filling = {fill.identity for fill in engine.fills}
+                assert any((engine.kind, request.epoch, digest) in filling for digest in ahead)
             case "staging":
                 assert self.faulty.hanging, "nothing is asked of the tier"
             case "no_room":

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes, frame_parts
 from stepwell.block.namespace import Namespace
-from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey
+from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey, seal, unseal
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.io.files import Bytes
@@ -142,16 +142,11 @@ class Sealing:
         old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
         new = keys.of(place.segment) if keys is not None else None
         expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
-        opener = Opener(expected, old, sealed=self._sealed, now=int(self._wall()))
-        identity = (header.block, header.namespace, header.shard, header.shards)
-        sealer = Sealer(self._header(place, part, header.payload, identity, new), new)
         plain = np.empty(header.raw, np.uint8)
-        at = 0
-        for n, nbytes in enumerate(opener.parts):
-            if opener.open(n, frame[at : at + nbytes], plain) is not Opened.GOOD:
-                return False
-            sealer.make(n, plain, into[at : at + nbytes])
-            at += nbytes
+        if unseal(frame, expected, old, plain, sealed=self._sealed, now=int(self._wall())) is not Opened.GOOD:
+            return False
+        identity = (header.block, header.namespace, header.shard, header.shards)
+        seal(self._header(place, part, header.payload, identity, new), new, plain, into)
         return True
 
     def _find(self, commitment: bytes, segment: bytes) -> SegmentKeys | None:
