@@ -318,7 +318,6 @@ def test_a_guests_engine_is_served_and_may_change_nothing(
         first, second = join(path, scheduler("guest")), join(path, worker("guest"))
         first.next(Ready)
         slab, fds = second.next(SlabShared)  # the same memory that ours has
-        second.next(Ready)
         with mmap.mmap(fds[0], slab.nbytes) as view:
             view[slab.offset] = 1
         return control.stats(folder, socket=path)["sessions"]

@@ -75,14 +75,14 @@ class Arena:
 
     def populate(self, owner: Owner) -> None:
         """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
-        room (one long prompt), though no more than a quarter of `host`."""
+        room (one long prompt), though no more than half of `host`: as much as one request may pin."""
         holding = self.holdings.setdefault(owner, Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
         if holding.making or not layout.slots:
             return
         short = holding.free <= layout.slots // 2
         if self.bytes + layout.nbytes <= self.host_bytes:
-            ahead = min(AHEAD_BYTES, self.host_bytes // 4) // layout.nbytes
+            ahead = min(AHEAD_BYTES, self.host_bytes // 2) // layout.nbytes
             if not short and holding.free >= ahead * layout.slots:
                 return
         elif not short or not self._retire_for(owner, layout.nbytes):

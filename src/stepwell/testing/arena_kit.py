@@ -267,10 +267,10 @@ class ArenaKit(ABC):
 
     def test_no_more_slabs_are_retired_than_needed(self) -> None:
         bench = self.bench(4 * SLAB)
-        for n in range(4):
+        for n in range(2):
             bench.grow(owner(n))
-            for block in range(SLOTS):
-                bench.fill(owner(n), 10 * n + block)
+            for block in range(2 * SLOTS):
+                bench.fill(owner(n), 100 * n + block)
         assert len(bench.served) == 4
         for _ in range(3):
             bench.arena.populate(owner(9))
