@@ -22,6 +22,7 @@ from stepwell.cli.commands import app
 from stepwell.client import control, start
 from stepwell.config import DiskPlace, Settings
 from stepwell.engines.vllm.versions import is_tested
+from stepwell.io import staging
 from stepwell.io.host import memory_allowed
 from stepwell.ops import disk, memory, places, speed
 from stepwell.ops.check import Check, guarded
@@ -171,7 +172,7 @@ def test_huge_pages_as_this_system_gives_them() -> None:
         assert check.status == "warn"
     else:
         assert int(check.facts["huge_bytes"]) > 0, line(check)
-    assert memory.huge_buffer(4 << 20).ctypes.data % memory.HUGE_PAGE == 0
+    assert staging.make(4 << 20).ctypes.data % staging.HUGE == 0
 
 
 @pytest.mark.parametrize(("files", "status"), [(4096, "ok"), (1024, "warn"), (255, "fail")])
