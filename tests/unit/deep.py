@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from stepwell.block.digest import Chain
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
 from stepwell.io.executor import Executor
 from stepwell.protocol import messages as m

@@ -13,17 +13,16 @@ import numpy as np
 from blake3 import blake3
 
 import golden
-from stepwell.block.frame import PAGE
-from stepwell.block.layout import SlabLayout
+from stepwell.block.layout import PAGE, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.io.files import SystemFile, SystemFiles
-from stepwell.io.memory import SystemMemory
+from stepwell.io.memory import Bytes, SystemMemory
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
-from stepwell.tiers.base import Bytes, Reading, Writing
+from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk.layout import Head
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.vault.keyring import Keyring

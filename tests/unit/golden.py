@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, FrameHeader, frame_bytes
+from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
-from stepwell.codecs.seal import NO_COMMITMENT, Bytes, SegmentKey, seal
+from stepwell.codecs.seal import NO_COMMITMENT, SegmentKey, seal
 from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.io.memory import Bytes
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disks import segments
@@ -300,6 +301,35 @@ def test_the_commands_with_a_real_well(tmp_path: Path) -> None:
             del members
         finally:
             control.stop(home)
+
+
+def test_the_commands_ask_a_well_at_a_socket_of_its_own(
+    well: InThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = fill(well.path, 1, 2)
+
+    def told(*arguments: str) -> Any:
+        command = [*arguments, "--home", str(tmp_path / "home"), "--json"]
+        return json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
+
+    def blocks(*arguments: str) -> int:
+        return sum(row["blocks"] for row in told("namespaces", *arguments)["namespaces"])
+
+    eventually(lambda: blocks("--socket", str(well.path)) == 2)
+    monkeypatch.setenv("STEPWELL_SOCKET", str(well.path))
+    assert blocks() == 2
+    monkeypatch.setenv("STEPWELL_SOCKET", str(tmp_path / "nobody"))
+    for command in ("clear", "namespaces"):
+        with pytest.raises(StepwellError) as caught:
+            told(command)
+        assert caught.value.code == "SW-505" and str(tmp_path / "nobody") in caught.value.what
+    assert told("clear", "--tier", "host", "--socket", str(well.path))["blocks"] == {"host": 2}
+    assert blocks("--socket", str(well.path)) == 0
+    monkeypatch.delenv("STEPWELL_SOCKET")
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"socket: {well.path}\n")
+    assert told("clear", "--config", str(settings))["blocks"] == {"host": 0}
+    del members
 
 
 def test_without_a_well_it_says_what_to_delete_and_deletes_nothing(

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.client import membership as joining
 from stepwell.client.membership import Membership
-from stepwell.client.patience import MOST_ALLOWED_S, STALL_S, TOTAL_S
+from stepwell.client.patience import STALL_S, TOTAL_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
@@ -184,11 +184,11 @@ def test_a_request_that_gives_up_with_nothing_is_no_news() -> None:
 def test_what_the_well_allows_for_a_block_holds_for_all_in_line() -> None:
     q = Queue("staging pins")
     first, second = q.asks
-    q.tell(first, 0, "staging", allow_s=MOST_ALLOWED_S)
+    q.tell(first, 0, "staging", allow_s=m.MOST_ALLOWED_S)
     q.tell(second, 0, "pins")
     q.poll(first, second)
-    assert q.poll(first, second, after=STALL_S + 0.9 * MOST_ALLOWED_S) == [False, False]
-    assert q.poll(first, second, after=0.101 * MOST_ALLOWED_S) == [True, True]
+    assert q.poll(first, second, after=STALL_S + 0.9 * m.MOST_ALLOWED_S) == [False, False]
+    assert q.poll(first, second, after=0.101 * m.MOST_ALLOWED_S) == [True, True]
 
 
 def busy(q: Queue, seconds: float) -> None:

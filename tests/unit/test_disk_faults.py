@@ -14,7 +14,7 @@ import pytest
 from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, FaultyFiles, Life, segments
 from wells import open_files
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.io.files import SystemFiles
 from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk.layout import Head

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from wells import eventually
+from wells import eventually, home_apart
 
 from stepwell.cli.commands import app
 from stepwell.client import control, start
 from stepwell.config import DiskPlace, Settings
 from stepwell.engines.vllm.versions import is_tested
+from stepwell.io import staging
 from stepwell.io.host import memory_allowed
 from stepwell.ops import disk, memory, places, speed
 from stepwell.ops.check import Check, guarded
@@ -62,15 +63,11 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home and a runtime directory of their own; whatever well is left there is ended."""
-    with tempfile.TemporaryDirectory(prefix="sw", dir="/tmp") as folder:  # short, as socket paths must be
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
-            monkeypatch.delenv(name)
-        yield Path(folder, "home")
-        if pid := control.pid(Path(folder, "home")):
+    with home_apart(monkeypatch) as home:
+        yield home
+        if pid := control.pid(home):
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: control.pid(Path(folder, "home")) is None)
+            eventually(lambda: control.pid(home) is None)
 
 
 def test_a_machine_that_is_right(home: Path, directory: Path) -> None:
@@ -171,7 +168,7 @@ def test_huge_pages_as_this_system_gives_them() -> None:
         assert check.status == "warn"
     else:
         assert int(check.facts["huge_bytes"]) > 0, line(check)
-    assert memory.huge_buffer(4 << 20).ctypes.data % memory.HUGE_PAGE == 0
+    assert staging.make(4 << 20).ctypes.data % staging.HUGE == 0
 
 
 @pytest.mark.parametrize(("files", "status"), [(4096, "ok"), (1024, "warn"), (255, "fail")])

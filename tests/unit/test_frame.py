@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import golden
-from stepwell.block.frame import MAX_PAYLOAD, MAX_SHARDS, PAGE, TAG, FrameHeader, frame_bytes
+from stepwell.block.frame import MAX_PAYLOAD, MAX_SHARDS, TAG, FrameHeader, frame_bytes
+from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import Expected, Opened, unseal
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVersion, Trailer
 

@@ -19,7 +19,8 @@ from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, Life, segments
 from typer.testing import CliRunner
 
 import golden
-from stepwell.block.frame import PAGE, FrameHeader
+from stepwell.block.frame import FrameHeader
+from stepwell.block.layout import PAGE
 from stepwell.cli.commands import app
 from stepwell.codecs.seal import seal
 from stepwell.errors import StepwellError

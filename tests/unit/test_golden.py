@@ -11,10 +11,11 @@ import golden
 from stepwell.codecs.seal import Expected, Opened, unseal
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.files import SystemFiles
+from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
-from stepwell.tiers.base import Bytes, Incoming, Reading
+from stepwell.tiers.base import Incoming, Reading
 from stepwell.tiers.disk.recovery import Kind, look
 from stepwell.tiers.disk.tier import DiskTier, Site
 

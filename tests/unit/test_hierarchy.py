@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 from blake3 import blake3
+from deep import PLAIN, TWO, at, chain
 
-from stepwell.block.digest import Chain
 from stepwell.hierarchy import recalls
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.sealing import Sealing
@@ -36,26 +36,11 @@ def rig() -> Rig:
     return make_rig()
 
 
-def chain(blocks: int, start: int = 0) -> bytes:
-    made = Chain(1)
-    made.extend(range(start, start + blocks))
-    return made.digests
-
-
-def at(digests: bytes, n: int) -> bytes:
-    return digests[32 * n : 32 * n + 32]
-
-
-PLAIN = Model()
-
-
 def joined(rig: Rig, model: Model = PLAIN, name: str = "engine") -> FakeEngine:
     engine = FakeEngine(rig, model, name=name)
     rig.settle()
     return engine
 
-
-TWO = Model(world=2)
 
 # spills --------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import os
 import resource
 import socket
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from wells import MIB, PATIENCE, InThread, Raw, eventually, open_files
+from wells import MIB, PATIENCE, InThread, Raw, eventually, home_apart, open_files
 
 from stepwell import events as e
 from stepwell.client import control, start
@@ -172,12 +171,7 @@ def test_names_from_outside_are_bounded_and_text_is_no_number() -> None:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home and a runtime directory of their own; whatever well is left there is ended."""
-    with tempfile.TemporaryDirectory(prefix="sw", dir="/tmp") as folder:  # short, as socket paths must be
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
-            monkeypatch.delenv(name)
-        home = Path(folder, "home")
+    with home_apart(monkeypatch) as home:
         yield home
         try:
             control.stop(home)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
-from stepwell.block.frame import PAGE
-from stepwell.client.patience import MOST_ALLOWED_S as PATIENCE_ALLOWS
+from stepwell.block.layout import PAGE
 from stepwell.errors import CapacityError
-from stepwell.hierarchy.mover import MOST_ALLOWED_S, STALLED_S
+from stepwell.hierarchy.mover import STALLED_S
+from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
 from stepwell.testing.executor import Faults
@@ -206,7 +206,6 @@ def test_what_is_allowed_for_a_block_follows_healthy_reads_up_to_a_limit() -> No
         rig.settle()
         engine.release(ticket)
     assert allowed == pytest.approx([MOST_ALLOWED_S, 0.02, 0.03, MOST_ALLOWED_S])
-    assert MOST_ALLOWED_S == PATIENCE_ALLOWS
 
 
 # whose blocks --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import golden
-from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, TAG, FrameHeader, frame_bytes, frame_parts
-from stepwell.codecs.seal import NO_COMMITMENT, Bytes, Expected, Opened, SegmentKey, seal, unseal
+from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_bytes, frame_parts
+from stepwell.block.layout import PAGE
+from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, seal, unseal
+from stepwell.io.memory import Bytes
 from stepwell.vault.keyring import Epoch
 
 END = PAGE + golden.PAYLOAD + TAG

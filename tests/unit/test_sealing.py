@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from deep import DeepRig, chain, fill
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import NO_COMMITMENT
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.testing.arena_kit import SLOT

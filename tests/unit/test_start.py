@@ -8,12 +8,11 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wells import PATIENCE, Recorder, eventually, scheduler
+from wells import PATIENCE, Recorder, eventually, home_apart, scheduler
 
 from stepwell.client import control, start
 from stepwell.client.socket import SocketLink, dial
@@ -39,14 +38,9 @@ time.sleep(600)
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home and a runtime directory of their own; whatever well is left there is ended."""
-    with tempfile.TemporaryDirectory(prefix="sw", dir="/tmp") as folder:  # short, as socket paths must be
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
-            monkeypatch.delenv(name)
-        home = Path(folder, "home")
+    with home_apart(monkeypatch) as home:
         yield home
-        if (os.environ["TMPDIR"] == folder) and (pid := control.pid(home)):
+        if (os.environ["TMPDIR"] == str(home.parent)) and (pid := control.pid(home)):
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: not is_running(pid))
 

@@ -6,11 +6,14 @@ import contextlib
 import os
 import queue
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+import pytest
 
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -37,6 +40,18 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def home_apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home and a runtime directory of their own, and no settings in the environment. To end what runs there is the
+    caller's."""
+    with tempfile.TemporaryDirectory(prefix="sw", dir="/tmp") as folder:  # short, as socket paths must be
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        for name in [name for name in os.environ if name.startswith("STEPWELL_")]:
+            monkeypatch.delenv(name)
+        yield Path(folder, "home")
 
 
 def scheduler(engine: str = "engine", *, protocol: int = PROTOCOL) -> Hello:

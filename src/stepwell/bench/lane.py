@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -29,7 +28,7 @@ from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.io import staging
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.files import SystemFiles
-from stepwell.io.memory import PIECE, SystemMemory
+from stepwell.io.memory import PIECE, Bytes, SystemMemory
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk.tier import DiskTier, Site
@@ -40,8 +39,6 @@ LIMIT = 16 << 30
 """Of the tier: large enough for segments of 256 MiB."""
 
 _PATIENCE_S = 60.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +147,6 @@ class Lane:
         if not all(ended):
             raise RuntimeError(f"{ended.count(False)} batches were not moved: {self.tier.counts}")
 
-    def settle(self) -> None:
-        settled: list[bool] = []
-        self.tier.settle(lambda: settled.append(True))
-        self._until(lambda: bool(settled))
-
     def _until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while not holds():
@@ -177,7 +169,7 @@ class Bare:
         self._files = SystemFiles(folder)
         self._name = name
         self.nbytes = nbytes
-        self._buffers: list[staging.Bytes] = []
+        self._buffers: list[Bytes] = []
 
     def create(self) -> None:
         """The file, allocated and never written."""
@@ -192,7 +184,7 @@ class Bare:
         offsets = iter(range(0, self.nbytes - piece + 1, piece))
         lock = threading.Lock()
 
-        def work(buffer: staging.Bytes) -> None:
+        def work(buffer: Bytes) -> None:
             file = self._files.open(self._name)
             while True:
                 with lock:
@@ -241,7 +233,7 @@ def cipher_work(arena: Arena, *, opening: bool) -> None:
     ]
     waiting, lock, nonce = iter(pieces), threading.Lock(), bytes(12)
 
-    def work(buffer: staging.Bytes) -> None:
+    def work(buffer: Bytes) -> None:
         sealed = cipher.encrypt(nonce, bytes(len(pieces[0])), None)
         buffer[: len(sealed)] = np.frombuffer(sealed, np.uint8)
         while True:

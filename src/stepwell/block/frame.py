@@ -13,11 +13,9 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 
-from stepwell.block.layout import GiB
-
-PAGE = 4096
-"""Unit of all places and lengths on disk."""
+from stepwell.block.layout import PAGE, GiB
 
 TAG = 16
 CHUNK = (1 << 20) + PAGE - TAG
@@ -94,6 +92,7 @@ class FrameHeader:
         return cls(algorithm, segment, commitment, block, namespace, nonce, *numbers, codecs)
 
 
+@lru_cache(maxsize=256)  # asked for several times with every block
 def frame_parts(payload: int) -> tuple[int, ...]:
     """Bytes of the parts of a frame with this payload, whole pages each. A part has one chunk and its tag; the header's
     page comes with the first, the padding with the last."""

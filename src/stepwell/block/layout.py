@@ -9,6 +9,8 @@ SMALLEST_SHARD = 512 << 10
 """Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
 
 PAGE = 4096
+"""Unit of all places and lengths, in memory and on disk."""
+
 MiB = 1 << 20
 GiB = 1 << 30
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli.options import Config, Home, Json, home_of
+from stepwell.cli.options import Config, Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.units import format_size
@@ -33,6 +33,7 @@ def clear(
         str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`); with --tier host.")
     ] = None,
     home: Home = None,
+    socket: Socket = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -43,8 +44,9 @@ def clear(
     from stepwell.client import control
 
     place, tag = home_of(home), _tag(namespace)
+    at = socket_of(socket, place, config)
     try:
-        cleared = control.clear(place, _TIERS[tier], tag)
+        cleared = control.clear(place, _TIERS[tier], tag, socket=at)
     except BackendDown as error:
         if error.code != "SW-505":
             raise
@@ -60,14 +62,15 @@ def clear(
     emit({"blocks": cleared.blocks, "bytes": cleared.nbytes}, as_json=as_json, text="\n".join(lines))
 
 
-def namespaces(home: Home = None, as_json: Json = False) -> None:
+def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """Which namespaces (tenant, model as it is run, layout) hold blocks in host memory, by tag.
 
     JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes"}]}.
     """
     from stepwell.client import control
 
-    rows = control.namespaces(home_of(home))
+    place = home_of(home)
+    rows = control.namespaces(place, socket=socket_of(socket, place))
     shape = [
         {"tag": r.tag.hex(), "tenant": r.tenant, "engines": r.engines, "blocks": r.blocks, "bytes": r.nbytes}
         for r in rows

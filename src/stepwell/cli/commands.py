@@ -14,7 +14,7 @@ import typer
 
 from stepwell import __version__
 from stepwell.cli import clear, config
-from stepwell.cli.options import Config, Disk, Home, Json, home_of
+from stepwell.cli.options import Config, Disk, Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous, prepare_home
@@ -31,8 +31,6 @@ app.add_typer(config.app, name="config")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
 
-Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
-
 
 class Kind(StrEnum):
     HOME, DATA, DEMO = "home", "data", "demo"
@@ -40,13 +38,6 @@ class Kind(StrEnum):
 
 def _joined(disk: list[str] | None) -> str | None:
     return ",".join(disk) if disk else None
-
-
-def _socket(given: Path | None, home: Path) -> Path | None:
-    """Where the well of `home` listens, if its operator gave it a place."""
-    from stepwell.config import load
-
-    return given.absolute() if given is not None else load(home, os.environ).settings.socket
 
 
 def _version(wanted: bool) -> None:
@@ -114,7 +105,7 @@ def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> Non
     from stepwell.client import control
 
     place = home_of(home)
-    at = _socket(socket, place)
+    at = socket_of(socket, place)
     control.stop(place, socket=at)
     emit({"stopped": str(at or place)}, as_json=as_json, text=f"stopped the well {f'at {at}' if at else f'of {place}'}")
 
@@ -125,7 +116,7 @@ def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> No
     from stepwell.client import control
 
     place = home_of(home)
-    values = control.stats(place, socket=_socket(socket, place))
+    values = control.stats(place, socket=socket_of(socket, place))
     emit(values, as_json=as_json, text=stats_table(values))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.protocol.messages import MOST_ALLOWED_S
+
 STALL_S = 0.05
 """No block has landed for this long (plus the tier's healthy p99 for one block, where there is a tier below)."""
-
-MOST_ALLOWED_S = 0.1
 
 TOTAL_S = 2.0
 """Altogether, until an estimate of the recompute time exists; then half of that."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stepwell.block.frame import AES_256_GCM, CHUNK, PAGE, PLAIN, TAG, FrameHeader, frame_parts
+from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_parts
+from stepwell.block.layout import PAGE
+from stepwell.io.memory import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 NO_COMMITMENT = bytes(32)
 
 

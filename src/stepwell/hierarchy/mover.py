@@ -24,6 +24,7 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import Clock
+from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.tiers.base import Reading, Tier, Writing
 
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
@@ -35,7 +36,6 @@ WRITERS = 4
 STALLED_S = 1.0
 """A call of the tier that takes longer than this: it hangs, and is asked for nothing more until it has answered."""
 
-MOST_ALLOWED_S = 0.1
 _REMEMBERED = 64
 
 

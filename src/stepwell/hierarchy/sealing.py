@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepwell.block.frame import AES_256_GCM, PAGE, PLAIN, FrameHeader, frame_bytes, frame_parts
+from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, frame_parts
+from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey, seal, unseal
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.origin import Origin, SegmentKeys
-from stepwell.io.files import Bytes
+from stepwell.io.memory import Bytes
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
 from stepwell.vault.keyring import Keyring
 
@@ -38,6 +39,13 @@ class _Parts:
         self.of = [(shard, n) for shard, parts in enumerate(frames) for n in range(len(parts))]
 
 
+def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
+    """Whose the entry's block is, its slots, one a shard, and the parts of their frames."""
+    assert entry.origin is not None
+    slots = [slab.payload(slot) for slab, slot in entry.slots]
+    return entry.origin, slots, _Parts([len(slot) for slot in slots])
+
+
 class Sealing:
     """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds."""
 
@@ -56,10 +64,7 @@ class Sealing:
 
     def outgoing(self, entry: Entry) -> Outgoing:
         """The entry's slots must not change until it is written: it is leased."""
-        origin = entry.origin
-        assert origin is not None
-        slots = [slab.payload(slot) for slab, slot in entry.slots]
-        parts = _Parts([len(slot) for slot in slots])
+        origin, slots, parts = _taken_apart(entry)
         sealers: list[Sealer] = []
 
         def commit(segment: bytes) -> bytes:
@@ -77,10 +82,7 @@ class Sealing:
 
     def incoming(self, entry: Entry) -> Incoming:
         """The entry is FILLING, and nobody but this reads or writes its slots. They are zeros unless all is good."""
-        origin = entry.origin
-        assert origin is not None
-        slots = [slab.payload(slot) for slab, slot in entry.slots]
-        parts = _Parts([len(slot) for slot in slots])
+        origin, slots, parts = _taken_apart(entry)
         openers: list[Opener] = []
 
         def open(part: int, frame: Bytes, segment: bytes) -> Reading:

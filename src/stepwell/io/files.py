@@ -17,10 +17,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from stepwell.io.memory import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in place of a file does not hang

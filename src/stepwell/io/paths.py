@@ -24,6 +24,9 @@ NETWORK = frozenset({
     "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb3", "smbfs", "wekafs",
 })  # fmt: skip
 """Filesystems that other hosts may share, as `filesystem` names them."""
+MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+OVERLAY = frozenset({"overlay", "fuse.fuse-overlayfs", "aufs"})
+"""Of a container's own: what is written there goes with it."""
 _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from stepwell.io.memory import Bytes
+
 HUGE, PAGE = 2 << 20, 4096
 _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 10, 14, 16
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from stepwell.config import DiskPlace, Settings
 from stepwell.io.mounts import SYSTEM
-from stepwell.io.paths import NETWORK, filesystem
+from stepwell.io.paths import MEMORY, NETWORK, OVERLAY, filesystem
 from stepwell.ops import speed
 from stepwell.ops.check import Check, Facts, Status
+from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS
 from stepwell.units import format_size
 
-_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
-_OVERLAY = frozenset({"overlay", "fuse.fuse-overlayfs", "aufs"})
-_MIN_BYTES = 64 << 20  # four of the smallest segments
+_MIN_BYTES = LEAST_SEGMENTS * LEAST_SEGMENT
 _SLOW_GB_S = 0.2
 _MAX_FILES = 1 << 20
 
@@ -52,7 +51,7 @@ def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
     name = filesystem(found, system)
     facts = {"filesystem": name}
     on = f"it is on {name or 'a filesystem of unknown kind'}"
-    if name in _MEMORY:
+    if name in MEMORY:
         text, fix = f"{on}, which is memory, not a disk", "name a directory on a local disk; for memory set `host`"
         yield _check("disk-filesystem", "fail", text, place, fix, facts)
     elif name in NETWORK:
@@ -61,7 +60,7 @@ def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
     elif os.statvfs(found).f_flag & os.ST_RDONLY:
         fix = "mount it for writing (`:rw` of a volume, ReadWritePaths= of a unit), or name another directory"
         yield _check("disk-filesystem", "fail", f"{on}, mounted read-only", place, fix, facts)
-    elif name in _OVERLAY:
+    elif name in OVERLAY:
         text = f"{on}: it vanishes with the container, and nothing is warm after that"
         yield _check("disk-filesystem", "warn", text, place, "mount a volume of the host there", facts)
     else:

@@ -18,10 +18,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from stepwell.block.frame import AES_256_GCM, PAGE, FrameHeader, frame_bytes
-from stepwell.codecs.seal import NO_COMMITMENT, Bytes, Expected, Opened, SegmentKey, unseal
+from stepwell.block.frame import AES_256_GCM, FrameHeader, frame_bytes
+from stepwell.block.layout import PAGE
+from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, unseal
 from stepwell.errors import AccessDenied
 from stepwell.io.files import File, FilesToRead
+from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
 from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, Found, Kind, look
 from stepwell.units import format_size

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from stepwell.config import Settings, check_host
+from stepwell.io import staging
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import PIECE, SystemMemory
 from stepwell.io.mounts import SYSTEM
@@ -19,7 +16,6 @@ from stepwell.ops.check import Check, Facts
 from stepwell.units import format_size
 
 SLAB_BYTES = 64 << 20
-HUGE_PAGE = 2 << 20
 _TOUCHED = 8 << 20
 _SLOW_SECONDS_PER_GIB = 5.0
 _FEW_FILES, _TOO_FEW_FILES = 4096, 256
@@ -64,7 +60,7 @@ def huge_pages(settings: Settings, system: Path = SYSTEM) -> Iterator[Check]:
         said = (system / _THP).read_text().split("[")[1].split("]")[0]
     except (OSError, IndexError):
         said = "not there"
-    buffer = huge_buffer(_TOUCHED)
+    buffer = staging.make(_TOUCHED)
     got = _anonymous_huge_bytes(buffer.ctypes.data, system)
     facts: Facts = {"transparent_hugepage": said, "huge_bytes": got, "touched_bytes": _TOUCHED}
     text = f"transparent_hugepage is {said}; {format_size(got)} of {format_size(_TOUCHED)} touched are huge pages"
@@ -96,18 +92,6 @@ def limits(settings: Settings, *, gpu_engine: bool) -> Iterator[Check]:
     else:
         fix = "for engines on GPUs set it to unlimited: LimitMEMLOCK=infinity, or `ulimits: memlock: -1`"
         yield Check("locked-memory", "warn", text, fix, facts=facts)
-
-
-def huge_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
-    """`nbytes` (a multiple of 2 MiB) of private memory in huge pages where the system gives them, touched, aligned."""
-    # Not shared: shared mappings get no huge pages by default. The array keeps the mapping alive.
-    mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapped.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapped, np.uint8)
-    start = -whole.ctypes.data % HUGE_PAGE
-    buffer = whole[start : start + nbytes]
-    buffer[::4096] = 0
-    return buffer
 
 
 def _anonymous_huge_bytes(address: int, system: Path) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwell.ops.memory import huge_buffer
+from stepwell.io import staging
 
 FILE_BYTES = 64 << 20
 _PIECE = 4 << 20
@@ -65,7 +65,7 @@ def measure(directory: Path) -> Speed:
 
 def _measure(directory: Path) -> Speed:
     with unnamed(directory) as fd:
-        buffer = huge_buffer(_PIECE)
+        buffer = staging.make(_PIECE)
         buffer[:] = np.frombuffer(os.urandom(_PIECE), np.uint8)  # nothing that a filesystem could compress
         direct = _made_direct(fd, buffer.data[:_ALIGNED])
         started, written = time.perf_counter(), 0

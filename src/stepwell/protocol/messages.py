@@ -14,12 +14,14 @@ PROTOCOL = 1
 """Version spoken here. A well accepts this one and the one before it."""
 
 OLDEST_PROTOCOL = 1
-DIGEST_BYTES = 32
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 
 MAX_DIGESTS = 1 << 18
 """Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+
+MOST_ALLOWED_S = 0.1
+"""Most of `Found.allow_s`: a well says no more, and a client believes no more."""
 
 SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
 """Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, world)."""

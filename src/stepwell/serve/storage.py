@@ -10,7 +10,7 @@ from stepwell.config import Settings
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
-from stepwell.io.paths import filesystem
+from stepwell.io.paths import OVERLAY, filesystem
 from stepwell.log import RateLimited
 from stepwell.tiers.disk.site import take
 from stepwell.tiers.disk.tier import DiskTier, Site
@@ -35,8 +35,8 @@ def take_sites(settings: Settings) -> list[Site]:
         log.info("disk tier in %s: %s, %s free", place.path, format_size(site.limit), format_size(free))
         if not site.files.direct:
             log.warning("%s takes no O_DIRECT: its I/O goes through the page cache, at a higher cost", place.path)
-        if filesystem(place.path) == "overlay":
-            log.warning("%s is on overlay: what is cached there goes with the container [SW-507]", place.path)
+        if filesystem(place.path) in OVERLAY:
+            log.warning("%s is on an overlay: what is cached there goes with the container [SW-507]", place.path)
     return sites
 
 
@@ -50,4 +50,4 @@ def _tell(kind: str, error: BaseException) -> None:
     _limited.log(level, f"disk-{kind}", "the disk tier could not %s: %s [SW-507]", _WHAT.get(kind, kind), error)
 
 
-_WHAT = {"no_space": "take more space"}
+_WHAT = {"no_space": "take more space", "index_full": "index all that it found"}

@@ -20,7 +20,7 @@ from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Peer
 from stepwell.io.executor import Executor
-from stepwell.io.memory import Mapping
+from stepwell.io.memory import Bytes, Mapping
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.clock import SetClock
@@ -137,7 +137,7 @@ class FakeMember:
         if self.member is not None:
             self.rig.hierarchy.exited(self.member)
 
-    def slot(self, ref: np.void) -> npt.NDArray[np.uint8]:
+    def slot(self, ref: np.void) -> Bytes:
         shared = self.shared[int(ref["slab"])]
         at = shared.offset + int(ref["slot"]) * shared.stride
         return self._mappings[shared.slab].bytes[at : at + shared.stride]
@@ -153,11 +153,11 @@ PLACES = (0, PAGE, SLOT // 2, SLOT - PAGE)
 """Where fakes write a word of a shard, one place after the other. Shards have at least SLOT bytes."""
 
 
-def write(slot: npt.NDArray[np.uint8], place: int, word: int) -> None:
+def write(slot: Bytes, place: int, word: int) -> None:
     slot[PLACES[place] : PLACES[place] + 8].view(np.uint64)[0] = word
 
 
-def read(slot: npt.NDArray[np.uint8], place: int) -> int:
+def read(slot: Bytes, place: int) -> int:
     return int(slot[PLACES[place] : PLACES[place] + 8].view(np.uint64)[0])
 
 

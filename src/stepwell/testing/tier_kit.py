@@ -17,10 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
+from stepwell.io.memory import Bytes
 from stepwell.testing.executor import Faults, SeededExecutor
-from stepwell.tiers.base import Bytes, Incoming, Outgoing, Place, Reading, Tier, Writing
+from stepwell.tiers.base import Incoming, Outgoing, Place, Reading, Tier, Writing
 
 NAMESPACE = b"n" * 16
 

@@ -16,12 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from stepwell.block.namespace import BlockId
-
-Bytes = npt.NDArray[np.uint8]
+from stepwell.io.memory import Bytes
 
 
 class Reading(Enum):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepwell.block.namespace import BlockId
+from stepwell.io.memory import Bytes
 from stepwell.tiers.base import (
-    Bytes,
     Capacity,
     Incoming,
     Outgoing,

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepwell.client.worker import Slot
-from stepwell.engines.vllm.team import Bytes, Copy, Numbers, Team
+from stepwell.engines.vllm.team import Copy, Numbers, Team
 from stepwell.errors import Unsupported
+from stepwell.io.memory import Bytes
 
 
 class Shard(NamedTuple):

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from stepwell.io.memory import Bytes
+
 Numbers = npt.NDArray[np.int64]
 Index = slice | Numbers | tuple[slice, slice]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.tiers.base import Incoming, Outgoing, WriteDone, Writing
 from stepwell.tiers.disk.segment import Segment
 

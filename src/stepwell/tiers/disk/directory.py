@@ -23,7 +23,7 @@ from itertools import count
 
 import numpy as np
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.files import Files
@@ -332,10 +332,9 @@ class Directory:
                 segment = Segment(next(self._numbers), old.name, head.id, head.sequence, old.nbytes, Phase.OPEN)
                 self._enter(segment)
                 self.open_segment = segment
-            elif isinstance(error, FileNotFoundError) and not create:
-                self._deletion.doom(old)
             else:
-                self.trouble(self.space.trouble(error, growing=create), error)
+                if create or not isinstance(error, FileNotFoundError):  # somebody deleted it: not the device's doing
+                    self.trouble(self.space.trouble(error, growing=create), error)
                 self._deletion.doom(old)
             self.wake()
 

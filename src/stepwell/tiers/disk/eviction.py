@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Locksmith, Place, TierCounts

@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stepwell.block.frame import PAGE
-
-Bytes = npt.NDArray[np.uint8]
+from stepwell.block.layout import PAGE
 
 VERSION = 1
 MAX_KEYS = 60
@@ -40,7 +38,6 @@ _CRC = struct.Struct("<I")
 _CRC_AT = PAGE - _CRC.size
 _HEAD_MAGIC, _TRAILER_MAGIC = b"stepwseg", b"stepwidx"
 _KEYS_AT = 128
-_EMPTY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from stepwell.block.frame import MAGIC, PAGE, FrameHeader, frame_bytes
+from stepwell.block.frame import MAGIC, FrameHeader, frame_bytes
+from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.tiers.disk.index import PAGES

@@ -10,7 +10,7 @@ from enum import Enum
 
 import numpy as np
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.io.files import File, Files
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
 from stepwell.io.files import SystemFiles
-from stepwell.io.paths import NETWORK, filesystem
+from stepwell.io.paths import MEMORY, NETWORK, filesystem
 from stepwell.tiers.disk.recovery import LOCK, README
 from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS, Site
 from stepwell.units import Amount, format_size
 
-_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _README = """\
 This directory belongs to stepwell, a cache for the KV blocks of LLM inference.
 
@@ -76,7 +75,7 @@ def _check_kind(path: Path) -> None:
     kind = filesystem(path)
     if kind in NETWORK:
         why, fix = "locks, errors and speed are other there; several hosts would take it for theirs", "use a local disk"
-    elif kind in _MEMORY:
+    elif kind in MEMORY:
         why, fix = (
             "it is memory, which the host tier uses better",
             "raise `host` instead, or name a directory on a disk",

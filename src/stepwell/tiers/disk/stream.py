@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stepwell.block.frame import PAGE
+from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading

@@ -72,7 +72,6 @@ class DiskTier:
         self.counts = TierCounts()
         self.kept_segments = 0
         self.foreign_files = 0
-        self.recovering = False
         self._settled: Callable[[], None] | None = None
         self._executor = executor
         self._locksmith = locksmith
@@ -192,14 +191,12 @@ class DiskTier:
     # an earlier life --------------------------------------------------------------------------------------------------
 
     def recover(self, done: Callable[[int], None]) -> None:
-        self.recovering = True
         left = len(self._directories)
 
         def ended() -> None:
             nonlocal left
             left -= 1
             if not left:
-                self.recovering = False
                 done(len(self._index))
 
         for directory in self._directories:
