@@ -286,3 +286,14 @@ def test_the_index_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert by_name["memory a block, as counted by the index"]["met"]
     assert kept["counts"]["blocks"] >= 100_000
     assert all(row["measured"] > 0 for row in kept["rows"])
+
+
+def test_recovery_finds_every_block_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["recovery", "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "recovery.json").read_text())
+    seconds = [row for row in kept["rows"] if row["unit"] == "s"]
+    assert [row["what"].rpartition(", ")[2] for row in seconds] == ["from footers"] * 2 + ["from frames"] * 2
+    assert all(row["measured"] > 0 for row in seconds)
+    assert not list((tmp_path / "cache" / "stepwell").iterdir()), "what was written is gone"
+    assert str(tmp_path) not in json.dumps(kept)

@@ -18,7 +18,7 @@ from stepwell.bench import machine, report
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import StepwellError
 
-NAMES = ("demo", "datapath", "lookup", "hooks", "firstspill", "ttft", "noreuse", "index", "itl", "peers")
+NAMES = ("demo", "datapath", "lookup", "hooks", "firstspill", "ttft", "noreuse", "index", "recovery", "itl", "peers")
 BETWEEN_SYSTEMS = ("itl", "peers")
 RESULTS = Path("benchmarks/results")
 

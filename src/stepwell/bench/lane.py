@@ -83,10 +83,10 @@ class Arena:
 
 
 class Lane:
-    """A tier in `folder`. `sealed`: with AES-256-GCM, else plain."""
+    """A tier in `folder`. `sealed`: with AES-256-GCM, else plain. `keyring`: None for one of its own."""
 
-    def __init__(self, folder: Path, *, sealed: bool, limit: int = LIMIT) -> None:
-        keyring = Keyring.ephemeral()
+    def __init__(self, folder: Path, *, sealed: bool, limit: int = LIMIT, keyring: Keyring | None = None) -> None:
+        keyring = keyring or Keyring.ephemeral()
         self._sealing = Sealing(keyring, sealed=sealed, wall=time.time)
         (self._origin,) = self._sealing.origins("default", Namespace(b"w" * 32, b"m" * 32, b"l" * 32, 16))
         self._wakeup = Wakeup()
