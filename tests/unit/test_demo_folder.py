@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stepwell.cli.commands import app
+from stepwell.demo import run
 from stepwell.demo.engine import EngineFailed
 from stepwell.demo.folder import demo_folder
+from stepwell.demo.well import DemoWell
+from stepwell.errors import StepwellError
 
 OTHER_DEMO = """
 import sys, time
@@ -78,3 +84,28 @@ def test_other_things_in_the_cache_are_not_touched(tmp_path: Path) -> None:
     with demo_folder(base):
         pass
     assert {path.name for path in base.iterdir()} == {"models", "demo-notes"}
+
+
+def test_a_disk_tier_that_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    for nbytes in (1 << 20, 1 << 60):
+        with pytest.raises(StepwellError):
+            DemoWell(folder / "home", 0, nbytes).check()
+        assert not list(folder.iterdir())
+
+
+def test_sigterm_ends_the_demo_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: run.DemoOptions) -> None:
+        with demo_folder(tmp_path / "demos"):
+            assert list((tmp_path / "demos").iterdir())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run, "run", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ended = CliRunner().invoke(app, ["demo"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.exit_code == 128 + signal.SIGTERM
+    assert not list((tmp_path / "demos").iterdir())

@@ -165,3 +165,10 @@ def test_the_table_fits_80_columns() -> None:
     samples = Samples([answer(4.0)], [answer(0.1, local=1920)], [pair()], [pair(), Pair(0, answer(), answer())])
     lines = report.text(summarise(SETTING, samples)).splitlines()
     assert max(len(line) for line in lines if "rm -r" not in line) <= 80
+
+
+def test_each_row_of_the_table_says_how_many_pairs_it_rests_on() -> None:
+    samples = Samples([answer(4.0)], [answer(0.1, local=1920)], [pair(), pair()], [pair(), Pair(0, answer(), answer())])
+    lines = report.text(summarise(SETTING, samples)).splitlines()
+    host, restart = (next(line for line in lines if name in line) for name in ("the host tier", "a new engine"))
+    assert host.endswith("; 2)") and restart.endswith("; 1)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -67,6 +68,7 @@ def demo(
     from stepwell.demo.run import DemoOptions, run
     from stepwell.units import parse_size
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: nothing is left behind
     disk_bytes = 0 if disk.strip() == "0" else parse_size(disk)
     result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds, disk_bytes=disk_bytes))
     show(result, as_json=as_json)

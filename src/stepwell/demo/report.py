@@ -23,14 +23,15 @@ def json_line(result: DemoResult) -> str:
 def text(result: DemoResult) -> str:
     """80 columns, no colour."""
     rows = [
-        ("cold: everything computed", result.cold_ttft_s, 1.0 if result.cold_ttft_s else None, None, None),
-        ("engine hit: asked again at once", result.engine_hit_ttft_s, result.engine_hit_speedup, None, None),
+        ("cold: everything computed", result.cold_ttft_s, 1.0 if result.cold_ttft_s else None, None, None, 0),
+        ("engine hit: asked again at once", result.engine_hit_ttft_s, result.engine_hit_speedup, None, None, 0),
         (
             "recalled from the host tier",
             result.host_recall_ttft_s,
             result.host_speedup,
             result.host_ratio,
             result.host_ratio_ci,
+            result.host_pairs,
         ),
         (
             "recalled by a new engine",
@@ -38,6 +39,7 @@ def text(result: DemoResult) -> str:
             result.restart_speedup,
             result.restart_ratio,
             result.restart_ratio_ci,
+            result.restart_pairs,
         ),
     ]
     if result.disk_bytes is not None:
@@ -48,9 +50,10 @@ def text(result: DemoResult) -> str:
                 result.disk_speedup,
                 result.disk_ratio,
                 result.disk_ratio_ci,
+                result.disk_pairs,
             )
         )
-    table = [f"{'':32} {'TTFT p50':>9} {'speed-up':>9}   over an engine hit (95 %)"]
+    table = [f"{'':31} {'TTFT p50':>9} {'speed-up':>9}   / engine hit (95 %; pairs)"]
     table += [_row(*row) for row in rows]
     return "\n".join((_head(result), "", *table, "", *_findings(result), "", *_further(result)))
 
@@ -63,12 +66,17 @@ def _head(result: DemoResult) -> str:
 
 
 def _row(
-    name: str, ttft_s: float | None, speedup: float | None, ratio: float | None, ci: tuple[float, float] | None
+    name: str,
+    ttft_s: float | None,
+    speedup: float | None,
+    ratio: float | None,
+    ci: tuple[float, float] | None,
+    pairs: int,
 ) -> str:
     time = f"{ttft_s * 1e3:.0f} ms" if ttft_s is not None else "-"
     times = f"{speedup:.1f} x" if speedup is not None else "-"
-    over = f"   {ratio:.3f} ({ci[0]:.3f} to {ci[1]:.3f})" if ratio is not None and ci is not None else ""
-    return f"{name:32} {time:>9} {times:>9}{over}"
+    over = f"   {ratio:.3f} ({ci[0]:.3f} to {ci[1]:.3f}; {pairs})" if ratio is not None and ci is not None else ""
+    return f"{name:31} {time:>9} {times:>9}{over}"
 
 
 def _findings(result: DemoResult) -> list[str]:
@@ -76,6 +84,7 @@ def _findings(result: DemoResult) -> list[str]:
     lines = [
         f"answers identical to an engine hit's: {same} ({result.pairs} pairs)",
         f"recalled: {result.recalled_tokens} tokens, counted by vLLM",
+        "speed-up: median over answers, each beside its own document's cold one",
     ]
     if result.host_bytes is not None:
         lines.append(f"held in host memory at the end: {format_size(result.host_bytes)}")

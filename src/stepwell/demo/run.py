@@ -86,6 +86,7 @@ def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
         with demo_folder(models.cache_folder()) as folder:
             disk_bytes = options.disk_bytes if options.connector is None else 0
             well = DemoWell(folder / "home", _host_bytes(model, chosen), disk_bytes)
+            well.check()
             config = _engine_config(options, model, chosen, well)
             stage = _Stage(chosen, options.rounds, folder / "engine.log", progress)
             found: dict[str, int | None] = {"host": None, "disk": None}

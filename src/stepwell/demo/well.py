@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell.config import Settings
 from stepwell.engines.vllm.plugin import NAME
 from stepwell.errors import BackendDown, StepwellError
+from stepwell.tiers.disk.site import take
+from stepwell.units import Amount
 
 MIB = 1 << 20
 WRITTEN_LIMIT_S = 60.0
@@ -39,6 +43,12 @@ class DemoWell:
         if self.disk_bytes:
             extra["disk"] = f"{self.disk}:{self.disk_bytes}"
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+    def check(self) -> None:
+        """Raises StepwellError where a well could not have this disk tier."""
+        if self.disk_bytes:
+            with tempfile.TemporaryDirectory(prefix="check-", dir=self.home.parent) as folder:
+                take(Path(folder) / "disk", Amount(size=self.disk_bytes), Settings().disk_reserve).files.close()
 
     def figure(self, name: str) -> int | None:
         """A figure of `stepwell stats`; None if the well does not say."""

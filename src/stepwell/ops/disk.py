@@ -12,12 +12,12 @@ from stepwell.io.mounts import SYSTEM
 from stepwell.io.paths import MEMORY, NETWORK, OVERLAY, filesystem
 from stepwell.ops import speed
 from stepwell.ops.check import Check, Facts, Status
+from stepwell.tiers.disk.site import used_bytes
 from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS
 from stepwell.units import format_size
 
 _MIN_BYTES = LEAST_SEGMENTS * LEAST_SEGMENT
 _SLOW_GB_S = 0.2
-_MAX_FILES = 1 << 20
 
 
 def directory(place: DiskPlace) -> Iterator[Check]:
@@ -75,7 +75,7 @@ def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
     together = [other for other in settings.disk if _device(other.path) == _device(place.path)]
     wanted = sum(other.size.of(total) for other in together)
     reserve = settings.disk_reserve.of(total)
-    usable = max(0, sum(_used(other.path) for other in together) + free - reserve)
+    usable = max(0, sum(used_bytes(other.path) for other in together) + free - reserve)
     facts = {"total_bytes": total, "free_bytes": free, "reserve_bytes": reserve, "wanted_bytes": wanted,
              "usable_bytes": usable}  # fmt: skip
     shared = f" (by {len(together)} directories together)" if len(together) > 1 else ""
@@ -163,15 +163,3 @@ def _existing(path: Path) -> Path:
 
 def _device(path: Path) -> int:
     return _existing(path).stat().st_dev
-
-
-def _used(path: Path) -> int:
-    """Bytes on disk of the files that lie directly in `path`; of the first million of them."""
-    if not path.is_dir():
-        return 0
-    total = 0
-    with os.scandir(path) as entries:
-        for _, entry in zip(range(_MAX_FILES), entries, strict=False):
-            if entry.is_file(follow_symlinks=False):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total

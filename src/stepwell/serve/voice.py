@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from stepwell import events as e
+from stepwell.hierarchy.mover import STALLED_S
 from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell.serve")
@@ -26,6 +27,13 @@ def log_event(event: e.Event) -> None:
                     " restore the keyring, or `stepwell clear --tier %s` deletes them [SW-507]",
                     *(tier, kept, tier),
                 )
+        case e.RunAnswered(reason="tier_down"):
+            _limited.log(
+                logging.WARNING,
+                "tier-down",
+                "a request was told to compute what lies on disk: that has not answered for %g s [SW-507]",
+                STALLED_S,
+            )
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:

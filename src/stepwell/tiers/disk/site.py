@@ -14,6 +14,7 @@ from stepwell.tiers.disk.recovery import LOCK, README
 from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS, Site
 from stepwell.units import Amount, format_size
 
+_MAX_FILES = 1 << 20
 _README = """\
 This directory belongs to stepwell, a cache for the KV blocks of LLM inference.
 
@@ -56,6 +57,18 @@ def take(path: Path, size: Amount, reserve: Amount) -> Site:
         files.close()
         raise
     return Site(files, limit, left)
+
+
+def used_bytes(path: Path) -> int:
+    """Bytes on disk of the files that lie directly in `path`; of the first million of them. Raises OSError."""
+    if not path.is_dir():
+        return 0
+    total = 0
+    with os.scandir(path) as entries:
+        for _, entry in zip(range(_MAX_FILES), entries, strict=False):
+            if entry.is_file(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
 
 
 def _check_owner(path: Path) -> None:

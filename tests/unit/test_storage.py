@@ -1,0 +1,31 @@
+"""What the well's log says of its disk tier's directories at the start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from stepwell.config import Settings
+from stepwell.serve.storage import take_sites
+
+
+def said(tmp_path: Path, caplog: pytest.LogCaptureFixture, *sizes: str) -> str:
+    settings = Settings.model_validate({"disk": [f"{tmp_path / str(n)}:{size}" for n, size in enumerate(sizes)]})
+    with caplog.at_level(logging.WARNING):
+        for site in take_sites(settings):
+            site.files.close()
+    return caplog.text
+
+
+def test_directories_that_want_more_than_their_filesystem_has_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would be allowed alone."""
+    text = said(tmp_path, caplog, "60%", "70%")
+    assert f"{tmp_path / '0'} and {tmp_path / '1'}" in text and "SW-507" in text and "disk_reserve" in text
+
+
+def test_sizes_that_fit_are_not_talked_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert "SW-507" not in said(tmp_path, caplog, "64MiB", "64MiB")
