@@ -79,7 +79,6 @@ CODES = _table(
     ("SW-710", "the engine lacks an interface that stepwell needs"),
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),
-    ("SW-713", "the disk tier cannot be cleared of one namespace alone"),
     # 8xx ProtocolError: messages between engine and well
     ("SW-801", "the engine side and the well speak different protocol versions"),
     ("SW-802", "a message is larger than the limit"),

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.io.files import SystemFile, SystemFiles
 from stepwell.io.memory import Bytes, SystemMemory
+from stepwell.io.staging import make
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
-from stepwell.tiers.base import Reading, Writing
+from stepwell.tiers.base import Forgotten, Outgoing, Place, Reading, Writing
 from stepwell.tiers.disk.layout import Head
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.vault.keyring import Keyring
@@ -32,6 +34,9 @@ SHARD, SHARDS = 130_000, 2
 BLOCK = SHARDS * 135_168  # bytes of its frames
 SEGMENT = 16 * MIB
 PER_SEGMENT = 62  # blocks
+SPACE = 10_000
+"""Numbers of blocks in one namespace: the next have the next one."""
+_SPACES = 3
 _OWNER = Owner("default", b"m" * 32, SHARD)
 
 
@@ -63,16 +68,28 @@ class FaultyFile(SystemFile):
             return
         super().write(data, offset)
 
+    def zero(self, offset: int, nbytes: int) -> int:
+        self._files.meet("zero", self._name, offset)
+        if self._files.zeros:
+            return super().zero(offset, nbytes)
+        super().write(make(nbytes)[:nbytes], offset)  # as on a filesystem that cannot do it by itself
+        return nbytes
+
+    def sync(self) -> None:
+        self._files.meet("sync", self._name)
+        super().sync()
+
 
 class FaultyFiles(SystemFiles):
     """`fault(operation, name, offset)` is asked before each: raises OSError, or says "lose" for a write that is said to
-    be done and is not. `available`: what `free` says, where that is set."""
+    be done and is not. `available`: what `free` says, where that is set. `zeros`: the filesystem can make them."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.fault: Callable[[str, str, int], str | None] = lambda operation, name, offset: None
         self.seen: list[tuple[str, str, int]] = []
         self.available: Callable[[], int] | None = None
+        self.zeros = True
 
     def meet(self, operation: str, name: str, offset: int = 0) -> str | None:
         self.seen.append((operation, name, offset))
@@ -104,6 +121,10 @@ class FaultyFiles(SystemFiles):
         self.meet("unlink", name)
         super().unlink(name)
 
+    def sync(self) -> None:
+        self.meet("sync", "")
+        super().sync()
+
     def free(self) -> tuple[int, int]:
         available, total = super().free()
         return (self.available() if self.available else available), total
@@ -133,7 +154,7 @@ class Life:
         self.tier = DiskTier(
             sites, self.executor, self.clock, lambda: golden.NOW, self.sealing, lambda *trouble: self.note(*trouble)
         )
-        (self.origin,) = self.sealing.origins("default", golden.NAMESPACE)
+        self.origins = [self.sealing.origins("default", golden.NAMESPACE.at_epoch(n))[0] for n in range(_SPACES)]
         layout = SlabLayout(SHARD, 64)
         self._slab = Slab(1, _OWNER, layout, SystemMemory().make(layout.nbytes))
         self._slot = 0
@@ -146,7 +167,7 @@ class Life:
         self.troubles.append((kind, error))
 
     def id(self, n: int) -> BlockId:
-        return self.origin.name(digest(n))
+        return self.origins[n // SPACE].name(digest(n))
 
     def entry(self, n: int) -> Entry:
         slots = []
@@ -154,20 +175,26 @@ class Life:
             slots.append((self._slab, self._slot))
             self._slot = (self._slot + 1) % self._slab.layout.slots
         entry = Entry(self.id(n), tuple(slots), None, 0)
-        entry.origin = self.origin
+        entry.origin = self.origins[n // SPACE]
         return entry
 
     def write(self, *numbers: int) -> list[list[Writing]]:
         """Asks; the answers come into the list."""
         answers: list[list[Writing]] = []
-        blocks = []
-        for n in numbers:
-            entry = self.entry(n)
+        self.tier.write([self.outgoing(n) for n in numbers], answers.append)
+        return answers
+
+    def outgoing(self, n: int) -> Outgoing:
+        """Its slots are filled when its frames are made: any number may wait."""
+        entry = self.entry(n)
+        outgoing = self.sealing.outgoing(entry)
+
+        def make(part: int, into: Bytes, place: Place) -> None:
             for shard, (slab, slot) in enumerate(entry.slots):
                 slab.payload(slot)[:] = content(n, shard)
-            blocks.append(self.sealing.outgoing(entry))
-        self.tier.write(blocks, answers.append)
-        return answers
+            outgoing.make(part, into, place)
+
+        return replace(outgoing, make=make)
 
     def put(self, *numbers: int) -> list[Writing]:
         """Writes up to 8 blocks."""
@@ -209,11 +236,17 @@ class Life:
         self.executor.drain()
         assert settled == [True]
 
-    def clear(self) -> int:
-        cleared: list[int] = []
-        self.tier.clear(cleared.append)
+    def tag(self, space: int) -> bytes:
+        return self.origins[space].tag
+
+    def clear(self, space: int | None = None) -> Forgotten:
+        """Of everything, or of one namespace."""
+        cleared: list[Forgotten] = []
+        self.tier.clear(cleared.append, self.tag(space) if space is not None else b"")
+        assert not cleared, "no completion comes inside the call"
         self.executor.drain()
-        return cleared[0]
+        (forgotten,) = cleared
+        return forgotten
 
     def end(self) -> None:
         """As a well that is asked to end."""
@@ -224,7 +257,7 @@ class Life:
         """As if the process were gone: nothing that is under way goes on."""
         self.executor = SeededExecutor(0)
         for files in self.files:
-            files.fail(errno.EBADF, "read", "write", "create", "open", "unlink")
+            files.fail(errno.EBADF, "read", "write", "zero", "sync", "create", "open", "unlink")
         self.tier.close()
 
 

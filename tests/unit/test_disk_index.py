@@ -92,6 +92,18 @@ class AgainstADict(RuleBasedStateMachine):
     def remove(self, block: bytes) -> None:
         assert self.index.remove(block) == (self.model.pop(module._key(block), None) is not None)
 
+    @rule(blocks=st.lists(st.tuples(block_ids, pages), max_size=60), segment=segments, here=st.booleans())
+    def remove_many(self, blocks: list[tuple[bytes, int]], segment: int, here: bool) -> None:
+        """Pages and segment are right by chance, or for all that lie in the segment."""
+        known = {block: self.model.get(module._key(block), (None,))[0] for block, _ in blocks}
+        if here:
+            blocks = [(block, place.page) if (place := known[block]) else (block, page) for block, page in blocks]
+        expected = {module._key(block) for block, page in blocks if known[block] == (segment, page)}
+        ids, at = b"".join(block for block, _ in blocks), np.array([page for _, page in blocks], np.uint32)
+        assert self.index.remove_many(ids, segment, at) == len(expected)
+        for key in expected:
+            del self.model[key]
+
     @rule(segment=segments)
     def drop_segment(self, segment: int) -> None:
         dropped = [key for key, (place, _) in self.model.items() if place.segment == segment]
@@ -140,6 +152,12 @@ def test_it_is_a_dict_of_thousands(seed: int) -> None:
         model.update((block, Place(segment, page)) for block, page in zip(batch, numbers, strict=True))
         for block in source.choices(known, k=20):
             assert index.remove(block) == (model.pop(block, None) is not None)
+        some = source.choices(known, k=200)
+        numbers = [model[block].page if block in model else 7 for block in some]
+        gone = {block for block in some if block in model and model[block].segment == segment}
+        assert index.remove_many(b"".join(some), segment, np.array(numbers, np.uint32)) == len(gone)
+        for block in gone:
+            del model[block]
         if step % 20 == 19:
             dropped = [block for block, place in model.items() if place.segment == segment]
             assert index.drop_segment(segment) == len(dropped) > 0

@@ -7,7 +7,7 @@ import pytest
 from stepwell.testing.dict_tier import DictTier
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.tier_kit import Hands, TierKit, block_id, content
-from stepwell.tiers.base import Capacity, Reading, Tier, Writing
+from stepwell.tiers.base import Capacity, Forgotten, Reading, Tier, Writing
 from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.tiers.null import NullTier
 
@@ -43,7 +43,7 @@ def test_the_null_tier_has_and_takes_nothing() -> None:
     tier.recover(told.append)
     tier.clear(told.append)
     tier.settle(lambda: told.append("settled"))
-    assert told == [0, 0, "settled"]
+    assert told == [0, Forgotten(), "settled"]
     with pytest.raises(LookupError):
         tier.write([], told.append)
     with pytest.raises(LookupError):

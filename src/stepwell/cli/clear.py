@@ -30,7 +30,7 @@ _TIERS = {Tier.HOST: ["host"], Tier.DISK: ["disk"], Tier.ALL: ["host", "disk"]}
 def clear(
     tier: Annotated[Tier, typer.Option(help="What to clear.")] = Tier.ALL,
     namespace: Annotated[
-        str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`); with --tier host.")
+        str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`).")
     ] = None,
     home: Home = None,
     socket: Socket = None,
@@ -39,7 +39,7 @@ def clear(
 ) -> None:
     """Drop cached blocks of the running well: engines compute them again. Without a well it says what to delete.
 
-    JSON: {"blocks": {tier: n}, "bytes": {tier: n}}.
+    JSON: {"blocks": {tier: n}, "bytes": {tier: n}, "partial": [tier]}.
     """
     from stepwell.client import control
 
@@ -57,9 +57,12 @@ def clear(
     ]
     if tier is not Tier.HOST and "disk" not in cleared.blocks:
         lines.append("this well has no disk tier")
-    if tag:
-        lines.append("what a disk tier holds of it can come back; `stepwell clear --tier disk` clears all of that tier")
-    emit({"blocks": cleared.blocks, "bytes": cleared.nbytes}, as_json=as_json, text="\n".join(lines))
+    lines += [f"{name} tier: some of it may come back: its storage has failed" for name in cleared.partial]
+    emit(
+        {"blocks": cleared.blocks, "bytes": cleared.nbytes, "partial": cleared.partial},
+        as_json=as_json,
+        text="\n".join(lines),
+    )
 
 
 def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:

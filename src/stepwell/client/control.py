@@ -65,8 +65,8 @@ def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) ->
 def clear(
     home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0, socket: Path | None = None
 ) -> Cleared:
-    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, AccessDenied SW-606 if it is not
-    ours to clear, and Unsupported SW-713 for one namespace of anything but host."""
+    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, and AccessDenied SW-606 if it
+    is not ours to clear."""
     with _admin(home, socket, seconds) as well:
         return well.ask(Clear(tiers, namespace), Cleared)
 

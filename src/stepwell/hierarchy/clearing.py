@@ -14,14 +14,18 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.session import Session
 from stepwell.hierarchy.work import Step, Work
+from stepwell.tiers.base import Forgotten
 
 HOST = "host"
 
 
 @dataclass(slots=True)
 class Sum:
+    """`whole`: that is all that there was; else a tier's storage has failed, and some may come back."""
+
     blocks: int = 0
     nbytes: int = 0
+    whole: bool = True
 
     def add(self, nbytes: int) -> None:
         self.blocks += 1
@@ -40,12 +44,12 @@ Cleared = Callable[[dict[str, Sum]], None]
 
 
 class Clearing:
-    """Drops resident blocks of `tiers`: all, or in `host` those of one `namespace`. Those that are being copied or are
-    pinned are dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What is
-    being filled is not: it comes after this. `done` gets what went, by tier.
+    """Drops resident blocks of `tiers`: all, or those of one `namespace`. Those that are being copied or are pinned are
+    dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What engines are
+    filling is not: it comes after this. `done` gets what went, by tier.
 
-    Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what was
-    on its way up from that tier goes last. `work` takes in slices of work.
+    Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what has
+    come up from that tier until it was clear goes last. `work` takes in slices of work.
     """
 
     def __init__(
@@ -66,31 +70,31 @@ class Clearing:
         self._sums: dict[str, Sum] = {}
 
     def run(self) -> Work:
-        rising = list(self._mover.staging)
         if HOST in self._tiers:
-            yield from self._drop(held(self._arena))
+            yield from self._drop()
         tier = self._mover.tier
         if tier.name not in self._tiers:
             self._done(self._sums)
             return
-        used = tier.capacity().used
 
-        def gone(blocks: int) -> None:
-            self._sums[tier.name] = Sum(blocks, max(0, used - tier.capacity().used))
-            self._work(self._finish(rising))
+        def gone(forgotten: Forgotten) -> None:
+            self._sums[tier.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
+            self._work(self._finish())
 
-        tier.clear(gone)
+        tier.clear(gone, self._namespace)
 
-    def _finish(self, rising: list[Entry]) -> Work:
+    def _finish(self) -> Work:
+        """The tier reads none of these blocks any more: what it read of them before is there, and goes."""
         if HOST in self._tiers:
-            yield from self._drop(rising)
+            yield from self._drop(staged=True)
         self._done(self._sums)
 
-    def _drop(self, entries: Iterable[Entry]) -> Work:
+    def _drop(self, *, staged: bool = False) -> Work:
+        """All, or only what came up from the tier below."""
         total = self._sums.setdefault(HOST, Sum())
-        for entry in entries:
+        for entry in held(self._arena):
             ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
-            if ours and entry.state is State.RESIDENT:
+            if ours and entry.state is State.RESIDENT and (entry.staged or not staged):
                 total.add(entry.nbytes)
                 self._arena.drop(entry, "cleared")
             yield Step.DONE

@@ -376,8 +376,8 @@ class Hierarchy:
         return frozenset({clearing.HOST, below.name} if below.capacity().limit else {clearing.HOST})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
-        """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all: in host alone. `done` is
-        called from `turn`, with what went. Tiers that are not there are left out."""
+        """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
+        `turn`, with what went. Tiers that are not there are left out."""
 
         def cleared(sums: dict[str, clearing.Sum]) -> None:
             self._recalls.changed = True

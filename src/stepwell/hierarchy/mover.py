@@ -187,6 +187,7 @@ class Mover:
 
     def stage(self, entry: Entry, order: int) -> None:
         """Begins to fill this FILLING entry. `order`: its request's place in the engine's queue."""
+        entry.staged = True
         self.staging[entry] = order
         self._up_bytes += entry.nbytes
         heapq.heappush(self._up, (order, next(self._numbers), entry))

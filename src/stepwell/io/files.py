@@ -17,12 +17,16 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from stepwell.io.memory import Bytes
 
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in place of a file does not hang
 _LOCK_PAUSES = (0.01, 0.02, 0.05)  # who only asks whether it is held holds it for an instant
+_ZERO_RANGE = 0x10  # FALLOC_FL_ZERO_RANGE
+_ZEROS = memoryview(mmap.mmap(-1, 1 << 20))  # aligned for O_DIRECT
 
 
 class File(Protocol):
@@ -32,6 +36,13 @@ class File(Protocol):
 
     def write(self, data: Bytes, offset: int) -> None:
         """Writes all of it, or raises."""
+
+    def zero(self, offset: int, nbytes: int) -> int:
+        """This range reads as zeros from now on; the file keeps its space. How many bytes had to be written for that.
+        Offset and length are multiples of 4096, and the range lies within the file."""
+
+    def sync(self) -> None:
+        """What was written is there after a power cut."""
 
     def size(self) -> int: ...
 
@@ -50,6 +61,9 @@ class Files(Protocol):
         written, for reading only."""
 
     def unlink(self, name: str) -> None: ...
+
+    def sync(self) -> None:
+        """Files that were unlinked are gone after a power cut."""
 
     def free(self) -> tuple[int, int]:
         """Bytes that this user may still take on the filesystem, and its size."""
@@ -77,6 +91,16 @@ class SystemFile:
             if n == 0 or n % 4096:
                 raise OSError(errno.EIO, "short write")
             done += n
+
+    def zero(self, offset: int, nbytes: int) -> int:
+        if _fallocate(self._fd, _ZERO_RANGE, offset, nbytes) == 0:
+            return 0
+        for done in range(0, nbytes, len(_ZEROS)):  # the filesystem cannot, or has trouble, which this then tells
+            self.write(np.frombuffer(_ZEROS[: nbytes - done], np.uint8), offset + done)
+        return nbytes
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -160,6 +184,13 @@ class SystemFiles:
     def unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._fd)
 
+    def sync(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:  # some filesystems sync files only
+                raise
+
     def free(self) -> tuple[int, int]:
         status = os.fstatvfs(self._fd)
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
@@ -220,10 +251,17 @@ def _regular(fd: int) -> int:
 
 def _allocate(fd: int, nbytes: int) -> None:
     """Space now or ENOSPC now. Not os.posix_fallocate, which would write the whole file where the filesystem cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, 0, ctypes.c_long(0), ctypes.c_long(nbytes)) == 0:
+    code = _fallocate(fd, 0, 0, nbytes)
+    if not code:
         return
-    code = ctypes.get_errno()
     if code not in (*_UNSUPPORTED, errno.ENOSYS):
         raise OSError(code, os.strerror(code))
     os.ftruncate(fd, nbytes)
+
+
+def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> int:
+    """The error's number, or 0."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(nbytes)) == 0:
+        return 0
+    return ctypes.get_errno()

@@ -155,8 +155,8 @@ class NamespacesQuery(Message, frozen=True):
 
 
 class Clear(Message, frozen=True):
-    """Drop all blocks of these tiers, or, in "host" alone, those of the namespace with this 16-byte tag. Answered by
-    `Cleared` when they are gone."""
+    """Drop all blocks of these tiers, or those of the namespace with this 16-byte tag. Answered by `Cleared` when they
+    are gone."""
 
     tiers: list[str]
     namespace: bytes = b""
@@ -267,10 +267,11 @@ class Namespaces(Message, frozen=True):
 
 
 class Cleared(Message, frozen=True):
-    """What was dropped, by tier."""
+    """What was dropped, by tier. `partial`: tiers whose storage has failed, so that some of it may come back."""
 
     blocks: dict[str, int]
     nbytes: dict[str, int]
+    partial: list[str] = []
 
 
 class Stopping(Message, frozen=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from stepwell.errors import ProtocolError, Unsupported
+from stepwell.errors import ProtocolError
 from stepwell.hierarchy.clearing import HOST, NamespaceSum, Sum
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.protocol.messages import Clear, Cleared, Message, NamespaceRow, Namespaces, Refused
+from stepwell.protocol.messages import Clear, Cleared, Message, NamespaceRow, Namespaces
 
 TAG_BYTES = 16
 
@@ -35,22 +35,15 @@ def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
             why="it names a tier or a namespace that cannot be",
             fix="use the same stepwell version for command and well",
         )
-    if message.namespace and tiers != {HOST}:
-        error = not_by_namespace()
-        answer(Refused(error.code, error.what, error.why, error.fix))
-        return
 
     def cleared(sums: dict[str, Sum]) -> None:
         log.info("cleared: %s", ", ".join(f"{total.blocks} blocks of {tier}" for tier, total in sums.items()))
-        answer(Cleared({tier: s.blocks for tier, s in sums.items()}, {tier: s.nbytes for tier, s in sums.items()}))
+        answer(
+            Cleared(
+                {tier: total.blocks for tier, total in sums.items()},
+                {tier: total.nbytes for tier, total in sums.items()},
+                [tier for tier, total in sums.items() if not total.whole],
+            )
+        )
 
     hierarchy.clear(tiers, message.namespace, cleared)
-
-
-def not_by_namespace() -> Unsupported:
-    return Unsupported(
-        "SW-713",
-        what="the disk tier cannot be cleared of one namespace alone",
-        why="a segment is deleted as a whole, and namespaces share segments",
-        fix="add --tier host (what is on disk can then come back), or clear the whole disk tier",
-    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.io.executor import Executor
 from stepwell.tiers.base import (
     Capacity,
+    Forgotten,
     Incoming,
     Outgoing,
     Place,
@@ -30,6 +32,7 @@ class Kept:
 
     frames: bytes
     segment: bytes
+    namespace: bytes = b""
 
 
 class DictTier:
@@ -47,6 +50,9 @@ class DictTier:
         self._executor = executor
         self._used = 0
         self._ordinal = 0
+        self._numbers = count(1)
+        self._reading: set[int] = set()  # numbers of calls
+        self._clears: list[tuple[set[int], Callable[[], None]]] = []
         self._segment = os.urandom(16)  # another one in each life
 
     def lookup(self, id: BlockId) -> bool:
@@ -56,6 +62,8 @@ class DictTier:
         known = [self.blocks.get(block.id) for block in blocks]
         answers = [Reading.ABSENT] * len(blocks)
         self.reads += len(blocks)
+        number = next(self._numbers)
+        self._reading.add(number)
 
         def job() -> None:
             for at, (block, kept) in enumerate(zip(blocks, known, strict=True)):
@@ -69,7 +77,9 @@ class DictTier:
                     answers[at] = Reading.FAILED
                 elif answers[at] in (Reading.ABSENT, Reading.DAMAGED):
                     self.drop(block.id)
+            self._reading.discard(number)
             done(answers)
+            self._end_clears()
 
         self._executor.submit(job, ended)
 
@@ -91,18 +101,18 @@ class DictTier:
             if error is not None:
                 done([Writing.FAILED] * len(blocks))
                 return
-            done([self._keep(block.id, frames) for block, frames in zip(blocks, made, strict=True)])
+            done([self._keep(block, frames) for block, frames in zip(blocks, made, strict=True)])
 
         self._executor.submit(job, ended)
 
-    def _keep(self, id: BlockId, frames: bytes) -> Writing:
-        self.drop(id)
+    def _keep(self, block: Outgoing, frames: bytes) -> Writing:
+        self.drop(block.id)
         if len(frames) > self._limit:
             return Writing.TOO_LARGE
         while self._used + len(frames) > self._limit:
             self.drop(next(iter(self.blocks)))
             self.counts.evicted_blocks += 1
-        self.blocks[id] = Kept(frames, self._segment)
+        self.blocks[block.id] = Kept(frames, self._segment, block.namespace)
         self._used += len(frames)
         self.counts.device_bytes += len(frames)
         return Writing.STORED
@@ -112,11 +122,22 @@ class DictTier:
         if kept is not None:
             self._used -= len(kept.frames)
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        dropped = len(self.blocks)
-        for id in list(self.blocks):
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        used, all = self._used, len(self.blocks)
+        for id in [id for id, kept in self.blocks.items() if namespace in (b"", kept.namespace)]:
             self.drop(id)
-        self._executor.submit(lambda: None, lambda _: done(dropped))
+        forgotten = Forgotten(all - len(self.blocks), used - self._used)
+        self._clears.append((set(self._reading), lambda: done(forgotten)))
+        self._executor.submit(lambda: None, lambda _: self._end_clears())
+
+    def _end_clears(self) -> None:
+        """A clear has ended when the reads have that were under way when it came."""
+        clears, self._clears = self._clears, []
+        for reading, done in clears:
+            if reading & self._reading:
+                self._clears.append((reading, done))
+            else:
+                done()
 
     def capacity(self) -> Capacity:
         return Capacity(self._used, self._limit)

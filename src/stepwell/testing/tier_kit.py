@@ -21,9 +21,9 @@ from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
 from stepwell.io.memory import Bytes
 from stepwell.testing.executor import Faults, SeededExecutor
-from stepwell.tiers.base import Incoming, Outgoing, Place, Reading, Tier, Writing
+from stepwell.tiers.base import Forgotten, Incoming, Outgoing, Place, Reading, Tier, Writing
 
-NAMESPACE = b"n" * 16
+NAMESPACE, OTHER = b"n" * 16, b"o" * 16
 
 
 def block_id(n: int) -> BlockId:
@@ -62,7 +62,7 @@ class Hands:
         self.executor = executor
         self.nbytes = nbytes
 
-    def outgoing(self, n: int, seed: int | None = None, nbytes: int = 0) -> Outgoing:
+    def outgoing(self, n: int, seed: int | None = None, nbytes: int = 0, namespace: bytes = NAMESPACE) -> Outgoing:
         parts = in_parts(nbytes or self.nbytes)
         data = content(n if seed is None else seed, sum(parts))
 
@@ -70,10 +70,10 @@ class Hands:
             at = sum(parts[:part])
             frame[:] = data[at : at + parts[part]]
 
-        return Outgoing(block_id(n), NAMESPACE, parts, lambda segment: bytes(32), make)
+        return Outgoing(block_id(n), namespace, parts, lambda segment: bytes(32), make)
 
-    def write(self, *numbers: int, seed: int | None = None) -> list[Writing]:
-        return self.put([self.outgoing(n, seed) for n in numbers])
+    def write(self, *numbers: int, seed: int | None = None, namespace: bytes = NAMESPACE) -> list[Writing]:
+        return self.put([self.outgoing(n, seed, namespace=namespace) for n in numbers])
 
     def put(self, blocks: list[Outgoing]) -> list[Writing]:
         answers: list[list[Writing]] = []
@@ -102,6 +102,14 @@ class Hands:
         self.executor.drain()
         (answer,) = answers
         return [np.concatenate(found[at]) if each is Reading.GOOD else each for at, each in enumerate(answer)]
+
+    def clear(self, namespace: bytes = b"") -> Forgotten:
+        cleared: list[Forgotten] = []
+        self.tier.clear(cleared.append, namespace)
+        assert not cleared, "no completion comes inside the call"
+        self.executor.drain()
+        (forgotten,) = cleared
+        return forgotten
 
     def has(self, n: int, seed: int | None = None) -> bool:
         """The block can be read, and is what was written; False if it is not there."""
@@ -214,14 +222,65 @@ class TierKit(ABC):
 
     def test_cleared_is_gone(self, hands: Hands) -> None:
         hands.write(1, 2)
-        cleared: list[int] = []
+        cleared: list[Forgotten] = []
         hands.tier.clear(cleared.append)
         assert not hands.tier.lookup(block_id(1))
         hands.executor.drain()
-        assert cleared == [2]
+        ((blocks, nbytes, whole),) = [(each.blocks, each.nbytes, each.whole) for each in cleared]
+        assert (blocks, whole) == (2, True)
+        assert nbytes >= 2 * self.BLOCK
         assert hands.read(1, 2) == [Reading.ABSENT, Reading.ABSENT]
         assert hands.write(3) == [Writing.STORED]
         assert hands.has(3)
+
+    def test_one_namespace_is_cleared_and_no_other(self, hands: Hands) -> None:
+        hands.write(1, 2)
+        hands.write(3, 4, namespace=OTHER)
+        hands.write(5)
+        assert hands.clear(b"?" * 16) == Forgotten()
+        assert hands.clear(NAMESPACE) == Forgotten(3, 3 * self.BLOCK)
+        assert [hands.tier.lookup(block_id(n)) for n in range(1, 6)] == [False, False, True, True, False]
+        assert hands.read(1, 2, 5) == [Reading.ABSENT] * 3
+        assert hands.has(3) and hands.has(4)
+        assert hands.write(2, 6) == [Writing.STORED] * 2, "what comes after it stays"
+        assert [hands.has(n) for n in range(1, 7)] == [False, True, True, True, False, True]
+
+    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("namespace", [b"", NAMESPACE])
+    def test_when_it_is_cleared_nothing_of_before_is_being_read(
+        self, hands: Hands, namespace: bytes, seed: int
+    ) -> None:
+        """Reads may end as they like, and before the clear does."""
+        chance = random.Random(seed)
+        hands.write(1, 2)
+        hands.write(3, 4, namespace=OTHER)
+        order: list[str] = []
+        got: dict[int, list[Bytes]] = {n: [] for n in (1, 2, 3, 4)}
+
+        def incoming(n: int) -> Incoming:
+            def open(part: int, frame: Bytes, segment: bytes) -> Reading:
+                got[n].append(frame.copy())
+                return Reading.GOOD
+
+            return Incoming(block_id(n), in_parts(self.BLOCK), open)
+
+        def read(n: int) -> None:
+            hands.tier.read([incoming(n)], lambda answers: order.append(f"{n} {answers[0].value}"))
+
+        for n in (1, 2, 3, 4):
+            read(n)
+        for _ in range(chance.randrange(6)):
+            hands.executor.step()
+        hands.tier.clear(lambda forgotten: order.append("cleared"), namespace)
+        hands.executor.drain()
+        before = order[: order.index("cleared")]
+        gone = {1, 2} if namespace else {1, 2, 3, 4}
+        assert {int(each[0]) for each in before} >= gone
+        assert all(each.split()[1] in ("good", "absent") for each in order if each != "cleared"), order
+        for n in (1, 2, 3, 4):
+            if f"{n} good" in order:
+                assert (np.concatenate(got[n]) == content(n, self.BLOCK)).all()
+        assert all(hands.has(n) for n in {1, 2, 3, 4} - gone)
 
     @pytest.mark.parametrize("fail", [0.0, 0.4])
     def test_a_call_is_answered_after_its_last_maker_has_run(self, hands: Hands, fail: float) -> None:
@@ -292,6 +351,21 @@ class TierKit(ABC):
             pytest.skip("this tier keeps nothing over a restart")
         hands.tier = again
         assert all(hands.has(n) for n in range(40))
+
+    def test_another_life_finds_nothing_of_what_was_cleared(self, hands: Hands) -> None:
+        for n in range(0, 40, 2):
+            hands.write(n)
+            hands.write(n + 1, namespace=OTHER)
+        hands.clear(NAMESPACE)
+        hands.write(100)
+        hands.tier.settle(lambda: None)
+        hands.executor.drain()
+        hands.tier.close()
+        again = self.reopen(hands.tier, hands.executor)
+        if again is None:
+            pytest.skip("this tier keeps nothing over a restart")
+        hands.tier = again
+        assert {n for n in range(101) if hands.has(n)} == {*range(1, 40, 2), 100}
 
     def test_reads_and_writes_in_any_order(self, hands: Hands) -> None:
         """Calls overlap, jobs run and complete in the executor's disorder: what is read is what was written."""

@@ -91,6 +91,19 @@ class Capacity:
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a clear has forgotten: blocks that could be found, and bytes that were deleted. `whole`: that is all that
+    there was; else storage has failed, and some of it may be found again."""
+
+    blocks: int = 0
+    nbytes: int = 0
+    whole: bool = True
+
+    def __add__(self, other: Forgotten) -> Forgotten:
+        return Forgotten(self.blocks + other.blocks, self.nbytes + other.nbytes, self.whole and other.whole)
+
+
 @dataclass(slots=True)
 class TierCounts:
     """What a tier has done since it was opened. `device_bytes` were written to the device, padding, footers and what
@@ -144,8 +157,11 @@ class Tier(Protocol):
     def drop(self, id: BlockId) -> None:
         """Forgets a block: lookups that come later miss. Its bytes may lie there for longer."""
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        """Forgets all blocks at once and deletes their bytes; `done` is told how many blocks, when they are gone."""
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        """Forgets all blocks at once, or, by and by, those of one namespace (its tag), and deletes their bytes. `done`
+        is called when they are gone: no lookup, no read and no later life finds a block that was stored before this
+        call, and no read of one is under way. Writes that were asked for before may come to nothing. What is written
+        after this call stays, and so does what belongs to other namespaces."""
 
     def capacity(self) -> Capacity: ...
 

@@ -14,6 +14,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.io.memory import Bytes
 from stepwell.tiers.base import (
     Capacity,
+    Forgotten,
     Incoming,
     Outgoing,
     ReadDone,
@@ -108,8 +109,8 @@ class FaultyTier:
     def drop(self, id: BlockId) -> None:
         self._inner.drop(id)
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        self._inner.clear(done)
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        self._inner.clear(done, namespace)
 
     def capacity(self) -> Capacity:
         return self._inner.capacity()

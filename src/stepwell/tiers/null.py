@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stepwell.block.namespace import BlockId
-from stepwell.tiers.base import Capacity, Incoming, Outgoing, ReadDone, TierCounts, WriteDone
+from stepwell.tiers.base import Capacity, Forgotten, Incoming, Outgoing, ReadDone, TierCounts, WriteDone
 
 
 class NullTier:
@@ -28,8 +28,8 @@ class NullTier:
     def drop(self, id: BlockId) -> None:
         pass
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        done(0)
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        done(Forgotten())
 
     def capacity(self) -> Capacity:
         return Capacity(used=0, limit=0)

@@ -44,11 +44,14 @@ class Call:
     def answer(self, at: int, writing: Writing) -> None:
         self._answers[at] = writing
 
-    def refuse(self, writing: Writing) -> None:
-        """Blocks without a place get none."""
-        for at, _ in self.blocks:
-            self._answers[at] = writing
-        self.blocks.clear()
+    def refuse(self, writing: Writing, namespace: bytes = b"") -> None:
+        """Blocks without a place get none: all, or those of one namespace."""
+        left, self.blocks = self.blocks, deque()
+        for at, block in left:
+            if namespace and block.namespace != namespace:
+                self.blocks.append((at, block))
+            else:
+                self._answers[at] = writing
 
     @property
     def ended(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from stepwell.io.executor import Executor
 from stepwell.io.files import Files
+from stepwell.tiers.base import Forgotten
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import Space
@@ -39,8 +41,8 @@ class Deletion:
         self._going: deque[Segment] = deque()  # used by nobody
         self._running = False
         self._doomed = 0
-        self._dropped = 0  # blocks, since `when_done` was last answered
-        self._when_done: list[Callable[[int], None]] = []
+        self._gone = Forgotten()  # since there was last nothing to do
+        self._when_done: list[Callable[[Forgotten], None]] = []
 
     def doom(self, segment: Segment) -> None:
         """Its blocks count as gone from now on, and its file goes when nobody uses it any more (see `go`)."""
@@ -55,18 +57,17 @@ class Deletion:
         self._going.append(segment)
         self._next()
 
-    def when_done(self, done: Callable[[int], None]) -> None:
-        """Tells how many blocks went, when all that is doomed now or until then is gone. Never inside this call."""
+    def when_done(self, done: Callable[[Forgotten], None]) -> None:
+        """Tells what went, when all that is doomed now or until then is gone for good. Never inside this call."""
         self._when_done.append(done)
-        if not self._doomed:
-            self._executor.submit(lambda: None, lambda _: self._tell())
+        self._tell()
 
     def _next(self) -> None:
         if self._running or not self._going:
             return
         segment = self._going.popleft()
         self._running = True  # from here on nothing puts a block of it into the index
-        self._dropped += self._index.drop_segment(segment.number)
+        self._gone += Forgotten(self._index.drop_segment(segment.number))
         self._owner.handles.forget(segment.name)
 
         def gone(error: BaseException | None) -> None:
@@ -76,7 +77,9 @@ class Deletion:
             space.leaving -= segment.nbytes
             if error is None or isinstance(error, FileNotFoundError):
                 space.used -= segment.nbytes
+                self._gone += Forgotten(nbytes=segment.nbytes)
             else:
+                self._gone += Forgotten(whole=False)
                 self._owner.trouble("delete", error)  # it lies there still, and counts
             self._owner.forget(segment)
             self._next()
@@ -88,8 +91,14 @@ class Deletion:
     def _tell(self) -> None:
         if self._doomed:
             return
-        dropped, self._dropped = self._dropped, 0
+        forgotten, self._gone = self._gone, Forgotten()
         waiting, self._when_done = self._when_done, []
-        for done in waiting:
-            done(dropped)
-            dropped = 0
+
+        def synced(error: BaseException | None) -> None:
+            if error is not None:
+                self._owner.trouble("delete", error)
+            for done in waiting:
+                done(replace(forgotten, whole=forgotten.whole and error is None))
+
+        if waiting:
+            self._executor.submit(self._owner.files.sync, synced)

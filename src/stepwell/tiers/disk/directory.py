@@ -6,8 +6,9 @@ Everything but the jobs happens on the owner's thread. A segment's life:
       ▲                                                                                            │
       └── FREE ◄──nobody reads it any more── EMPTY ◄──hot blocks copied── EVICTING ◄──the oldest───┘
 
-and from each of them to DOOMED, which ends with the file's deletion. `busy` counts the jobs that use a segment's file:
-while there are any it is neither deleted nor given another life.
+and from each of them to DOOMED, which ends with the file's deletion. A CLOSED one stays so while it is swept of a
+namespace. What can be found in a segment that is closed is in its footer, or it has none (see `Sweep`). `busy` counts
+the jobs that use a segment's file: while there are any it is neither deleted nor given another life.
 
 Bounds: files of ours never exceed `limit` bytes; no file is made, and none is used again, where that leaves others less
 than `reserve` bytes of free space; then a file that became free is deleted instead.
@@ -19,6 +20,7 @@ import heapq
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -28,7 +30,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.files import Files
 from stepwell.io.staging import Staging
-from stepwell.tiers.base import Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
+from stepwell.tiers.base import Forgotten, Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
 from stepwell.tiers.disk.calls import Call, Placed, Run
 from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.eviction import Eviction
@@ -37,6 +39,7 @@ from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
 from stepwell.tiers.disk.stream import read_in, write_out
+from stepwell.tiers.disk.sweep import Sweep
 
 MOST_RUN = 9 << 20
 """Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
@@ -88,15 +91,18 @@ class Directory:
         self.open_segment: Segment | None = None
         self._eviction = Eviction(self, index, staging, executor, locksmith, counts)
         self._deletion = Deletion(self, index, executor)
+        self._sweep = Sweep(self, index, self._deletion, staging, executor, counts)
         self._free: deque[Segment] = deque()
         self._closed: list[tuple[int, int]] = []  # heap of sequence and number: the oldest goes first
         self._beginning = False  # a segment is being made ready
         self._sequence = 0
         self._waiting: deque[Call] = deque()
         self._jobs = 0  # that use segments
-        self._to_clear: list[Callable[[int], None]] = []
+        self.reads: set[Run] = set()  # that are under way
+        self._to_clear: list[Callable[[], None]] = []
         self.ready = False  # what lies here is known
         self.unreadable = False  # it could not be found out
+        self.unseen = False  # that, or what is in some of its files
 
     @property
     def used(self) -> int:
@@ -109,9 +115,10 @@ class Directory:
     # reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, run: Run) -> Callable[[list[Reading]], None]:
-        """A job that reads the run and writes its answers into the list that it is given. Call `ended` after it."""
+        """A job that reads the run and writes its answers into the list that it is given. Then call `read_ended`."""
         segment, id = run.segment, run.segment.id
         self.use(segment)
+        self.reads.add(run)
 
         def job(answers: list[Reading]) -> None:
             places = iter([place for place, _ in run.blocks])
@@ -129,6 +136,10 @@ class Directory:
                     answers[place] = Reading.FAILED
 
         return job
+
+    def read_ended(self, run: Run) -> None:
+        self.reads.discard(run)
+        self.ended(run.segment)
 
     def use(self, segment: Segment) -> None:
         """A job is about to use the segment's file: call `ended` when it has ended."""
@@ -153,6 +164,7 @@ class Directory:
         self.shrink()
         if self._waiting:
             self._place()
+        self._sweep.go_on()
         self._changed()
 
     # writing ----------------------------------------------------------------------------------------------------------
@@ -217,18 +229,24 @@ class Directory:
         self._executor.submit(job, ended)
 
     def _list(self, segment: Segment, block: Outgoing, page: int, commitment: bytes) -> Writing:
-        """A block that lies in the segment now can be found from now on, if the index has room for it."""
+        """A block that lies in the segment now can be found from now on, if the index has room for it. The footer has
+        it anyway: it lists whatever can be found there, so that a sweep misses nothing. What was cleared on its way
+        does not hide the same block that was written again since."""
+        segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
+        goes = segment.phase is Phase.DOOMED or self._sweep.concerns(segment, block.namespace)
+        if goes and self._index.find(block.id) is not None:
+            return Writing.STORED
         try:
             self._index.put(block.id, segment.number, page)
         except OverflowError:
             return Writing.FULL
-        segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
         return Writing.STORED
 
     def failed(self, segment: Segment, error: BaseException) -> None:
         """A write to it failed: what is on the device now nobody knows, so nothing more is placed in it. What was
         written before stays readable: each frame proves itself."""
         self.trouble(self.space.trouble(error), error)
+        segment.torn = True
         if segment is self.open_segment:
             self.open_segment = None
         if segment.phase is Phase.OPEN:
@@ -242,14 +260,17 @@ class Directory:
             self.ended(segment)
 
     def _finish(self, segment: Segment) -> None:
-        """All its jobs have ended: the footer is written."""
+        """All its jobs have ended: the footer is written. Not where a write failed: parts of it may lie there, and the
+        footer would hide them. Whoever looks for what there is looks at the frames."""
         if not segment.records:
             self._free_up(segment)
             return
         footer = segment.footer()
         segment.records, segment.commitments = [], {}
-        self._close(segment)
-        self._write_footer(segment, footer)
+        if segment.torn:
+            self._close(segment)
+        else:
+            self._write_footer(segment, footer)
 
     def _close(self, segment: Segment) -> None:
         segment.phase = Phase.CLOSED
@@ -258,6 +279,7 @@ class Directory:
     def close_found(self, segment: Segment, footer: Footer) -> None:
         """Writes the footer of a segment that an earlier life left open, so that the next one finds it."""
         if len(footer.records) and Footer.nbytes(len(footer.records)) <= self._unused_end(segment, footer):
+            segment.phase = Phase.CLOSING
             self._write_footer(segment, footer)
 
     @staticmethod
@@ -279,6 +301,8 @@ class Directory:
                 self.trouble(self.space.trouble(error), error)
             else:
                 self._counts.device_bytes += len(raw)
+            if segment.phase is Phase.CLOSING:
+                self._close(segment)
             self.ended(segment)
             self.wake()
 
@@ -340,11 +364,14 @@ class Directory:
 
         self._executor.submit(job, ended)
 
-    def _refuse(self) -> None:
+    def _refuse(self, namespace: bytes = b"") -> None:
+        """Blocks that wait for a place get none: all, or those of one namespace."""
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
-            call.refuse(Writing.FULL)
-            if call.ended:
+            call.refuse(Writing.FULL, namespace)
+            if call.blocks:
+                self._waiting.append(call)
+            elif call.ended:
                 self._later(call.finish)
 
     def _make_room_ahead(self) -> None:
@@ -399,19 +426,27 @@ class Directory:
                 return
             self._deletion.doom(self._free.popleft())
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        """Drops all blocks and deletes all our files, as soon as nobody uses them; `done` is told how many blocks, when
-        all are gone. What waits for a place gets none. While it is not known what lies here, all this waits."""
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        """Forgets all blocks, or those of one namespace: see `Sweep`. Of them, what waits for a place gets none. While
+        it is not known what lies here, all this waits."""
         if not (self.ready or self.unreadable):
-            self._to_clear.append(done)
+            self._to_clear.append(partial(self.clear, done, namespace))
             return
-        self._refuse()
-        self.open_segment = None
-        self._free.clear()
-        for segment in list(self.segments.values()):
-            if segment.phase not in (Phase.DOOMED, Phase.BEGINNING):
-                self._deletion.doom(segment)
-        self._deletion.when_done(done)
+        self._refuse(namespace)
+        if namespace and self.open_segment is not None and self.open_segment.blocks:
+            self._close_open()
+        self._sweep.begin(namespace, done)
+
+    def forgets(self, namespace: bytes) -> bool:
+        return self._sweep.forgets(namespace)
+
+    def discard(self, segment: Segment) -> None:
+        """Its file goes with all that it holds, as soon as nobody uses it."""
+        if segment is self.open_segment:
+            self.open_segment = None
+        elif segment.phase is Phase.FREE:
+            self._free.remove(segment)
+        self._deletion.doom(segment)
 
     # the rest ---------------------------------------------------------------------------------------------------------
 
@@ -437,9 +472,10 @@ class Directory:
         """All that an earlier life left was found, or cannot be. Nothing is written before: only now it is known how
         much is used."""
         self.ready, self.unreadable = not unreadable, unreadable
+        self.unseen |= unreadable
         waiting, self._to_clear = self._to_clear, []
-        for done in waiting:
-            self.clear(done)
+        for clear in waiting:
+            clear()
         self.wake()
 
     def settle(self) -> None:
@@ -448,7 +484,7 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting) or self._beginning or self._jobs > 0
+        return bool(self._waiting) or self._beginning or self._jobs > 0 or self._sweep.busy
 
     def _later(self, call: Callable[[], None]) -> None:
         self._executor.submit(lambda: None, lambda _: call())

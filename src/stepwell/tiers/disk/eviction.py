@@ -41,6 +41,8 @@ class Owner(Protocol):
 
     def emptied(self, segment: Segment) -> None: ...
 
+    def forgets(self, namespace: bytes, /) -> bool: ...
+
 
 class Eviction:
     """Empties segments of one directory, one after the other. `busy`: one is being emptied."""
@@ -98,6 +100,8 @@ class Eviction:
         target = self._owner.open_segment if victim.phase is Phase.EVICTING else None  # else it was cleared meanwhile
         for at in range(first, len(hot)):
             record, commitment = hot[at]
+            if self._owner.forgets(bytes(record["namespace"])):
+                continue
             again = self._locksmith.again(commitment, victim.id, target.id) if target is not None else None
             if target is not None and again is not None and target.fits(int(record["pages"]) * PAGE, again):
                 self._copy(victim, target, hot, at, again)
@@ -134,10 +138,10 @@ class Eviction:
                 self._owner.failed(target, error)
             elif copied:
                 self._counts.device_bytes += nbytes
+                target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))
                 if self._index.find(id) == (victim.number, source):
                     self._counts.reinserted_blocks += 1
                     self._index.put(id, target.number, page)
-                    target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))
             self._owner.ended(target)
             self._reinsert(victim, hot, at + 1)
 

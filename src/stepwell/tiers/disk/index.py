@@ -58,7 +58,7 @@ class BlockIndex:
     since who reads a frame checks the full id in it, and a wrong one is a miss.
 
     No call takes longer than about a millisecond, however many blocks there are, but those over many blocks
-    (`put_many`, `hot`, `drop_segment`): theirs is bounded by the blocks they are given, or a segment's.
+    (`put_many`, `remove_many`, `hot`, `drop_segment`): theirs is bounded by the blocks they are given, or a segment's.
     """
 
     def __init__(self, most: int = 1 << 28) -> None:
@@ -152,6 +152,16 @@ class BlockIndex:
         keys[hole] = 0
         self._count -= 1
         return True
+
+    def remove_many(self, ids: bytes | npt.NDArray[np.uint8], segment: int, pages: npt.NDArray[np.uint32]) -> int:
+        """Forgets those of these blocks that lie at these pages of this segment still, and says how many did. About a
+        microsecond a block."""
+        slots = self._locate(_keys(ids))
+        places = pages.astype(np.uint64) | np.uint64(segment << 31)
+        here = (slots >= 0) & (self._all_values[slots] >> 1 == places)
+        slots = np.unique(slots[here])
+        self._take_out(slots)
+        return len(slots)
 
     def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
         """Which of these blocks lie in this segment still and were used since they were put there."""

@@ -24,9 +24,6 @@ from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVers
 NAME = re.compile(r"[0-9a-f]{16}\.seg")
 LOCK, README = "lock", "README.txt"
 OURS = (LOCK, README)
-GAP = 32 << 20
-"""More than all writes that are under way at the same time."""
-
 _FIRST_STEP = 64 << 10
 
 
@@ -115,7 +112,7 @@ def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
 
 def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
     """The blocks of a segment that was open, header by header. Writes were under way side by side, so a gap may come
-    before the last of them."""
+    before the last of them; and a sweep leaves zeros, as many as a segment has."""
     records: list[tuple[bytes, bytes, int, int, int, int]] = []
     keys: dict[bytes, int] = {}
     page, first, shards = 1, 1, 0
@@ -141,8 +138,8 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
 
 
 def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> int:
-    """The next page that begins with this segment's first shard of a block, at most GAP bytes on; 0: there is none."""
-    end, step = min(page + GAP // PAGE, nbytes // PAGE), _FIRST_STEP
+    """The next page that begins with this segment's first shard of a block; 0: there is none."""
+    end, step = nbytes // PAGE, _FIRST_STEP
     while page < end:
         length = min(step, (end - page) * PAGE)
         with staging.lend(length) as buffer:

@@ -30,11 +30,11 @@ class Phase(Enum):
 class Segment:
     """One life of a file. `id` is never used again; `end` is the next free page, `ordinal` the next part's number.
 
-    `busy` counts jobs that use the file: while there are any, it is not given another life.
+    `busy` counts jobs that use the file: while there are any, it is not given another life. `torn`: a write failed.
     """
 
     __slots__ = ("blocks", "busy", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
-                 "records", "sequence")  # fmt: skip
+                 "records", "sequence", "torn")  # fmt: skip
 
     def __init__(self, number: int, name: str, id: bytes, sequence: int, nbytes: int, phase: Phase) -> None:
         self.number = number
@@ -49,6 +49,7 @@ class Segment:
         self.blocks = 0
         self.records: list[tuple[bytes, bytes, int, int, int, int]] = []  # those of RECORD, until it is closed
         self.commitments: dict[bytes, int] = {}
+        self.torn = False
 
     def fits(self, nbytes: int, commitment: bytes) -> bool:
         """Frames of `nbytes` under this key have room, and so has the footer that lists them."""

@@ -15,6 +15,7 @@ from stepwell.io.files import SystemFiles
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import (
     Capacity,
+    Forgotten,
     Incoming,
     Locksmith,
     Outgoing,
@@ -70,7 +71,6 @@ class DiskTier:
         trouble: Callable[[str, BaseException], None] = lambda kind, error: None,
     ) -> None:
         self.counts = TierCounts()
-        self.kept_segments = 0
         self.foreign_files = 0
         self._settled: Callable[[], None] | None = None
         self._executor = executor
@@ -146,7 +146,7 @@ class DiskTier:
                     here = self._index.find(block.id)
                     if answers[at] in (Reading.ABSENT, Reading.DAMAGED) and here and here.segment == run.segment.number:
                         self._index.remove(block.id)
-                directory.ended(run.segment)
+                directory.read_ended(run)
             done(answers)
             for directory, _ in runs:
                 directory.wake()
@@ -161,19 +161,18 @@ class DiskTier:
     def drop(self, id: BlockId) -> None:
         self._index.remove(id)
 
-    def clear(self, done: Callable[[int], None]) -> None:
-        left, dropped = len(self._directories), 0
+    def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        left, total = len(self._directories), Forgotten()
 
-        def cleared(blocks: int) -> None:
-            nonlocal left, dropped
+        def cleared(forgotten: Forgotten) -> None:
+            nonlocal left, total
             left -= 1
-            dropped += blocks
+            total += forgotten
             if not left:
-                self.kept_segments = 0
-                done(dropped)
+                done(total)
 
         for directory in self._directories:
-            directory.clear(cleared)
+            directory.clear(cleared, namespace)
 
     def capacity(self) -> Capacity:
         return Capacity(sum(d.used for d in self._directories), sum(d.limit for d in self._directories))
@@ -183,7 +182,7 @@ class DiskTier:
         return {
             "blocks": len(self._index),
             "segments": len(self._segments),
-            "kept_segments": self.kept_segments,
+            "kept_segments": sum(segment.phase is Phase.KEPT for _, segment in self._segments.values()),
             "foreign_files": self.foreign_files,
             "index_bytes": self._index.nbytes,
         }
@@ -217,7 +216,6 @@ class DiskTier:
         known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
         if not all(known):
-            self.kept_segments += 1
             segment.phase = Phase.KEPT
             records = records[[known[key] for key in records["key"].tolist()]]
         directory.found(segment)
@@ -233,6 +231,7 @@ class DiskTier:
         self._trouble("read", error)
         self.foreign_files += 1
         if not isinstance(error, NotAFile):
+            directory.unseen = True
             directory.space.used += directory.segment_bytes
 
     # the end ----------------------------------------------------------------------------------------------------------
