@@ -181,6 +181,8 @@ def test_what_comes_up_from_a_tier_that_is_being_swept_goes(tmp_path: Path, seed
     answers: list[dict[str, Sum]] = []
     rig.hierarchy.clear(ALL, tag_of(one), answers.append)
     rig.turns()
+    leases, _ = one.reserve(digests(100, 101))
+    one.workers[0].say(m.Filled(leases, []))
     for _ in range(seed):
         rig.executor.step()
     tickets = [(each, each.ask(digests(n, n + 1))) for n in (0, 4, 8, 12) for each in (one, two)]
@@ -189,6 +191,10 @@ def test_what_comes_up_from_a_tier_that_is_being_swept_goes(tmp_path: Path, seed
         each.release(ticket)
     rig.settle()
     assert len(answers) == 1
+    told: list[dict[bytes, Sum]] = []
+    rig.hierarchy.count_namespaces(lambda sums: told.append(dict(sums)))
+    rig.settle()
+    assert told[0][tag_of(one)].blocks == 2, "what it wrote meanwhile stays"
     assert [one.found(digests(n)) for n in range(16)] == [0] * 16
     assert [two.found(digests(n)) for n in range(16)] == [1] * 16
     assert "disk_errors_read" not in rig.hierarchy.stats()

@@ -557,13 +557,29 @@ def test_a_kill_in_the_middle_of_a_sweep_costs_no_other_block(tmp_path: Path, at
     life.end()
 
 
-def test_a_good_end_waits_for_it(tmp_path: Path) -> None:
-    life = Life(tmp_path)
-    put(life, mixed(100))
-    cleared = begin(life, 0)
-    life.settle()
-    assert len(cleared) == 1
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("numbers", [mixed(100), list(range(100))])
+def test_a_good_end_waits_for_it(tmp_path: Path, numbers: list[int], seed: int) -> None:
+    life = Life(tmp_path, seed=seed)
+    put(life, numbers)
+    order: list[str] = []
+    life.tier.clear(lambda forgotten: order.append("cleared"), life.tag(0))
+    life.tier.settle(lambda: order.append("settled"))
+    life.executor.drain()
+    assert order == ["cleared", "settled"]
     life.tier.close()
+
+
+def test_a_file_that_was_cut_gets_no_footer_over_its_last_block(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    put(life, mixed(20))
+    life.end()
+    os.truncate(segments(tmp_path)[0], PAGE + 8 * BLOCK)
+    life = Life(tmp_path)
+    assert life.clear(0) == Forgotten(4, 4 * BLOCK)
+    life = another(life, tmp_path, "kill")
+    assert find(life, mixed(20)) == set(range(SPACE, SPACE + 4))
+    life.end()
 
 
 def test_a_file_that_was_copied_and_put_back_is_swept_as_it_lies_there(tmp_path: Path) -> None:
