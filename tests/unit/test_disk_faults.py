@@ -184,12 +184,30 @@ def test_another_version_is_counted_and_left_alone(tmp_path: Path) -> None:
     poke(victim, 0, bytes(page[:-4]) + zlib.crc32(page[:-4]).to_bytes(4, "little"))
     before = victim.read_bytes()
     life = Life(tmp_path)
-    assert life.tier.figures()["foreign_files"] == 1
+    assert life.tier.figures()["kept_segments"] == 1
+    assert life.tier.figures()["foreign_files"] == 0
     assert life.tier.capacity().used == 2 * SEGMENT, "it takes room"
     assert life.good(SOME) == set(range(PER_SEGMENT, 100))
     life.put_all(range(200, 500))
     assert victim.read_bytes() == before
     assert life.tier.capacity().used <= 64 * MIB
+    life.clear()
+    assert not segments(tmp_path), "it was ours, and goes with all that is"
+    life.end()
+
+
+def test_a_segment_with_a_damaged_head_is_kept_and_goes_when_all_is_cleared(tmp_path: Path) -> None:
+    """Its trailer says that it is ours; without one it may be anybody's."""
+    a_life(tmp_path)
+    ours, anybodys = segments(tmp_path)[:2]
+    poke(ours, 20, b"xx")
+    poke(anybodys, 20, b"xx")
+    poke(anybodys, anybodys.stat().st_size - PAGE, bytes(PAGE))
+    life = Life(tmp_path)
+    figures = life.tier.figures()
+    assert (figures["kept_segments"], figures["foreign_files"]) == (1, 1)
+    life.clear()
+    assert segments(tmp_path) == [anybodys]
     life.end()
 
 
@@ -289,14 +307,28 @@ def test_a_block_whose_last_shard_is_missing_is_no_block(tmp_path: Path) -> None
 
 
 def test_a_file_that_was_made_and_never_written_is_used(tmp_path: Path) -> None:
-    for name, nbytes in (("0" * 16, SEGMENT), ("1" * 16, SEGMENT), ("2" * 16, 0), ("3" * 16, 5 * PAGE)):
-        with (tmp_path / f"{name}.seg").open("wb") as file:
-            file.truncate(nbytes)
+    for name in "01":
+        with (tmp_path / f"{name * 16}.seg").open("wb") as file:
+            file.truncate(SEGMENT)
     life = Life(tmp_path)
-    assert life.tier.capacity().used == 2 * SEGMENT, "files of another size are deleted"
+    assert life.tier.capacity().used == 2 * SEGMENT
     life.put_all(range(PER_SEGMENT + 10))
     assert {path.name[0] for path in segments(tmp_path)} == {"0", "1"}
     life.end()
+
+
+def test_files_that_only_look_like_ones_that_we_have_not_written_yet_are_left_alone(tmp_path: Path) -> None:
+    """Others number their logs with 16 digits too, and begin them with zeros."""
+    late = bytes(PAGE) + b"precious" * 512
+    left = {"2": b"", "3": bytes(5 * PAGE), "4": late, "5": late + bytes(SEGMENT - len(late))}
+    for name, content in left.items():
+        (tmp_path / f"{name * 16}.seg").write_bytes(content)
+    life = Life(tmp_path)
+    assert life.tier.figures()["foreign_files"] == len(left)
+    life.put_all(range(PER_SEGMENT + 10))
+    life.clear()
+    life.end()
+    assert {path.name[0]: path.read_bytes() for path in segments(tmp_path)} == left
 
 
 def test_many_files_are_looked_at(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def poke(path: Path, offset: int, data: bytes) -> None:
 
 def test_what_is_whole_is_good(disk: Path, home: Path) -> None:
     (disk / "notes.txt").write_text("mine")
-    (disk / f"{'0' * 16}.seg").write_bytes(bytes(SEGMENT))
+    with (disk / f"{'0' * 16}.seg").open("wb") as file:
+        file.truncate(SEGMENT)
     report = examined(disk, home)
     assert report.ok
     assert report.blocks == {"good": COUNT}

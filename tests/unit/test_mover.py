@@ -38,11 +38,22 @@ def test_what_lies_below_is_not_written_again() -> None:
     rig.settle()
     assert engine.spill(digests) == 0
     once = rig.stat("dict_device_written_bytes")
-    engine.scheduler.say(m.Forget(0, digests))
-    rig.settle()
+    for entry in list(rig.hierarchy.index.values()):
+        rig.hierarchy.arena.drop(entry, "cleared")
     assert engine.spill(digests[:64]) == 2, "computed again, because it could not wait"
     assert engine.found(digests) == 4, "two of them staged"
     assert rig.stat("dict_device_written_bytes") == once
+
+
+def test_what_an_engine_found_wrong_is_forgotten_below_too() -> None:
+    rig = DeepRig()
+    engine, digests = rig.join(), chain(4)
+    fill(engine, digests)
+    rig.settle()
+    assert len(rig.below.blocks) == 4
+    engine.scheduler.say(m.Forget(0, at(digests, 2)))
+    rig.settle()
+    assert engine.found(digests) == 2
 
 
 def test_the_write_queue_leases_what_it_may_and_keeps_the_rest_in_sight() -> None:

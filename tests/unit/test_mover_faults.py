@@ -178,17 +178,58 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     assert len(rig.below.blocks) == 16, "what waited was written"
 
 
-def test_a_write_that_hangs_stalls_the_tier_too() -> None:
+def test_a_write_that_hangs_stops_writes_and_no_reads() -> None:
+    """It may wait for other things than the device: for a recovery, or for room."""
     rig = written(2, 2)
     engine = rig.join()
     rig.faulty.faults = HUNG
     fill(engine, chain(1, 500))
     rig.clock.advance(STALLED_S + 0.001)
-    ticket = engine.ask(chain(2))
+    rig.faulty.faults = HEALTHY
+    calls = len(rig.hierarchy.mover.writing)
+    assert engine.found(chain(2)) == 2
+    fill(engine, chain(1, 600))
     rig.settle()
-    assert engine.answer(ticket).reason == "tier_down"
-    assert rig.below.reads == 0
+    assert len(rig.hierarchy.mover.writing) == calls
     assert engine.found(chain(1, 500)) == 1, "the arena needs no tier"
+
+
+def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_being_filled() -> None:
+    rig = written(8, 6)
+    engine, digests = rig.join(), chain(6)
+    rig.faulty.faults = HUNG
+    first = engine.ask(digests)
+    rig.turns()
+    rig.clock.advance(STALLED_S + 0.001)
+    second = engine.ask(digests)
+    rig.settle()
+    assert (engine.answer(second).more, engine.answer(second).reason) == (False, "tier_down")
+    assert engine.spill(digests) == 6, "computed, and kept"
+    assert engine.found(digests) == 6
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert engine.found(digests) == 6
+    engine.release(first)
+    rig.settle()
+    assert not rig.hierarchy.mover.staging
+    rig.hierarchy.check()
+
+
+def test_what_nobody_filled_meanwhile_is_there_when_the_tier_comes_back() -> None:
+    rig = written(8, 6)
+    engine, digests = rig.join(), chain(6)
+    rig.faulty.faults = HUNG
+    for _ in range(2):
+        engine.release(engine.ask(digests))
+        rig.turns()
+        rig.clock.advance(STALLED_S + 0.001)
+    rig.faulty.faults = HEALTHY
+    reads = rig.below.reads
+    rig.faulty.release()
+    rig.settle()
+    assert engine.found(digests) == 6
+    assert rig.below.reads - reads <= 6
 
 
 def test_what_is_allowed_for_a_block_follows_healthy_reads_up_to_a_limit() -> None:

@@ -105,7 +105,8 @@ def hierarchy(well: Hierarchy) -> None:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
         if (entry.state is State.FILLING) != (id(entry) in filling):
             wrong.append("a block is being filled by nobody")
-        if entry.state is not State.DRAINING and well.index.get(entry.id) is not entry:
+        lost = entry.state is State.DRAINING or entry in well.mover.staging  # of a read that hangs
+        if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     _verdict("the hierarchy's books do not balance", wrong)
 

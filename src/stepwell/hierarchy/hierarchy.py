@@ -49,7 +49,7 @@ MAX_RESERVE = 256
 """Blocks in one Reserve."""
 
 MAX_TICKETS = 4096
-"""Requests of one session that may be waiting."""
+"""Requests of one session that may be waiting, and as many that may be copying."""
 
 _EPOCHS_KEPT = 4
 
@@ -97,7 +97,9 @@ class Hierarchy:
         self.mover = self._recalls.mover = Mover(
             self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed, self._recalls.freed
         )
-        self._spills = Spills(self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled)
+        self._spills = Spills(
+            self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled, self.mover.disown
+        )
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
 
@@ -258,7 +260,7 @@ class Hierarchy:
                     raise _not_now(message)
                 self._work.append(self._recalls.ask(session, message))
             case m.Recall(transfer=number, first=first, count=blocks):
-                if number in session.transfers or first < 0 or blocks < 0:
+                if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
                 self._recalls.recall(session, message)
             case m.Release(ticket=number):
@@ -299,7 +301,9 @@ class Hierarchy:
             if session.phase is not Phase.LIVE:
                 return
             for origin in self._origins(session, message.epoch):
-                entry = self.index.get(origin.name(message.digests[at : at + 32]))
+                id = origin.name(message.digests[at : at + 32])
+                self.mover.tier.drop(id)
+                entry = self.index.get(id)
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE

@@ -80,9 +80,12 @@ class Mover:
 
     @property
     def stalled(self) -> bool:
-        """The tier has not answered for too long."""
-        calls = (*self.reading.values(), *self.writing.values())
-        return bool(calls) and self._clock.now() - min(since for since, _ in calls) > STALLED_S
+        """A read has not been answered for too long. Writes may wait for other things than a device (a recovery, room),
+        so they stop no reads."""
+        return self._late(self.reading)
+
+    def _late(self, calls: dict[int, tuple[float, list[Entry]]]) -> bool:
+        return bool(calls) and self._clock.now() - min(since for since, _ in calls.values()) > STALLED_S
 
     @property
     def allowance_s(self) -> float:
@@ -121,7 +124,7 @@ class Mover:
             "evicted_blocks": tier.counts.evicted_blocks,
             "reinserted_blocks": tier.counts.reinserted_blocks,
             **tier.figures(),
-            **{f"errors_{kind}": n for kind, n in tier.counts.errors.items()},
+            **{f"errors_{kind}": n for kind, n in list(tier.counts.errors.items())},  # any thread may add a kind
         }
         return {f"{tier.name}_{key}": value for key, value in table.items()}
 
@@ -129,7 +132,10 @@ class Mover:
 
     def spilled(self, entry: Entry) -> None:
         """The block has just been published: it is to be written, if the tier keeps anything and it is not there."""
-        if not self.tier.capacity().limit or self.tier.lookup(entry.id):
+        if not self.tier.capacity().limit:
+            return
+        if self.tier.lookup(entry.id):
+            self.tier.touch(entry.id)
             return
         if self.queued_bytes + entry.nbytes > self._limits.host_bytes:
             self._emit(e.BlockNotWritten(self.tier.name, "queue_full"))
@@ -206,6 +212,14 @@ class Mover:
         if self.staging.get(entry) is not None:
             self._give_up(entry)
 
+    def disown(self, entry: Entry) -> bool:
+        """If this entry is to come from a tier that hangs, it is found no more: who asks is told at once, and who has the
+        block may fill another one. Its slots stay with the read."""
+        stuck = self.stalled and entry in self.staging
+        if stuck:
+            del self._index[entry.id]
+        return stuck
+
     def _give_up(self, entry: Entry) -> None:
         """Its staging ends without a block."""
         if self.staging.pop(entry) is not None:
@@ -236,7 +250,7 @@ class Mover:
             self._took.append(seconds)
             good = 0
             for entry, answer in zip(batch, answers, strict=True):
-                if answer is Reading.GOOD:
+                if answer is Reading.GOOD and self._index.setdefault(entry.id, entry) is entry:
                     del self.staging[entry]
                     self._arena.commit(entry)
                     good += entry.nbytes
@@ -255,7 +269,7 @@ class Mover:
         if not self.stalled:
             while self._up and len(self.reading) < self._limits.readers:
                 self._read()
-            while self._down and len(self.writing) < (1 if self.reading else WRITERS):
+            while self._down and not self._late(self.writing) and len(self.writing) < (1 if self.reading else WRITERS):
                 self._write()
         if self._when_idle is not None and self.idle:
             call, self._when_idle = self._when_idle, None

@@ -159,6 +159,8 @@ class Recalls:
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
         entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
+        if entry is not None and self.mover.disown(entry):
+            entry = None
         if entry is None:
             staged = self._stage(session, ticket, ids, origins)
             if isinstance(staged, _Obstacle):
@@ -234,6 +236,9 @@ class Recalls:
         first, ticket.told = ticket.told, ticket.landed
         news = ticket.pinned[first : ticket.landed]
         self._arena.touch(news)
+        if self.mover.tier.capacity().limit:
+            for entry in news:  # what is used here stays there, too: after a restart the rest is worthless without it
+                self.mover.tier.touch(entry.id)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,

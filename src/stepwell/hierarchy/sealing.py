@@ -90,7 +90,7 @@ class Sealing:
             if not n:
                 expected = Expected(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
                 key, now = origin.keys.of(segment), int(self._wall())
-                openers.append(Opener(expected, key, sealed=self._sealed, now=now))
+                openers[shard:] = [Opener(expected, key, sealed=self._sealed, now=now)]  # it may be begun again
             return _READINGS[openers[shard].open(n, frame, slots[shard])]
 
         def fail() -> None:

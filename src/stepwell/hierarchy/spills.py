@@ -29,6 +29,7 @@ class Spills:
         emit: Sink,
         origins: Callable[[Session, int], tuple[Origin, ...]],
         published: Callable[[Entry], None],
+        disown: Callable[[Entry], bool],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -36,6 +37,7 @@ class Spills:
         self._emit = emit
         self._origins = origins
         self._published = published
+        self._disown = disown
         self._leases = 0
 
     def reserve(self, session: Session, message: Reserve) -> Work:
@@ -56,6 +58,8 @@ class Spills:
                 self._emit(SpillRefused("no_room"))
                 continue
             id = origin.name(message.digests[at : at + 32])
+            if (known := self._index.get(id)) is not None:
+                self._disown(known)
             while (
                 id not in self._index
                 and self._arena.awaits_slab(session.owner, session.copiers)

@@ -37,6 +37,9 @@ class File(Protocol):
     def write(self, data: Bytes, offset: int) -> None:
         """Writes all of it, or raises."""
 
+    def blank(self) -> bool:
+        """It has no data at all, as far as the filesystem tells: only space."""
+
     def zero(self, offset: int, nbytes: int) -> int:
         """This range reads as zeros from now on; the file keeps its space. How many bytes had to be written for that.
         Offset and length are multiples of 4096, and the range lies within the file."""
@@ -98,6 +101,13 @@ class SystemFile:
         for done in range(0, nbytes, len(_ZEROS)):  # the filesystem cannot, or has trouble, which this then tells
             self.write(np.frombuffer(_ZEROS[: nbytes - done], np.uint8), offset + done)
         return nbytes
+
+    def blank(self) -> bool:
+        try:
+            os.lseek(self._fd, 0, os.SEEK_DATA)
+        except OSError as error:
+            return error.errno == errno.ENXIO
+        return False
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

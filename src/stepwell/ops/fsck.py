@@ -46,6 +46,12 @@ class Verdict(Enum):
 
 
 _WORST = list(Verdict)
+_KINDS = {
+    Kind.EMPTY: "empty",
+    Kind.STRANGE: "damaged",
+    Kind.HEADLESS: "damaged",
+    Kind.OTHER_VERSION: "other_version",
+}
 
 
 @dataclass(slots=True)
@@ -126,7 +132,7 @@ class _Examination:
 
     def _segment(self, name: str) -> None:
         report, found = self._report, look(self._files, name, self._staging)
-        kind = {Kind.EMPTY: "empty", Kind.STRANGE: "damaged", Kind.OTHER_VERSION: "other_version"}.get(found.kind)
+        kind = _KINDS.get(found.kind)
         report.segments[kind or ("closed" if found.closed else "open")] += 1
         report.nbytes += found.nbytes
         if found.head is None or found.footer is None:

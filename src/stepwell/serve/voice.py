@@ -23,8 +23,9 @@ def log_event(event: e.Event) -> None:
             log.info("%s tier: %d blocks of an earlier life found in %.2f s", tier, blocks, seconds)
             if kept:
                 log.warning(
-                    "%s tier: %d segments hold blocks whose keys are not in the keyring; they are kept and take room:"
-                    " restore the keyring, or `stepwell clear --tier %s` deletes them [SW-507]",
+                    "%s tier: %d segments cannot be read: their keys are not in the keyring, or they are of another"
+                    " version or damaged (`stepwell fsck DIR` tells). They are kept and take room: restore the keyring,"
+                    " or `stepwell clear --tier %s` deletes them [SW-507]",
                     *(tier, kept, tier),
                 )
         case e.RunAnswered(reason="tier_down"):

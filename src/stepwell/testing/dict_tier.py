@@ -58,6 +58,9 @@ class DictTier:
     def lookup(self, id: BlockId) -> bool:
         return id in self.blocks
 
+    def touch(self, id: BlockId) -> None:
+        pass  # it keeps blocks in the order in which they were written
+
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         known = [self.blocks.get(block.id) for block in blocks]
         answers = [Reading.ABSENT] * len(blocks)

@@ -71,7 +71,8 @@ class Outgoing:
 class Incoming:
     """A block to be read. `open` is given part n, of `parts[n]` bytes (whole pages), and the segment's id, in order, on
     a thread of the executor, until it answers otherwise than GOOD; the bytes are the tier's and mean nothing after it
-    has returned. `fail` is called on that thread, once, if the block's answer is another than GOOD and it was begun."""
+    has returned. `fail` is called on that thread if the block's answer is another than GOOD and it was begun; after it
+    the block may be begun again."""
 
     id: BlockId
     parts: tuple[int, ...]
@@ -146,6 +147,9 @@ class Tier(Protocol):
 
     def lookup(self, id: BlockId) -> bool:
         """A hint, free of I/O: True is a promise to look, not to find."""
+
+    def touch(self, id: BlockId) -> None:
+        """The block was used, though not read from here: where it lies it is as if it had been. Free of I/O."""
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         """Reads blocks that are needed in this order; those that lie side by side come in one I/O. A block that turned

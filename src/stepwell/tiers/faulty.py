@@ -71,6 +71,9 @@ class FaultyTier:
     def lookup(self, id: BlockId) -> bool:
         return self._inner.lookup(id)
 
+    def touch(self, id: BlockId) -> None:
+        self._inner.touch(id)
+
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         fails = self._happens("fail")
         if len(blocks) > 1 and self._happens("swap"):

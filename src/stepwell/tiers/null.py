@@ -19,6 +19,9 @@ class NullTier:
     def lookup(self, id: BlockId) -> bool:
         return False
 
+    def touch(self, id: BlockId) -> None:
+        pass
+
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         raise LookupError("the null tier has no blocks")
 

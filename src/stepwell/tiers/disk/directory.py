@@ -28,7 +28,7 @@ import numpy as np
 from stepwell.block.layout import PAGE
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
-from stepwell.io.files import Files
+from stepwell.io.files import File, Files
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Forgotten, Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
 from stepwell.tiers.disk.calls import Call, Placed, Run
@@ -116,30 +116,45 @@ class Directory:
 
     def read(self, run: Run) -> Callable[[list[Reading]], None]:
         """A job that reads the run and writes its answers into the list that it is given. Then call `read_ended`."""
-        segment, id = run.segment, run.segment.id
+        segment = run.segment
         self.use(segment)
         self.reads.add(run)
 
         def job(answers: list[Reading]) -> None:
-            places = iter([place for place, _ in run.blocks])
             try:
                 with self.handles.use(segment.name) as file:
-                    blocks = [block for _, block in run.blocks]
-                    for answer in read_in(file, run.page, blocks, id, self._staging):
-                        answers[next(places)] = answer
+                    self._read(file, run, answers)
             except FileNotFoundError:
-                for place in places:
-                    answers[place] = Reading.ABSENT
+                pass  # they are absent
             except OSError as error:
                 self.trouble("read", error)
-                for place in places:
-                    answers[place] = Reading.FAILED
+                for at, _ in run.blocks:
+                    answers[at] = Reading.FAILED
 
         return job
 
     def read_ended(self, run: Run) -> None:
         self.reads.discard(run)
         self.ended(run.segment)
+
+    def _read(self, file: File, run: Run, answers: list[Reading]) -> None:
+        """All in one go; from a block on that cannot be read, one by one: it is not to cost its neighbours."""
+        left, page = run.blocks, run.page
+        most = len(left)
+        while left:
+            at, block = left[0]
+            try:
+                for answer in read_in(file, page, [b for _, b in left[:most]], run.segment.id, self._staging):
+                    answers[left[0][0]] = answer
+                    page += left[0][1].nbytes // PAGE
+                    left = left[1:]
+            except OSError as error:
+                self.trouble("read", error)
+                if most == 1:
+                    answers[at] = Reading.FAILED
+                    page += block.nbytes // PAGE
+                    left = left[1:]
+                most = 1
 
     def use(self, segment: Segment) -> None:
         """A job is about to use the segment's file: call `ended` when it has ended."""

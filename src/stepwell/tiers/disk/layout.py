@@ -21,6 +21,9 @@ import xxhash
 from stepwell.block.layout import PAGE
 
 VERSION = 1
+MAX_SEQUENCE = 1 << 63
+"""No clock says as much: what comes after it could not be written."""
+
 MAX_KEYS = 60
 """Different keys in one segment; a segment is closed early rather than hold more."""
 
@@ -57,7 +60,8 @@ class Head:
     def parse(cls, page: bytes) -> Head | None:
         """None if it is no head, or damaged. Raises `OtherVersion`."""
         fields = _checked(page, _HEAD, _HEAD_MAGIC)
-        return cls(*fields) if fields is not None else None
+        head = cls(*fields) if fields is not None else None
+        return head if head is not None and head.sequence < MAX_SEQUENCE else None
 
 
 class OtherVersion(Exception):
@@ -116,7 +120,7 @@ class Trailer:
             return None
         records = np.frombuffer(raw, RECORD, self.count)
         first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
-        fits = (first > 0) & (length > 0) & (first + length <= pages) & (records["key"] < max(1, len(self.commitments)))
+        fits = (first > 0) & (length > 0) & (first + length <= pages) & (records["key"] < len(self.commitments))
         return Footer(self.segment, records, self.commitments) if bool(fits.all()) else None
 
 

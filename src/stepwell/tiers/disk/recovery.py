@@ -43,9 +43,10 @@ class Opener(Protocol):
 
 class Kind(Enum):
     GOOD = "good"  # records are those of its footer, or of its frames
-    EMPTY = "empty"  # made and never written: its file may be used
+    EMPTY = "empty"  # made and never written: it holds no data at all
     OTHER_VERSION = "other_version"
-    STRANGE = "strange"  # no segment (any more)
+    HEADLESS = "headless"  # ours, as its trailer says, with a damaged head
+    STRANGE = "strange"  # nothing that we have written, as far as can be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,7 @@ def _look(file: File, name: str, nbytes: int, staging: Staging) -> Found:
         page = buffer[:got].tobytes()
     head = Head.parse(page)
     if head is None or nbytes > MOST_BYTES:
-        blank = head is None and nbytes % PAGE == 0 and not any(page)
-        return Found(name, Kind.EMPTY if blank else Kind.STRANGE, nbytes)
+        return Found(name, _headless(file, nbytes, staging), nbytes)
     if head.nbytes == nbytes:
         footer = read_footer(file, head.id, staging)
         if footer is not None:
@@ -94,13 +94,23 @@ def _look(file: File, name: str, nbytes: int, staging: Staging) -> Found:
     return Found(name, Kind.GOOD, nbytes, head, _scan(file, head.id, nbytes, staging))
 
 
-def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
-    """The footer of a closed segment; None if it has none that is whole and of this life of the file."""
-    end = file.size() // PAGE * PAGE
+def _headless(file: File, nbytes: int, staging: Staging) -> Kind:
+    if nbytes and nbytes % PAGE == 0 and file.blank():
+        return Kind.EMPTY
+    return Kind.HEADLESS if _read_trailer(file, nbytes // PAGE * PAGE, staging) is not None else Kind.STRANGE
+
+
+def _read_trailer(file: File, end: int, staging: Staging) -> Trailer | None:
     with staging.lend(PAGE) as buffer:
         if end < 2 * PAGE or file.read(buffer[:PAGE], end - PAGE) != PAGE:
             return None
-        trailer = Trailer.parse(buffer[:PAGE].tobytes())
+        return Trailer.parse(buffer[:PAGE].tobytes())
+
+
+def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
+    """The footer of a closed segment; None if it has none that is whole and of this life of the file."""
+    end = file.size() // PAGE * PAGE
+    trailer = _read_trailer(file, end, staging)
     if trailer is None or trailer.segment != segment or trailer.nbytes > end - 2 * PAGE:
         return None
     with staging.lend(trailer.nbytes) as buffer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from stepwell.block.layout import MiB
+from stepwell.block.layout import PAGE, MiB
 from stepwell.block.namespace import BlockId
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
@@ -55,8 +55,8 @@ class Site:
 class DiskTier:
     """`wall`: Unix seconds. `trouble(kind, error)` is told of what goes wrong, on any thread; it must not block.
 
-    Segments whose keys are not known stay as they are (`kept_segments`), and files that are none of ours are counted
-    (`foreign_files`) and never touched.
+    Segments whose keys are not known, or that are of another version or have a damaged head, stay as they are until all
+    is cleared (`kept_segments`); files that are none of ours are counted (`foreign_files`) and never touched.
     """
 
     name = "disk"
@@ -140,12 +140,7 @@ class DiskTier:
             if error is not None:  # not the device's doing: the caller's `open` raised
                 self._trouble("read", error)
             for directory, run in runs:
-                for at, block in run.blocks:
-                    if error is not None and answers[at] is Reading.ABSENT:
-                        answers[at] = Reading.FAILED
-                    here = self._index.find(block.id)
-                    if answers[at] in (Reading.ABSENT, Reading.DAMAGED) and here and here.segment == run.segment.number:
-                        self._index.remove(block.id)
+                self._settle_run(run, answers, failed=error is not None)
                 directory.read_ended(run)
             done(answers)
             for directory, _ in runs:
@@ -153,8 +148,24 @@ class DiskTier:
 
         self._executor.submit(job, ended)
 
+    def _settle_run(self, run: Run, answers: list[Reading], *, failed: bool) -> None:
+        """What is not there is looked up no more; nor is what cannot be read beside others that can: it may then be
+        written again, elsewhere. A device that fails as a whole costs nothing, it may come back."""
+        alive = any(answers[at] is Reading.GOOD for at, _ in run.blocks)
+        page = run.page
+        for at, block in run.blocks:
+            if failed and answers[at] is Reading.ABSENT:
+                answers[at] = Reading.FAILED
+            gone = answers[at] in (Reading.ABSENT, Reading.DAMAGED) or (alive and answers[at] is Reading.FAILED)
+            if gone and self._index.find(block.id) == (run.segment.number, page):  # else it lies elsewhere by now
+                self._index.remove(block.id)
+            page += block.nbytes // PAGE
+
+    def touch(self, id: BlockId) -> None:
+        self._index.touch(id)
+
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        well = [d for d in self._directories if not (d.unreadable or d.space.ill)] or self._directories
+        well = [d for d in self._directories if d.ready and not d.space.ill] or self._directories
         self._turn += 1
         well[self._turn % len(well)].write(blocks, done)
 
@@ -205,8 +216,11 @@ class DiskTier:
         """Takes in one file of an earlier life."""
         directory.space.used += found.nbytes
         number = next(self._numbers)
-        if found.kind is Kind.EMPTY:
+        if found.kind is Kind.EMPTY and found.nbytes == directory.segment_bytes:
             directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.EMPTY))
+            return
+        if found.kind in (Kind.OTHER_VERSION, Kind.HEADLESS):
+            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.KEPT))
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
