@@ -670,7 +670,7 @@ class Story:
 
         def answered(answers: list[Writing]) -> None:
             self.sure |= {n for n, writing in zip(chosen, answers, strict=True) if writing is Writing.STORED} & stored
-            self.writes.remove(stored)
+            self.writes = [other for other in self.writes if other is not stored]
 
         self.life.tier.write([self.life.outgoing(n) for n in chosen], answered)
 
@@ -693,7 +693,7 @@ class Story:
 
         def ended(forgotten: Forgotten) -> None:
             assert forgotten.whole
-            self.clears.remove(cleared)
+            self.clears = [other for other in self.clears if other is not cleared]
             self.gone |= cleared
             self.ended += 1
             self.look()
