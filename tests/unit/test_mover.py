@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
+from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.mover import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
@@ -43,6 +44,23 @@ def test_what_lies_below_is_not_written_again() -> None:
     assert engine.spill(digests[:64]) == 2, "computed again, because it could not wait"
     assert engine.found(digests) == 4, "two of them staged"
     assert rig.stat("dict_device_written_bytes") == once
+
+
+def test_what_is_hit_in_host_memory_counts_as_used_below() -> None:
+    """Else the hottest prefix, never read from disk, would be the first to go from there."""
+    rig = DeepRig()
+    engine, digests = rig.join(), chain(4)
+    fill(engine, digests)
+    rig.settle()
+    used: list[BlockId] = []
+    rig.below.touch = used.append  # type: ignore[method-assign]
+    assert engine.found(digests[:96]) == 3
+    assert used == [rig.name(engine, at(digests, n)) for n in range(3)]
+    used.clear()
+    for entry in list(rig.hierarchy.index.values()):
+        rig.hierarchy.arena.drop(entry, "cleared")
+    assert engine.spill(at(digests, 0)) == 1
+    assert used == [rig.name(engine, at(digests, 0))], "computed again, and not written again"
 
 
 def test_what_an_engine_found_wrong_is_forgotten_below_too() -> None:

@@ -213,8 +213,8 @@ class Mover:
             self._give_up(entry)
 
     def disown(self, entry: Entry) -> bool:
-        """If this entry is to come from a tier that hangs, it is found no more: who asks is told at once, and who has the
-        block may fill another one. Its slots stay with the read."""
+        """If this entry is to come from a tier that hangs, it is found no more: who asks is told at once, and who has
+        the block may fill another one. Its slots stay with the read."""
         stuck = self.stalled and entry in self.staging
         if stuck:
             del self._index[entry.id]
