@@ -94,7 +94,7 @@ def _disk(v: dict[str, int | float | str]) -> list[str]:
     ]
     kept, foreign = v.pop("disk_kept_segments"), v.pop("disk_foreign_files")
     if kept or foreign:
-        lines.append(f"  {kept} segments of keys that are not in the keyring, {foreign} files that are none of ours")
+        lines.append(f"  {kept} segments that cannot be read (`stepwell fsck` says why), {foreign} files not of ours")
     for title, prefix in (
         ("not recalled", "disk_not_recalled_"), ("not spilled", "disk_skipped_"), ("errors", "disk_errors_"),
     ):  # fmt: skip

@@ -155,7 +155,7 @@ METRICS = (
     Metric(
         "stepwell_unreadable_segments",
         "gauge",
-        "Segments on disk whose keys are not in the keyring: kept, and never deleted unasked.",
+        "Segments on disk whose keys are not in the keyring, of another version or damaged: never deleted unasked.",
         (Source("disk_kept_segments", _DISK),),
     ),
     Metric(
