@@ -101,6 +101,7 @@ class DiskTier:
             for site in sites
         ]
         self._numbers = numbers
+        self._kept: list[Segment] = []  # that recovery found; a clear may have ended some
         self._turn = 0
 
     def _trouble(self, kind: str, error: BaseException) -> None:
@@ -193,7 +194,7 @@ class DiskTier:
         return {
             "blocks": len(self._index),
             "segments": len(self._segments),
-            "kept_segments": sum(segment.phase is Phase.KEPT for _, segment in self._segments.values()),
+            "kept_segments": sum(segment.phase is Phase.KEPT for segment in self._kept),
             "foreign_files": self.foreign_files,
             "index_bytes": self._index.nbytes,
         }
@@ -220,7 +221,7 @@ class DiskTier:
             directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.EMPTY))
             return
         if found.kind in (Kind.OTHER_VERSION, Kind.HEADLESS):
-            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.KEPT))
+            self._keep(directory, Segment(number, found.name, b"", 0, found.nbytes, Phase.CLOSED))
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
@@ -230,15 +231,21 @@ class DiskTier:
         known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
         if not all(known):
-            segment.phase = Phase.KEPT
             records = records[[known[key] for key in records["key"].tolist()]]
-        directory.found(segment)
+            self._keep(directory, segment)
+        else:
+            directory.found(segment)
         try:
             self._index.put_many(ids_of(records), number, records["page"])
         except OverflowError as error:
             self._trouble("index_full", error)  # its blocks are not found; its room is used again in its turn
         if not found.closed and segment.phase is Phase.CLOSED and segment.nbytes == found.head.nbytes:
             directory.close_found(segment, footer)
+
+    def _keep(self, directory: Directory, segment: Segment) -> None:
+        segment.phase = Phase.KEPT
+        self._kept.append(segment)
+        directory.found(segment)
 
     def _not_looked_at(self, directory: Directory, error: BaseException) -> None:
         """A file with a segment's name that could not be looked at: if it may be one, it counts as such."""
