@@ -139,9 +139,12 @@ def test_a_block_that_is_written_while_it_is_copied_is_as_it_was_written_last(tm
     life.end()
 
 
-def test_a_read_that_finds_damage_does_not_hide_the_block_where_it_was_written_meanwhile(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocks", [PER_SEGMENT + 8, 8], ids=["another segment", "the same segment"])
+def test_a_read_that_finds_damage_does_not_hide_the_block_where_it_was_written_meanwhile(
+    tmp_path: Path, blocks: int
+) -> None:
     life = Life(tmp_path)
-    life.put_all(range(PER_SEGMENT + 8))
+    life.put_all(range(blocks))
     path = segments(tmp_path)[0]
     with path.open("r+b") as file:
         file.seek(PAGE + 5 * BLOCK + BLOCK // 2)
@@ -151,7 +154,7 @@ def test_a_read_that_finds_damage_does_not_hide_the_block_where_it_was_written_m
     (job, done), answers = a_read(life, 5)
     job()
     life.tier.drop(life.id(5))
-    assert life.put(5) == [Writing.STORED], "in the segment that is open now"
+    assert life.put(5) == [Writing.STORED]
     done(None)
     assert answers == [[Reading.DAMAGED]]
     assert life.tier.lookup(life.id(5))
