@@ -34,7 +34,7 @@ RUNNING, TOKENS = 2, 32
 FIRST_AT, EVERY = 4, 5
 """Engine steps until the first document comes, and between two of them: the last is recalled before the running end."""
 
-_HOST = Memory(large=1024 * MIB, small=96 * MIB)
+_HOST = Memory(large=1024 * MIB, small=160 * MIB)  # half of it may be pinned by one request: the longest has 63 MiB
 _PROMPT = 24  # of a running request: less than a page, so that nobody ever holds it
 _RESET_LIMIT_S = 20.0
 

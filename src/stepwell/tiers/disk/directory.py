@@ -28,7 +28,7 @@ import numpy as np
 from stepwell.block.layout import PAGE
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
-from stepwell.io.files import File, Files
+from stepwell.io.files import Files
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Forgotten, Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
 from stepwell.tiers.disk.calls import Call, Placed, Run
@@ -38,7 +38,7 @@ from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
-from stepwell.tiers.disk.stream import read_in, write_out
+from stepwell.tiers.disk.stream import read_run, write_out
 from stepwell.tiers.disk.sweep import Sweep
 
 MOST_RUN = 9 << 20
@@ -123,7 +123,7 @@ class Directory:
         def job(answers: list[Reading]) -> None:
             try:
                 with self.handles.use(segment.name) as file:
-                    self._read(file, run, answers)
+                    read_run(file, run, answers, self._staging, lambda error: self.trouble("read", error))
             except FileNotFoundError:
                 pass  # they are absent
             except OSError as error:
@@ -136,25 +136,6 @@ class Directory:
     def read_ended(self, run: Run) -> None:
         self.reads.discard(run)
         self.ended(run.segment)
-
-    def _read(self, file: File, run: Run, answers: list[Reading]) -> None:
-        """All in one go; from a block on that cannot be read, one by one: it is not to cost its neighbours."""
-        left, page = run.blocks, run.page
-        most = len(left)
-        while left:
-            at, block = left[0]
-            try:
-                for answer in read_in(file, page, [b for _, b in left[:most]], run.segment.id, self._staging):
-                    answers[left[0][0]] = answer
-                    page += left[0][1].nbytes // PAGE
-                    left = left[1:]
-            except OSError as error:
-                self.trouble("read", error)
-                if most == 1:
-                    answers[at] = Reading.FAILED
-                    page += block.nbytes // PAGE
-                    left = left[1:]
-                most = 1
 
     def use(self, segment: Segment) -> None:
         """A job is about to use the segment's file: call `ended` when it has ended."""

@@ -6,12 +6,13 @@ thread reads it opens at once from its processor's cache (measured; docs/design/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
+from stepwell.tiers.disk.calls import Run
 
 REQUEST = (2 << 20) + (64 << 10)
 """Most bytes of one request, unless one part alone has more: two parts of 1 MiB and headers, or four of 512 KiB."""
@@ -57,6 +58,27 @@ def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, s
             if answer is not Reading.GOOD:
                 block.fail()
             yield answer
+
+
+def read_run(
+    file: File, run: Run, answers: list[Reading], staging: Staging, trouble: Callable[[OSError], None]
+) -> None:
+    """Answers each block of the run. All is read in one go; from a block on that cannot be read, one by one, so that it
+    does not cost its neighbours. `trouble` is told of each failure."""
+    left, page, most = run.blocks, run.page, len(run.blocks)
+    while left:
+        try:
+            for answer in read_in(file, page, [block for _, block in left[:most]], run.segment.id, staging):
+                (at, block), *left = left
+                answers[at] = answer
+                page += block.nbytes // PAGE
+        except OSError as error:
+            trouble(error)
+            if most == 1:
+                (at, block), *left = left
+                answers[at] = Reading.FAILED
+                page += block.nbytes // PAGE
+            most = 1
 
 
 def _requests(parts: Sequence[int], most: int) -> Iterator[int]:
