@@ -22,7 +22,7 @@ from pathlib import Path
 from stepwell import __version__
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
-from stepwell.config import Settings, check_host, queue_bytes
+from stepwell.config import Settings, check_host, check_together, queue_bytes
 from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -65,6 +65,7 @@ def run(
     `ready` is called when connections are accepted. Returns why it ended. Raises StepwellError if it cannot start:
     BackendDown SW-501 (another one runs), and whatever home, keyring, settings and memory have to say.
     """
+    check_together(settings)
     prepare_home(home)
     by_home = place = rendezvous(home)
     shared = bool(settings.allow_uids)
@@ -72,8 +73,6 @@ def run(
         if settings.socket is not None:
             place = _named(settings.socket, shared=shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
-        elif shared:
-            raise _unreachable(settings.allow_uids)
         held.enter_context(_locked(home, by_home, locked))
         host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
@@ -164,15 +163,6 @@ def _named(socket: Path, *, shared: bool) -> Rendezvous:
             fix="give the well a path of its own",
         )
     return place
-
-
-def _unreachable(uids: tuple[int, ...]) -> ConfigError:
-    return ConfigError(
-        "SW-102",
-        what=f"allow_uids = {','.join(map(str, uids))} has no effect",
-        why="without `socket` the well listens in a directory that only its own user may enter",
-        fix="set socket too, such as /run/stepwell/well.sock, or remove allow_uids",
-    )
 
 
 @contextlib.contextmanager
