@@ -167,15 +167,18 @@ def uninstall(
     parts = [part for part in parts if not only or part.kind in only]
     if not as_json:
         typer.echo(uninstall_table(parts))
-    if not parts or not (yes or (sys.stdin.isatty() and typer.confirm("Delete what is ours of this?"))):
-        emit({"deleted": False, "parts": parts}, as_json=as_json, text="nothing was deleted" + " (--yes)" * (not yes))
+    asked = sys.stdin.isatty()
+    if not parts or not (yes or (asked and typer.confirm("Delete what is ours of this?"))):
+        hint = "" if asked or not parts else "; --yes deletes it"
+        emit({"deleted": False, "parts": parts}, as_json=as_json, text=f"nothing was deleted{hint}")
         return
+    at = socket.absolute() if socket else settings.socket
     try:
-        control.stop(place, socket=socket.absolute() if socket else settings.socket)
+        control.stop(place, socket=at)
     except BackendDown as error:
         if error.code != "SW-505":
             raise
-    removed = program.remove(place, parts)
+    removed = program.remove(place, parts, at)
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 

@@ -32,6 +32,7 @@ from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
+from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
 from stepwell.serve.storage import make_tier, take_sites
@@ -84,6 +85,7 @@ def run(
         ):
             try:
                 sites = take_sites(settings)
+                _remember(home, settings)
                 return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
             except StepwellError:
                 raise
@@ -163,6 +165,14 @@ def _named(socket: Path, *, shared: bool) -> Rendezvous:
             fix="give the well a path of its own",
         )
     return place
+
+
+def _remember(home: Path, settings: Settings) -> None:
+    """A home on a full disk keeps no well from serving."""
+    try:
+        remember(home, [place.path for place in settings.disk])
+    except OSError as error:
+        log.warning("`stepwell uninstall` may not find the disk tier: %s cannot be written: %s", home, error.strerror)
 
 
 @contextlib.contextmanager
