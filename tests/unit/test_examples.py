@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,14 @@ def test_the_containers_mean_the_same_socket_users_and_group(settings: Settings,
         re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.MULTILINE)
     )
     assert f"-o {owner}" in dockerfile and f"USER {well['user']}" in dockerfile
+
+
+def test_the_builder_gets_what_installing_takes_and_no_more() -> None:
+    root = EXAMPLES.parent
+    ignored, *lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"], "src"}
+    assert project["tool"]["hatch"]["version"]["path"].startswith("src/")
+    assert ignored == "*" and {line[1:] for line in lines if line.startswith("!")} == needed
+    assert all((root / name).exists() for name in needed)
+    assert "COPY" not in (EXAMPLES / "compose/Dockerfile").read_text(), "no layer keeps the source"

@@ -147,17 +147,42 @@ def test_what_has_expired_is_counted(tmp_path: Path, home: Path) -> None:
     assert examined(disk, home).blocks == {"good": 2, "expired": 1}
 
 
-def test_another_version_and_what_cannot_be_read(disk: Path, home: Path) -> None:
+def test_another_version_and_what_cannot_be_read(disk: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = segments(disk)
     page = bytearray(first.read_bytes()[:PAGE])
     page[8:10] = (2).to_bytes(2, "little")
     poke(first, 0, bytes(page[:-4]) + zlib.crc32(page[:-4]).to_bytes(4, "little"))
     assert examined(disk, home).segments == {"other_version": 1, "closed": 1}
     assert examined(disk, home).ok
-    (disk / f"{'1' * 16}.seg").symlink_to(first)
+
+    def look(files: object, name: str, staging: object) -> object:
+        raise PermissionError(name)
+
+    monkeypatch.setattr(module, "look", look)
     report = examined(disk, home)
-    assert report.segments["unreadable"] == 1
+    assert report.segments == {"unreadable": 2}
     assert not report.ok
+
+
+def test_what_only_has_a_segments_name_is_foreign(disk: Path, home: Path) -> None:
+    """As it is to the well."""
+    (disk / f"{'1' * 16}.seg").symlink_to(segments(disk)[0])
+    (disk / f"{'2' * 16}.seg").mkdir()
+    os.mkfifo(disk / f"{'3' * 16}.seg")
+    report = examined(disk, home)
+    assert report.ok and report.foreign_files == 3
+    assert report.segments == {"closed": 2}
+
+
+def test_where_there_is_no_disk_tier_it_says_so(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(StepwellError) as caught:
+        examine(tmp_path, home / "keyring")
+    assert caught.value.code == "SW-608" and "there is no disk tier in" in caught.value.what
+    (tmp_path / "lock").touch()
+    report = examine(tmp_path, home / "keyring")
+    assert report.ok
+    assert text(report, home).splitlines()[:2] == [f"{tmp_path}: 0 segments, 0B", "0 blocks"]
 
 
 def test_a_well_that_runs_is_seen_and_not_disturbed(tmp_path: Path, home: Path) -> None:

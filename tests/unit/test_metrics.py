@@ -21,8 +21,10 @@ from wells import MIB, PATIENCE, InThread, Raw, eventually, home_apart, open_fil
 
 from stepwell import events as e
 from stepwell.client import control, start
+from stepwell.config import Settings
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.counters import Counters
+from stepwell.ops import places
 from stepwell.protocol.messages import PROTOCOL, Hello, Stats, StatsQuery, Welcome
 from stepwell.serve import metrics as metrics_module
 from stepwell.serve.exposition import Family, Sample, number, render
@@ -343,6 +345,51 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some(well: InThr
         attempts = server._limited._seen["accept"][1]
         assert attempts <= MOST_REQUESTS * (1 + (time.monotonic() - began) / metrics_module._AFTER_ERROR_SECONDS)
     assert get(server, "/healthz")[0] == 200
+
+
+def said(home: Path, address: object) -> tuple[str, str]:
+    """Status and text of the doctor's check."""
+    (check,) = places.metrics(home, Settings.model_validate({"metrics": str(address)}))
+    return check.status, check.text
+
+
+def test_the_doctor_knows_whether_they_can_be_served_on_a_port(well: InThread, home: Path) -> None:
+    with MetricsServer("127.0.0.1:0", home) as server:
+        assert said(home, server.address) == ("ok", f"the running well serves them at {server.address}")
+        assert get(server, "/healthz")[0] == 200, "it goes on"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        other.settimeout(PATIENCE)
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        leaving = threading.Thread(target=lambda: other.accept()[0].close())
+        leaving.start()
+        status, text = said(home, address)
+        leaving.join()
+        assert status == "fail" and "SW-119" in text
+    assert said(home, address) == ("ok", f"the well can serve them at {address}")
+    with MetricsServer(address, home) as server:
+        assert server.address == address, "it is left free"
+
+
+def test_the_doctor_knows_whether_they_can_be_served_at_a_path(home: Path) -> None:
+    path = home.parent / "m.sock"
+    assert said(home, path)[0] == "ok"
+    with MetricsServer(str(path), home):
+        status, text = said(home, path)
+        assert status == "fail" and "another process listens there" in text, "no well of this home runs"
+        assert path.exists()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert said(home, path)[0] == "ok" and path.exists(), "the well replaces it, the doctor does not"
+    path.unlink()
+    path.touch()
+    for bad in (path, path / "below", home.parent / "none" / "m.sock"):
+        status, text = said(home, bad)
+        assert status == "fail" and "SW-119" in text
+        with pytest.raises(ConfigError) as caught:
+            MetricsServer(str(bad), home)
+        assert caught.value.code == "SW-119", "the well says the same"
 
 
 def test_without_a_well_it_says_so(home: Path, server: MetricsServer) -> None:

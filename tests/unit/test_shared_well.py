@@ -205,7 +205,22 @@ def test_others_must_not_be_able_to_pose_as_the_well(folder: Path) -> None:
     directory.chmod(0o777)
     refused("SW-604", lambda: run(folder / "home", Settings(host=HOST, socket=path)), "could put files there")
     refused("SW-604", lambda: run(folder / "home", Settings(host=HOST, socket=folder / "none" / "s")), "No such file")
+    refused("SW-604", lambda: check_socket_dir(folder / "none" / "s", shared=False), f"GROUP {folder}/none")
     refused("SW-109", lambda: run(folder / "home", Settings(host=HOST, socket=folder / ("s" * 100))))
+
+
+def test_no_fix_is_about_a_directory_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install -d -o USER /tmp`, as root, breaks the machine."""
+    there = {"/tmp", "/run/stepwell"}
+    monkeypatch.setattr(os.path, "lexists", lambda path: str(path) in there)
+    for socket_path in ("/tmp/well.sock", "/run/stepwell/well.sock"):
+        with pytest.raises(StepwellError) as caught:
+            check_socket_dir(Path(socket_path), shared=False)
+        assert caught.value.fix.endswith(" -g GROUP /run/stepwell1")
+    there.discard("/run/stepwell")
+    with pytest.raises(StepwellError) as caught:
+        check_socket_dir(Path("/tmp/well.sock"), shared=False)
+    assert caught.value.fix.endswith(" -g GROUP /run/stepwell")
 
 
 def test_only_who_alone_could_have_made_the_socket_is_believed(folder: Path, open_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -234,6 +235,27 @@ def test_a_forked_child_does_not_keep_the_lock(home: Path) -> None:
     os.close(write)
     os.close(read)
     os.waitpid(child, 0)
+
+
+def test_a_lock_that_its_holder_deleted_meanwhile_is_not_taken_for_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = start.rendezvous(home).lock, fcntl.flock
+    deleted = []
+
+    def late(fd: int, operation: int) -> None:
+        """Between our opening the file and our lock somebody else held it, and deleted it."""
+        if not deleted:
+            deleted.append(os.fstat(fd).st_ino)
+            path.unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with start.lock(path) as taken:
+        assert taken is not None and os.path.samestat(os.fstat(taken), path.stat())
+        with start.lock(path) as second:
+            assert second is None
+    assert not start._held, "what was opened in vain is closed"
 
 
 def test_a_runtime_directory_of_another_user_is_not_used(home: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ import pytest
 
 from stepwell.client import control, start
 from stepwell.errors import BackendDown
-from stepwell.io.paths import prepare_home
+from stepwell.io.paths import Rendezvous, prepare_home
 from stepwell.ops.uninstall import Part, remove, survey
+from stepwell.serve import disks
+from stepwell.serve.disks import remember, remembered
 from stepwell.vault.keyring import Keyring
 
 SEGMENT = f"{7:016x}.seg"
@@ -125,11 +129,76 @@ def test_what_another_process_uses_stays(base: Path, lock: str, kind: str) -> No
     assert (base / lock).exists() and (base / "disk" / SEGMENT).exists()
 
 
+def test_lock_and_socket_go_with_the_home(base: Path) -> None:
+    """As a killed well left them."""
+    ours, named = start.rendezvous(base / "home"), Rendezvous.named(base / "t" / "well.sock")
+    for place in (ours, named):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(place.socket))
+        place.lock.touch()
+    remove(base / "home", parts_of(base).values(), named.socket)
+    assert not any(path.exists() for place in (ours, named) for path in (place.lock, place.socket))
+    remove(base / "home", [], base / "no-such-folder" / "well.sock")
+    assert not ours.lock.exists(), "asking leaves none either"
+
+
+def test_a_well_whose_lock_somebody_cleaned_away_is_not_deleted_under(base: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(start.rendezvous(base / "home").socket))
+        listener.listen()
+        with pytest.raises(BackendDown) as caught:
+            remove(base / "home", parts_of(base).values())
+    assert caught.value.code == "SW-501" and (base / "home" / "keyring").exists()
+
+
 def test_nothing_is_deleted_under_a_running_well(base: Path) -> None:
     with start.lock(start.rendezvous(base / "home").lock), pytest.raises(BackendDown) as caught:
         remove(base / "home", parts_of(base).values())
     assert caught.value.code == "SW-501"
     assert (base / "home" / "keyring").exists() and (base / "disk" / SEGMENT).exists()
+
+
+# --- directories that no setting names --------------------------------------------------------------------------------
+
+
+def tier(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "lock").touch()
+    (path / SEGMENT).write_bytes(bytes(4096))
+    return path
+
+
+def test_what_home_remembers_is_found_once_and_deleted(base: Path) -> None:
+    odd = tier(base / os.fsdecode(b"a\nb\xff") / "disk")
+    (base / "other-name").symlink_to(odd.parent)
+    remember(base / "home", [base / "disk", base / "other-name" / "disk"])
+    remember(base / "home", [base / "gone"])
+    assert remembered(base / "home") == [base / "disk", odd, base / "gone"]
+    assert stat.S_IMODE((base / "home" / "disks.json").stat().st_mode) == 0o600
+    parts = survey(base / "home", [base / "disk", base / "other-name" / "disk"], base / "none")
+    assert [part.kind for part in parts] == ["data", "data", "home"]
+    (base / "home" / "stepwell.yaml").unlink()
+    (base / "home" / "disks.json.new").touch()
+    remove(base / "home", parts)
+    assert not odd.exists() and not (base / "disk").exists() and not (base / "home").exists()
+
+
+def test_the_list_is_bounded_and_whatever_is_in_it_does_no_harm(base: Path) -> None:
+    home = base / "home"
+    remember(home, [Path(f"/none/{n}") for n in range(disks.MOST + 1)])
+    assert remembered(home) == [Path(f"/none/{n}") for n in range(1, disks.MOST + 1)]
+    before = (home / "disks.json").stat().st_mtime_ns
+    remember(home, [Path("/none/7")])
+    assert (home / "disks.json").stat().st_mtime_ns == before, "what is known is not written again"
+    for raw in (b"", b"\xff", b"{}", b"[" * 100_000, b'["relative", 7, "/a\\u0000b"]'):
+        (home / "disks.json").write_bytes(raw)
+        assert remembered(home) == []
+    (home / "disks.json").unlink()
+    (home / "disks.json").symlink_to(base / "theirs" / "precious")
+    assert remembered(home) == []
+    remember(home, [base / "disk"])
+    assert remembered(home) == [base / "disk"]
+    assert (base / "theirs" / "precious").read_text() == "precious"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -166,3 +235,25 @@ def test_it_ends_the_well_and_deletes(base: Path, well: None) -> None:
     assert answer["deleted"] is True
     assert not (base / "home").exists() and (base / "cache/stepwell/models").exists()
     assert control.pid(base / "home") is None
+    assert list(start.rendezvous(base / "home").lock.parent.iterdir()) == []
+
+
+def test_a_disk_tier_that_only_an_engine_knew_of_is_deleted(base: Path) -> None:
+    (base / "home" / "stepwell.yaml").unlink()
+    place, flagged = base / "disk", base / "deep" / "flagged"
+    start.find_or_start(base / "home", {"host": "64MiB", "disk": f"{flagged}:64MiB", "disk_reserve": "1MiB"})
+    control.stop(base / "home")
+    (flagged / SEGMENT).write_bytes(bytes(4096))
+    uninstall(base, "--yes", "--only", "data")
+    assert not flagged.exists() and (place / SEGMENT).exists() and (base / "home" / "keyring").exists()
+    uninstall(base, "--yes", "--only", "home")
+    assert not (base / "home").exists()
+
+
+def test_where_there_is_nothing_it_does_not_offer_to_delete_it(base: Path) -> None:
+    command = [sys.executable, "-m", "stepwell", "uninstall", "--home", str(base / "none"), "--only", "home"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.stdout == "there is nothing of stepwell here\nnothing was deleted\n"
+    command[command.index(str(base / "none"))] = str(base / "home")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "nothing was deleted; --yes deletes it"

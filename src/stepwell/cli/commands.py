@@ -15,9 +15,9 @@ import typer
 
 from stepwell import __version__
 from stepwell.cli import clear, config
-from stepwell.cli.options import Config, Disk, Home, Json, Socket, home_of, socket_of
+from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
-from stepwell.errors import BackendDown
+from stepwell.errors import BackendDown, ConfigError
 from stepwell.io.paths import Rendezvous, prepare_home
 
 app = typer.Typer(
@@ -35,10 +35,6 @@ app.command()(clear.namespaces)
 
 class Kind(StrEnum):
     HOME, DATA, DEMO = "home", "data", "demo"
-
-
-def _joined(disk: list[str] | None) -> str | None:
-    return ",".join(disk) if disk else None
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +75,7 @@ def demo(
 @app.command()
 def serve(
     home: Home = None,
-    host: Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')] = None,
+    host: Host = None,
     disk: Disk = None,
     config: Config = None,
     socket: Annotated[Path | None, typer.Option(help="Listen here, for engines that are told so.")] = None,
@@ -91,13 +87,12 @@ def serve(
 
     place = home_of(home)
     prepare_home(place)
-    overrides = {"host": host, "disk": _joined(disk), "socket": socket and socket.absolute()}
-    loaded = load(place, os.environ, path=config, overrides=overrides)
+    settings = load(place, os.environ, path=config, overrides=options_of(host, disk, socket)).settings
 
     def ready(at: Path) -> None:
         emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
 
-    why = run(place, loaded.settings, ready=ready)
+    why = run(place, settings, ready=ready)
     emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
 
 
@@ -123,8 +118,15 @@ def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> No
 
 
 @app.command()
-def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> None:
-    """Try out whether this machine can do what the settings ask for; exit with 1 if something cannot work.
+def doctor(
+    home: Home = None,
+    host: Host = None,
+    disk: Disk = None,
+    config: Config = None,
+    socket: Socket = None,
+    as_json: Json = False,
+) -> None:
+    """Try out whether this machine can do what settings and options ask for; exit with 1 if something cannot work.
 
     JSON: {"ok": bool, "checks": [{"check": name, "status": "ok", "warn" or "fail", "text", "fix", "of": directory,
     "facts": {name: number or text}}]}.
@@ -132,7 +134,7 @@ def doctor(home: Home = None, config: Config = None, as_json: Json = False) -> N
     from stepwell.ops.doctor import examine, line, shape, summary
 
     checks = []
-    for check in examine(home_of(home), os.environ, config):
+    for check in examine(home_of(home), os.environ, config, options_of(host, disk, socket)):
         checks.append(check)
         if not as_json:
             typer.echo(line(check))
@@ -165,15 +167,18 @@ def uninstall(
     parts = [part for part in parts if not only or part.kind in only]
     if not as_json:
         typer.echo(uninstall_table(parts))
-    if not parts or not (yes or (sys.stdin.isatty() and typer.confirm("Delete what is ours of this?"))):
-        emit({"deleted": False, "parts": parts}, as_json=as_json, text="nothing was deleted" + " (--yes)" * (not yes))
+    asked = sys.stdin.isatty()
+    if not parts or not (yes or (asked and typer.confirm("Delete what is ours of this?"))):
+        hint = "" if asked or not parts else "; --yes deletes it"
+        emit({"deleted": False, "parts": parts}, as_json=as_json, text=f"nothing was deleted{hint}")
         return
+    at = socket.absolute() if socket else settings.socket
     try:
-        control.stop(place, socket=socket.absolute() if socket else settings.socket)
+        control.stop(place, socket=at)
     except BackendDown as error:
         if error.code != "SW-505":
             raise
-    removed = program.remove(place, parts)
+    removed = program.remove(place, parts, at)
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 
@@ -209,7 +214,7 @@ def vllm_args(
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the flags to paste behind `vllm serve MODEL`."""
+    """Print the flags to paste behind `vllm serve MODEL`, for this host or another one."""
     from stepwell.config import check_host
     from stepwell.config.places import parse_places
     from stepwell.engines.vllm.plugin import NAME
@@ -219,9 +224,14 @@ def vllm_args(
     extra: dict[str, Any] = {}
     if host is not None:
         allowed = memory_allowed()
-        check_host(parse_amount(host).of(allowed), allowed)
+        try:
+            check_host(parse_amount(host).of(allowed), allowed)
+        except ConfigError as error:
+            if error.code != "SW-106":  # they may be for a larger machine
+                raise
+            typer.echo(f"stepwell: not on this machine: {error}", err=True)
         extra["host"] = host
-    if (places := _joined(disk)) is not None:
+    if (places := joined(disk)) is not None:
         extra["disk"] = ",".join(map(str, parse_places(places)))
     if home is not None:
         extra["home"] = str(home.expanduser().absolute())

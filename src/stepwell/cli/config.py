@@ -43,10 +43,12 @@ def check(home: Home = None, config: Config = None, as_json: Json = False) -> No
 
     JSON: {"ok": true, "set": [name, ...]}: the settings that are not defaults.
     """
-    from stepwell.config import load
+    from stepwell.config import check_together, load
     from stepwell.config.loader import DEFAULT
 
-    origins: dict[str, str] = dict(load(home_of(home), os.environ, path=config).origins)
+    loaded = load(home_of(home), os.environ, path=config)
+    check_together(loaded.settings)
+    origins: dict[str, str] = dict(loaded.origins)
     chosen = [name for name, where in origins.items() if where != DEFAULT]
     text = f"ok: {', '.join(f'{name} from {origins[name]}' for name in chosen) or 'nothing is set'}"
     emit({"ok": True, "set": chosen}, as_json=as_json, text=text)

@@ -27,4 +27,5 @@ def main() -> None:
 
 def _missing(error: ImportError) -> StepwellError:
     return ConfigError("SW-113", what=f"the stepwell command needs {error.name or error}", why="it is not installed",
-                       fix="pip install 'stepwell[cli]'")  # fmt: skip
+                       fix="in a clone of stepwell: pip install '.[cli]', with the pip of this environment; it is not "
+                       "on a package index yet")  # fmt: skip

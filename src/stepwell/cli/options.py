@@ -17,12 +17,23 @@ Disk = Annotated[
     list[str] | None,
     typer.Option(metavar="PATH:SIZE", help='Directory of the disk tier, such as "/nvme/stepwell:200GiB"; repeatable.'),
 ]
+Host = Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 def home_of(given: Path | None) -> Path:
     """The home that is meant. Raises ConfigError SW-102 as `home_dir` does."""
     return given if given is not None else home_dir(os.environ)
+
+
+def joined(disk: list[str] | None) -> str | None:
+    """What `--disk` was given, as the one text that a setting or an engine's flag takes."""
+    return ",".join(disk) if disk else None
+
+
+def options_of(host: str | None, disk: list[str] | None, socket: Path | None) -> dict[str, object]:
+    """Settings that options give, None where one was not given: the overrides that `config.load` takes."""
+    return {"host": host, "disk": joined(disk), "socket": socket and socket.absolute()}
 
 
 def socket_of(given: Path | None, home: Path, config: Path | None = None) -> Path | None:

@@ -12,7 +12,7 @@ import typer
 from stepwell.units import format_size
 
 if TYPE_CHECKING:
-    from stepwell.ops.uninstall import Part, Removed
+    from stepwell.ops.uninstall import Kind, Part, Removed
 
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
@@ -58,7 +58,7 @@ def uninstall_table(parts: Sequence[Part]) -> str:
     """What `stepwell uninstall` would delete, and what it would leave."""
     lines = []
     for part in parts:
-        lines.append(f"{format_size(part.nbytes)} in {len(part.ours)} of {part.path} ({_MEANS[part.kind]})")
+        lines.append(f"{_things(part.kind, len(part.ours), part.nbytes)} in {part.path} ({_MEANS[part.kind]})")
         if part.others:
             lines.append(f"  stays, since it is not ours: {_some(part.others)}")
     return "\n".join(lines) or "there is nothing of stepwell here"
@@ -67,12 +67,17 @@ def uninstall_table(parts: Sequence[Part]) -> str:
 def removed_table(removed: Sequence[Removed]) -> str:
     lines = []
     for part in removed:
-        lines.append(f"deleted {format_size(part.nbytes)} in {len(part.names)} of {part.path}")
+        lines.append(f"deleted {_things(part.kind, len(part.names), part.nbytes)} in {part.path}")
         lines += [f"  left {name}: {why}" for name, why in part.left[:20]]
         if len(part.left) > 20:
             lines.append(f"  and {len(part.left) - 20} more")
     lines.append("the program itself: pip uninstall stepwell")
     return "\n".join(lines)
+
+
+def _things(kind: Kind, count: int, nbytes: int) -> str:
+    thing = "folder" if kind == "demo" else "file"
+    return f"{count} {thing}{'s' * (count != 1)}, {format_size(nbytes)},"
 
 
 def _some(names: Sequence[str]) -> str:

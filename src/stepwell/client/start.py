@@ -29,6 +29,7 @@ from stepwell.io.paths import Rendezvous, runtime_dir
 START_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 _MAX_REPORT = 64 << 10
+_LOCK_TRIES = 100
 
 # What tunes an engine would give the well threads, preloads and devices that it has no use for.
 _ENGINE_ONLY = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_PRELOAD", "VLLM_", "CUDA_", "NCCL_", "TORCH")
@@ -109,8 +110,23 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
 def lock(path: Path) -> Iterator[int | None]:
     """The locked file's descriptor, or None if someone holds the lock; closed at the end. Does not wait.
 
-    Raises AccessDenied SW-604 if the file cannot be opened.
+    What was locked lies at `path`; only its holder may delete it. Raises AccessDenied SW-604 if it cannot be opened.
     """
+    for _ in range(_LOCK_TRIES):
+        with _opened(path) as fd:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                break
+            if _lies_at(path, fd):
+                yield fd
+                return
+        # Its holder deleted it after we had opened it, as `stepwell uninstall` does.
+    yield None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -122,16 +138,18 @@ def lock(path: Path) -> Iterator[int | None]:
         ) from error
     _held.add(fd)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield fd
+        yield fd
     finally:
         # Closing, not unlocking: a well that got a copy keeps the lock.
         _held.discard(fd)
         os.close(fd)
+
+
+def _lies_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _drop_locks() -> None:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from stepwell.config.loader import Loaded, load
 from stepwell.config.places import DiskPlace
-from stepwell.config.settings import Settings, check_host, queue_bytes, texts
+from stepwell.config.settings import Settings, allowed, check_host, check_together, queue_bytes, texts
 
-__all__ = ["DiskPlace", "Loaded", "Settings", "check_host", "load", "queue_bytes", "texts"]
+__all__ = [
+    "DiskPlace",
+    "Loaded",
+    "Settings",
+    "allowed",
+    "check_host",
+    "check_together",
+    "load",
+    "queue_bytes",
+    "texts",
+]

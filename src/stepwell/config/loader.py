@@ -17,11 +17,12 @@ from pydantic import BaseModel, ValidationError
 
 from stepwell.config import document
 from stepwell.config.document import Entry
-from stepwell.config.settings import Settings
+from stepwell.config.settings import Settings, allowed
 from stepwell.errors import ConfigError
 
 FILE_NAME = "stepwell.yaml"
 DEFAULT = "default"
+OPTION = "--{}"
 _PREFIX = "STEPWELL_"
 # Two say where to look, before any file is read; the third asks the command line for a traceback.
 _NOT_SETTINGS = frozenset({"STEPWELL_HOME", "STEPWELL_CONFIG", "STEPWELL_DEBUG"})
@@ -31,25 +32,30 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[M]):
-    """Settings with the origin of each by dotted name: `default`, `<file>:<line>`, `env <NAME>` or `override`."""
+    """Settings with the origin of each by dotted name: `default`, `<file>:<line>`, `env <NAME>` or `--<option>`."""
 
     settings: M
     origins: Mapping[str, str]
 
 
 def load(
-    home: Path, env: Mapping[str, str], *, path: Path | None = None, overrides: Mapping[str, object] | None = None
+    home: Path,
+    env: Mapping[str, str],
+    *,
+    path: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    origin: str = OPTION,
 ) -> Loaded[Settings]:
     """The settings of the well of `home`.
 
     The file is `path`, else $STEPWELL_CONFIG, else `home/stepwell.yaml` if there is one. Then STEPWELL_<KEY> variables
-    of `env` (a dot in a key is written as two underscores), then `overrides` by dotted key, where None means not given.
-    Raises ConfigError: SW-101 (unknown key), SW-102 (bad value), SW-103 (file unreadable), SW-104 (unknown variable),
-    SW-105 (not a file of settings).
+    of `env` (a dot in a key is written as two underscores), then `overrides` by dotted key, where None means not given;
+    `origin` is where those were written, with {} for the key. Raises ConfigError: SW-101 (unknown key), SW-102 (bad
+    value), SW-103 (file unreadable), SW-104 (unknown variable), SW-105 (not a file of settings).
     """
     named = path or (Path(env["STEPWELL_CONFIG"]) if env.get("STEPWELL_CONFIG") else None)
     entries = document.read(named) if named else document.read(home / FILE_NAME, missing_ok=True)
-    return merge(Settings, [*entries, *from_env(env), *from_overrides(overrides or {})])
+    return merge(Settings, [*entries, *from_env(env), *from_overrides(overrides or {}, origin)])
 
 
 def from_env(env: Mapping[str, str]) -> Iterator[Entry]:
@@ -59,11 +65,11 @@ def from_env(env: Mapping[str, str]) -> Iterator[Entry]:
             yield Entry(tuple(name.removeprefix(_PREFIX).lower().split("__")), env[name], f"env {name}")
 
 
-def from_overrides(overrides: Mapping[str, object]) -> Iterator[Entry]:
-    """An entry for each override that is given."""
+def from_overrides(overrides: Mapping[str, object], origin: str = OPTION) -> Iterator[Entry]:
+    """An entry for each override that is given, written at `origin`, as `load` says."""
     for key, value in overrides.items():
         if value is not None:
-            yield Entry(tuple(key.split(".")), value, "override")
+            yield Entry(tuple(key.split(".")), value, origin.format(key))
 
 
 def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
@@ -75,7 +81,7 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
         if dotted in names:
             chosen[dotted] = entry
         elif entry.value is not None or not _is_group(dotted, names):  # an empty group in a file sets nothing
-            raise _unknown(entry, names)
+            raise _unknown(model, entry, names)
     tree: dict[str, Any] = {}
     for dotted, entry in chosen.items():
         *groups, key = dotted.split(".")
@@ -86,7 +92,7 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
     try:
         settings = model.model_validate(tree)
     except ValidationError as error:
-        raise _bad_value(error, chosen) from error
+        raise _bad_value(model, error, chosen) from error
     origins = {name: chosen[name].origin if name in chosen else DEFAULT for name in names}
     return Loaded(settings, MappingProxyType(origins))
 
@@ -103,7 +109,7 @@ def _is_group(dotted: str, names: list[str]) -> bool:
     return any(name.startswith(f"{dotted}.") for name in names)
 
 
-def _unknown(entry: Entry, names: list[str]) -> ConfigError:
+def _unknown(model: type[BaseModel], entry: Entry, names: list[str]) -> ConfigError:
     dotted = ".".join(entry.path)
     if _is_group(dotted, names):
         members = [name for name in names if name.startswith(f"{dotted}.")]
@@ -117,6 +123,13 @@ def _unknown(entry: Entry, names: list[str]) -> ConfigError:
     if entry.origin.startswith("env "):
         known = [_PREFIX + name.replace(".", "__").upper() for name in names]
         code, place, shown = "SW-104", "", entry.origin.removeprefix("env ")
+    if whole := next((name for name in names if dotted.startswith(f"{name}.")), None):
+        return ConfigError(
+            code,
+            what=f"{place}{shown} is not a setting",
+            why=f"{whole} is one value, with no names in it",
+            fix=f"write {whole} itself{_takes(model, whole)}",
+        )
     close = difflib.get_close_matches(shown, known, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return ConfigError(
@@ -127,12 +140,19 @@ def _unknown(entry: Entry, names: list[str]) -> ConfigError:
     )
 
 
-def _bad_value(error: ValidationError, chosen: Mapping[str, Entry]) -> ConfigError:
+def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[str, Entry]) -> ConfigError:
     first = error.errors()[0]
     dotted = ".".join(str(step) for step in first["loc"])
     origins = (entry.origin for name, entry in chosen.items() if f"{dotted}.".startswith(f"{name}."))
     cause = first.get("ctx", {}).get("error")
-    why, fix = first["msg"], "correct the value, or remove it to use the default"
+    takes = _takes(model, str(first["loc"][0]))
+    why, fix = first["msg"].partition(", unable")[0], f"correct the value{takes}, or remove it to use the default"
     if isinstance(cause, ConfigError):
         why, fix = cause.what, cause.fix
     return ConfigError("SW-102", what=f"{next(origins, DEFAULT)}: {dotted} cannot be used", why=why, fix=fix)
+
+
+def _takes(model: type[BaseModel], name: str) -> str:
+    """Behind the word that means a setting's value: what may be written, if the setting says that."""
+    what = allowed(model.model_json_schema()["properties"].get(name, {}))
+    return f" ({what})" if what else ""

@@ -6,9 +6,10 @@ imported by the engine side, which passes settings on as text to the well that i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
@@ -153,11 +154,48 @@ def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) 
         )
 
 
+def check_together(settings: Settings) -> None:
+    """Raise ConfigError if settings, each of them right, contradict each other on any machine: SW-102, or SW-114 for
+    the sizes of the disk tier."""
+    if settings.allow_uids and settings.socket is None:
+        raise ConfigError(
+            "SW-102",
+            what=f"allow_uids = {','.join(map(str, settings.allow_uids))} has no effect",
+            why="without `socket` the well listens in a directory that only its own user may enter",
+            fix="set socket too, such as /run/stepwell/well.sock, or remove allow_uids",
+        )
+    reserve = settings.disk_reserve.percent or Decimal(0)
+    for place in settings.disk:
+        if reserve == 100 or reserve + (place.size.percent or 0) > 100:
+            most = f", or the size to at most {Amount(percent=100 - reserve)}" if reserve < 100 else ""
+            raise ConfigError(
+                "SW-114",
+                what=f"the disk tier cannot have {place}",
+                why=f"disk_reserve leaves {settings.disk_reserve} of the filesystem to others",
+                fix=f"lower disk_reserve (5% unless it is set){most}",
+            )
+
+
 def queue_bytes(settings: Settings, host: int) -> int:
     """Bytes that may wait to be written to disk, beside an arena of `host` bytes."""
     if settings.disk_queue is not None:
         return settings.disk_queue
     return min(host // 8, MAX_DEFAULT_QUEUE_BYTES)
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """What may be written as a setting's value, by its part of the JSON schema: "whole number from 1 to 64". Empty
+    where the schema does not say."""
+    match next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema):
+        case {"enum": values}:
+            return "one of " + ", ".join(f"`{value}`" for value in values)
+        case {"format": kind}:
+            return str(kind)
+        case {"type": "integer", "minimum": least, "maximum": most}:
+            return f"whole number from {least} to {most}"
+        case {"type": "number", "exclusiveMinimum": least, "maximum": most}:
+            return f"number over {least} and at most {most}"
+    return ""
 
 
 def texts(settings: Settings) -> dict[str, str]:

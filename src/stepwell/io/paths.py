@@ -9,7 +9,9 @@ socket; standard library only.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,10 +32,12 @@ OVERLAY = frozenset({"overlay", "fuse.fuse-overlayfs", "aufs"})
 _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 
-It holds the keys that seal cached blocks (keyring), a log, and the settings if you
-wrote any (stepwell.yaml). It is only a cache: once no `stepwell serve` is running,
-this directory may be deleted. Engines then recompute what was cached, nothing else
-is lost. Do not copy the keyring to others: it opens what is cached.
+It holds the keys that seal cached blocks (keyring), a list of the directories where
+those lie (disks.json), a log, and the settings if you wrote any (stepwell.yaml).
+It is only a cache: once no `stepwell serve` is running, this directory may be deleted.
+Engines then recompute what was cached, nothing else is lost. Blocks on disk can never
+be read again without the keyring, so rather let `stepwell uninstall` delete both. Do
+not copy the keyring to others: it opens what is cached.
 """
 
 
@@ -177,8 +181,16 @@ def check_socket_dir(socket: Path, *, shared: bool) -> None:
             "SW-604",
             what=f"the well cannot listen in {directory}",
             why=why,
-            fix=f"make a directory of the well's own user: install -d -m 0750 -o USER -g GROUP {directory}",
+            fix="make a new directory that is the well's user's own, and put the socket there: "
+            f"install -d -m 0750 -o USER -g GROUP {shlex.quote(str(_unused(directory)))}",
         )
+
+
+def _unused(directory: Path) -> Path:
+    """`directory`, or another one that is not there: one that is may be the system's, like /tmp, and whoever gave it
+    another owner on our advice would break the machine."""
+    others = (Path(f"/run/stepwell{number or ''}") for number in itertools.count())
+    return next(path for path in itertools.chain([directory], others) if not os.path.lexists(path))
 
 
 def trusted_owners(socket: Path) -> set[int]:

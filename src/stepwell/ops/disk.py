@@ -21,13 +21,14 @@ _SLOW_GB_S = 0.2
 
 
 def directory(place: DiskPlace) -> Iterator[Check]:
-    """It is a directory of ours that others cannot write in, or its parent lets us make it."""
+    """It is a directory of ours that others cannot write in, or the nearest of its parents lets us make it."""
     path = place.path
     if not os.path.lexists(path):
-        if path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK):
-            yield _check("disk-directory", "ok", "it is not there yet; the well makes it", place)
+        parent = next(parent for parent in path.parents if os.path.lexists(parent))
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+            yield _check("disk-directory", "ok", "it is not there yet; the well makes it, and what is above it", place)
         else:
-            text = f"it is not there, and you may not make it in {path.parent}"
+            text = f"it is not there, and you may not make it in {parent}"
             yield _check("disk-directory", "fail", text, place, f"mkdir -p -m 0700 '{path}', as the well's user")
         return
     status = path.lstat()
@@ -46,8 +47,9 @@ def directory(place: DiskPlace) -> Iterator[Check]:
 
 
 def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
-    """It lies on a local filesystem that outlives the container and that can be written."""
+    """It lies on a local filesystem that outlives the container, can be written and has room for files."""
     found = _existing(place.path)
+    of = os.statvfs(found)
     name = filesystem(found, system)
     facts = {"filesystem": name}
     on = f"it is on {name or 'a filesystem of unknown kind'}"
@@ -57,7 +59,10 @@ def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
     elif name in NETWORK:
         text = f"{on}, a network filesystem: locks and O_DIRECT are not reliable there, and it may hang"
         yield _check("disk-filesystem", "fail", text, place, "name a directory on a local disk", facts)
-    elif os.statvfs(found).f_flag & os.ST_RDONLY:
+    elif not of.f_blocks:
+        text = f"{on}, which has no room for files, or does not say how much"
+        yield _check("disk-filesystem", "fail", text, place, "name a directory on a local disk", facts)
+    elif of.f_flag & os.ST_RDONLY:
         fix = "mount it for writing (`:rw` of a volume, ReadWritePaths= of a unit), or name another directory"
         yield _check("disk-filesystem", "fail", f"{on}, mounted read-only", place, fix, facts)
     elif name in OVERLAY:
@@ -68,12 +73,15 @@ def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
 
 
 def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
-    """The size asked for, by all directories of this filesystem together, fits beside the reserve."""
+    """The size asked for, by all directories of this filesystem together, fits beside the reserve. Nothing is said of
+    a filesystem without blocks, of which `kind` says it."""
     found = _existing(place.path)
     of = os.statvfs(found)
     total, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
+    if not total:
+        return
     together = [other for other in settings.disk if _device(other.path) == _device(place.path)]
-    wanted = sum(other.size.of(total) for other in together)
+    alone, wanted = place.size.of(total), sum(other.size.of(total) for other in together)
     reserve = settings.disk_reserve.of(total)
     usable = max(0, sum(used_bytes(other.path) for other in together) + free - reserve)
     facts = {"total_bytes": total, "free_bytes": free, "reserve_bytes": reserve, "wanted_bytes": wanted,
@@ -83,15 +91,20 @@ def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
         f"{format_size(wanted)} wanted{shared}; {format_size(usable)} can be used: {format_size(free)} of "
         f"{format_size(total)} are free, {format_size(reserve)} are left to others"
     )
-    if usable < _MIN_BYTES or wanted > total:
-        fix = "free space, lower disk_reserve, or name another directory" if wanted <= total else "lower the size"
+    if alone < _MIN_BYTES:
+        fix = f"give it at least {format_size(_MIN_BYTES)}"
+        yield _check("disk-space", "fail", f"{format_size(alone)} hold no segments", place, fix, facts)
+    elif reserve + _MIN_BYTES > total:
+        yield _check("disk-space", "fail", text, place, "lower disk_reserve, or name another directory", facts)
+    elif alone + reserve > total:  # what the well refuses; less is a matter of what is free
+        fix = f"lower the size to at most {(total - reserve) >> 20}MiB, or disk_reserve"
+        yield _check("disk-space", "fail", text, place, fix, facts)
+    elif usable < _MIN_BYTES:
+        fix = "free space, lower disk_reserve, or name another directory"
         yield _check("disk-space", "fail", text, place, fix, facts)
     elif wanted > usable:
         fix = f"lower the size to at most {format_size(usable)}, or free space; the tier stops growing at the reserve"
         yield _check("disk-space", "warn", text, place, fix, facts)
-    elif wanted < _MIN_BYTES:
-        fix = f"give it at least {format_size(_MIN_BYTES)}"
-        yield _check("disk-space", "fail", f"{format_size(wanted)} hold no segments", place, fix, facts)
     else:
         yield _check("disk-space", "ok", text, place, facts=facts)
 
@@ -158,7 +171,7 @@ def _check(name: str, status: Status, text: str, place: DiskPlace, fix: str = ""
 
 def _existing(path: Path) -> Path:
     """`path`, or the nearest of its parents that is there."""
-    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+    return next(candidate for candidate in (path, *path.parents) if os.path.exists(candidate))
 
 
 def _device(path: Path) -> int:

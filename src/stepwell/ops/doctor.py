@@ -11,20 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepwell.config import Settings, load
+from stepwell.config import Settings, check_together, load
 from stepwell.errors import ConfigError
 from stepwell.ops import disk, memory, places
 from stepwell.ops.check import Check, failed, guarded
 
 
-def examine(home: Path, env: Mapping[str, str], config: Path | None = None) -> Iterator[Check]:
+def examine(
+    home: Path, env: Mapping[str, str], config: Path | None = None, options: Mapping[str, object] | None = None
+) -> Iterator[Check]:
     """All checks, one by one as they are done. Settings that cannot be used are one failed check; the rest is then
-    examined with the defaults."""
+    examined with the defaults, or with settings that contradict each other as they are."""
+    settings = Settings()
     try:
-        settings = load(home, env, path=config).settings
+        settings = load(home, env, path=config, overrides=options).settings
+        check_together(settings)
         yield Check("settings", "ok", f"{len(settings.model_fields_set)} of them are set")
     except ConfigError as error:
-        settings = Settings()
         yield failed("settings", error)
     held = 0
 
@@ -37,6 +40,7 @@ def examine(home: Path, env: Mapping[str, str], config: Path | None = None) -> I
     yield from guarded("keyring", lambda: places.keyring(home))
     yield from guarded("runtime-directory", places.runtime)
     yield from guarded("well", well)
+    yield from guarded("metrics", lambda: places.metrics(home, settings))
     yield from guarded("engine", places.engine)
     yield from guarded("memory", lambda: memory.host(settings, held))
     yield from guarded("shared-memory", memory.shared)

@@ -25,7 +25,7 @@ from stepwell.errors import AccessDenied
 from stepwell.io.files import File, FilesToRead
 from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
-from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, Found, Kind, look
+from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, Found, Kind, NotAFile, look
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 
@@ -58,7 +58,8 @@ _KINDS = {
 class Report:
     """`segments` by kind: closed (with a footer), open (without: recovered from its frames), empty, other_version,
     damaged (its first page), unreadable (the system would not let us). `blocks` by verdict; `moved`: blocks that the
-    well took away while we looked. `nbytes` of all segments."""
+    well took away while we looked. `nbytes` of all segments. `foreign_files`: whatever else lies there, as the well
+    counts them."""
 
     directory: Path
     in_use: bool = False
@@ -79,8 +80,8 @@ class Report:
 def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda line: None) -> Report:
     """Reads all of it. `tell` is given a line now and then, of how far it is.
 
-    Raises AccessDenied SW-608 (no directory, or it may not be read) and what `Keyring.read` raises, unless there is no
-    keyring at all: then whatever is sealed counts as without a key.
+    Raises AccessDenied SW-608 (no directory, it may not be read, or no disk tier is in it) and what `Keyring.read`
+    raises, unless there is no keyring at all: then whatever is sealed counts as without a key.
     """
     report = Report(directory)
     try:
@@ -113,6 +114,8 @@ class _Examination:
     def run(self) -> None:
         report = self._report
         names = sorted(self._files.names())
+        if LOCK not in names and not any(NAME.fullmatch(name) for name in names):
+            raise _no_tier(report.directory)
         report.foreign_files = sum(not NAME.fullmatch(name) and name not in OURS for name in names)
         ours = [name for name in names if NAME.fullmatch(name)]
         for number, name in enumerate(ours, 1):
@@ -121,6 +124,8 @@ class _Examination:
                 self._segment(name)
             except FileNotFoundError:
                 continue  # deleted meanwhile
+            except NotAFile:
+                report.foreign_files += 1
             except OSError:
                 report.segments["unreadable"] += 1
 
@@ -245,6 +250,15 @@ def _unusable(directory: Path, error: OSError) -> AccessDenied:
     )
 
 
+def _no_tier(directory: Path) -> AccessDenied:
+    return AccessDenied(
+        "SW-608",
+        what=f"there is no disk tier in {directory}",
+        why="it has no segments, and no lock as a well leaves it in each directory that it uses",
+        fix="name one of the directories that `stepwell config show` lists, or that --disk was given",
+    )
+
+
 def shape(report: Report) -> dict[str, Any]:
     """What `--json` prints."""
     kinds = ("closed", "open", "empty", "other_version", "damaged", "unreadable")
@@ -265,8 +279,8 @@ def shape(report: Report) -> dict[str, Any]:
 def text(report: Report, home: Path) -> str:
     """The same for people."""
     lines = [
-        f"{report.directory}: {_list(report.segments)} segments, {format_size(report.nbytes)}",
-        f"blocks: {_list(report.blocks)}, {format_size(report.block_bytes)}",
+        f"{report.directory}: {_list(report.segments) or '0'} segments, {format_size(report.nbytes)}",
+        f"blocks: {_list(report.blocks)}, {format_size(report.block_bytes)}" if report.blocks.total() else "0 blocks",
     ]
     if report.in_use:
         lines.append("a well is using it: what it was writing or deleting meanwhile may not be in these numbers")
@@ -289,4 +303,4 @@ def text(report: Report, home: Path) -> str:
 
 
 def _list(counts: Counter[str]) -> str:
-    return ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items() if n) or "no"
+    return ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items() if n)

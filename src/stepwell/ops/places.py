@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 from collections.abc import Iterator
@@ -11,10 +12,14 @@ from pathlib import Path
 from stepwell import __version__
 from stepwell.client import control
 from stepwell.client.start import rendezvous
+from stepwell.config import Settings
+from stepwell.config.listen import split_listen
 from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.errors import BackendDown
+from stepwell.errors import BackendDown, ConfigError
 from stepwell.io.paths import Rendezvous, check_home, check_socket_dir
-from stepwell.ops.check import Check, Facts
+from stepwell.ops.check import Check, Facts, failed
+from stepwell.serve.metrics import REQUEST_SECONDS
+from stepwell.serve.metrics import check as check_metrics
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.vault.keyring import Keyring
 
@@ -61,7 +66,7 @@ def runtime() -> Iterator[Check]:
 
 def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[list[Check], int]:
     """Whether a well of this home runs, or one at the socket `at`, and answers; and the bytes of its slabs."""
-    place = rendezvous(home) if at is None else Rendezvous.named(at)  # too long a path is an error of its own
+    place = _place(home, at)  # too long a path is an error of its own
     if at is not None:
         check_socket_dir(at, shared=shared)
     try:
@@ -78,6 +83,43 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
         return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
     return [Check("well", "ok", text, facts=facts)], int(values["slab_bytes"])
+
+
+def metrics(home: Path, settings: Settings) -> Iterator[Check]:
+    """The well can serve them where the settings say, or one that runs already does; nothing where they say nowhere."""
+    if settings.metrics is None:
+        return
+    try:
+        check_metrics(settings.metrics)
+        yield Check("metrics", "ok", f"the well can serve them at {settings.metrics}")
+    except ConfigError as error:
+        if control.pid_at(_place(home, settings.socket).socket) is None or not _is_ours(settings.metrics):
+            yield failed("metrics", error)
+        else:
+            yield Check("metrics", "ok", f"the running well serves them at {settings.metrics}")
+
+
+def _place(home: Path, at: Path | None) -> Rendezvous:
+    return rendezvous(home) if at is None else Rendezvous.named(at)
+
+
+def _is_ours(address: str) -> bool:
+    """A well's metrics are served there."""
+    place = split_listen(address)
+    asking = http.client.HTTPConnection("localhost", timeout=REQUEST_SECONDS)
+    try:
+        if isinstance(place, str):
+            asking.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            asking.sock.settimeout(REQUEST_SECONDS)
+            asking.sock.connect(place)
+        else:
+            asking.sock = socket.create_connection(place, REQUEST_SECONDS)
+        asking.request("GET", "/healthz")
+        return (asking.getresponse().getheader("Server") or "").startswith("stepwell")
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        asking.close()
 
 
 def engine() -> Iterator[Check]:

@@ -1,9 +1,9 @@
 """What stepwell has left on this machine, and its removal: by name, never more than a well or the demo makes.
 
-Three parts: a home, the directories of the disk tier, the demo's cache. In each, regular files are ours if they have a
-name that we give and belong to whoever owns the directory; everything else is shown and left. A directory is removed
-only when it is empty afterwards. No path is followed through a symbolic link. A well that runs holds locks on home and
-directories, and what is locked is left alone.
+Three parts: a home, the directories of the disk tier, the demo's cache; lock and socket of the home's well go last. In
+each part, regular files are ours if they have a name that we give and belong to whoever owns the directory; everything
+else is shown and left. A directory is removed only when it is empty afterwards. No path is followed through a symbolic
+link. A well that runs holds locks on home and directories, and what is locked is left alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stepwell.client.control import pid_at
 from stepwell.client.fingerprint import CACHE_NAME
 from stepwell.client.start import lock, rendezvous
 from stepwell.errors import BackendDown
+from stepwell.io.paths import Rendezvous
 from stepwell.log import LOG_NAME
+from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
 
@@ -34,6 +37,7 @@ _NAMES: dict[Kind, re.Pattern[str]] = {
     # What a killed process may have left half made is among them; a stepwell.yaml was written by a person.
     "home": re.compile(
         rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
+        rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
     ),
     "demo": re.compile(r"models|\.?demo-\w{8}"),
 }
@@ -66,6 +70,7 @@ class Part:
 class Removed:
     """What became of a part. `left`: why something is still there, by name; empty when the directory is gone."""
 
+    kind: Kind
     path: Path
     names: tuple[str, ...]
     nbytes: int
@@ -73,30 +78,49 @@ class Removed:
 
 
 def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
-    """What is there. Nothing is changed; a directory that is missing, a link or unreadable is no part of it."""
-    wanted: list[tuple[Kind, Path]] = [("data", disk) for disk in disks]
+    """What is there, in `disks` and in the directories that `home` remembers. Nothing is changed; a directory that is
+    missing, a link or unreadable is no part of it, and one with two names is one part."""
+    wanted: list[tuple[Kind, Path]] = [("data", disk) for disk in (*disks, *remembered(home))]
     wanted += [("home", home), ("demo", demo)]
-    parts = []
+    parts: dict[tuple[Kind, int, int], Part] = {}
     for kind, path in wanted:
         with contextlib.suppress(OSError), _opened(path) as folder:
-            parts.append(_look(kind, path, folder))
-    return parts
+            status = os.fstat(folder)
+            parts.setdefault((kind, status.st_dev, status.st_ino), _look(kind, path, folder))
+    return list(parts.values())
 
 
-def remove(home: Path, parts: Iterable[Part]) -> list[Removed]:
-    """Deletes what is ours in these parts, as they are now. No well of `home` can start meanwhile.
+def remove(home: Path, parts: Iterable[Part], socket: Path | None = None) -> list[Removed]:
+    """Deletes what is ours in these parts, as they are now, then lock and socket of home's well, and those of one that
+    was told to listen at `socket`. No well of `home` can start meanwhile.
 
-    Raises BackendDown SW-501 if one runs. What the system does not let us delete is left and named.
+    Raises BackendDown SW-501 if one runs. What the system does not let us delete is left and, in parts, named.
     """
-    with lock(rendezvous(home).lock) as taken:
-        if taken is None:
-            raise BackendDown(
-                "SW-501",
-                what=f"a well is running for {home}",
-                why="what it uses is not deleted under it",
-                fix="end it with `stepwell stop`, or its service, and try again",
-            )
-        return [_remove(part) for part in parts]
+    places = [rendezvous(home)]
+    if socket is not None and os.path.lexists(Rendezvous.named(socket).lock):  # else its directory may be gone too
+        places.append(Rendezvous.named(socket))
+    with contextlib.ExitStack() as held:
+        for place in places:
+            if held.enter_context(lock(place.lock)) is None or pid_at(place.socket) is not None:
+                raise BackendDown(
+                    "SW-501",
+                    what=f"a well is running for {home}, or at its socket",
+                    why="what it uses is not deleted under it",
+                    fix="end it with `stepwell stop`, or its service, and try again",
+                )
+        removed = [_remove(part) for part in parts]
+        for place in places:
+            _remove_place(place)
+    return removed
+
+
+def _remove_place(place: Rendezvous) -> None:
+    """What a well makes anew when it starts. The caller holds the lock, so nobody uses either."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(place.socket.lstat().st_mode):
+            place.socket.unlink()
+    with contextlib.suppress(OSError):
+        place.lock.unlink()
 
 
 def _look(kind: Kind, path: Path, folder: int) -> Part:
@@ -149,7 +173,8 @@ def _remove(part: Part) -> Removed:
             os.rmdir(part.path)
     except OSError as error:
         left.append((".", error.strerror or str(error)))
-    return Removed(part.path, tuple(item.name for item in gone), sum(item.nbytes for item in gone), tuple(left))
+    names, nbytes = tuple(item.name for item in gone), sum(item.nbytes for item in gone)
+    return Removed(part.kind, part.path, names, nbytes, tuple(left))
 
 
 @contextlib.contextmanager

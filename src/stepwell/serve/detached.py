@@ -36,7 +36,7 @@ def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> Non
 
     os.set_inheritable(locked, False)
     prepare_home(home)
-    settings = load(home, os.environ, overrides=wishes).settings
+    settings = load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config").settings
     if settings.socket is not None:
         raise ConfigError(
             "SW-102",

@@ -98,12 +98,8 @@ class MetricsServer:
     def _on_path(self, path: Path) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISSOCK(path.lstat().st_mode):
-                    raise _taken(str(path), "there is a file that is no socket")
-                if _listens(path):
-                    raise _taken(str(path), "another process listens there")
-                path.unlink()
+            if _is_dead(path):
+                path.unlink(missing_ok=True)
             before = os.umask(0o177)
             try:
                 listener.bind(str(path))
@@ -242,7 +238,46 @@ class _Request(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
 
+def check(address: str) -> None:
+    """Raises ConfigError where `MetricsServer` would, with nothing made or replaced. Whoever listens there is not
+    disturbed."""
+    if not address.startswith("/"):
+        _bound(address).close()
+        return
+    path = Path(address)
+    try:
+        _is_dead(path)
+        path.parent.stat()
+    except OSError as error:
+        raise _taken(address, error.strerror or str(error)) from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _taken(address, f"a socket cannot be made in {path.parent}")
+
+
+def _is_dead(path: Path) -> bool:
+    """True: a socket is there on which nobody listens. False: nothing is there. Raises ConfigError SW-119 for all else
+    that may be there, and OSError."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise _taken(str(path), "there is a file that is no socket")
+    except FileNotFoundError:
+        return False
+    if _listens(path):
+        raise _taken(str(path), "another process listens there")
+    return True
+
+
 def _on_port(address: str) -> socket.socket:
+    listener = _bound(address)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _taken(address, str(error)) from error
+    return listener
+
+
+def _bound(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     try:
@@ -260,7 +295,6 @@ def _on_port(address: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what the last well left in TIME_WAIT
         listener.bind((host, number))
-        listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE

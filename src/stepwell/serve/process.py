@@ -22,7 +22,7 @@ from pathlib import Path
 from stepwell import __version__
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
-from stepwell.config import Settings, check_host, queue_bytes
+from stepwell.config import Settings, check_host, check_together, queue_bytes
 from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -32,6 +32,7 @@ from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
+from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
 from stepwell.serve.storage import make_tier, take_sites
@@ -65,6 +66,7 @@ def run(
     `ready` is called when connections are accepted. Returns why it ended. Raises StepwellError if it cannot start:
     BackendDown SW-501 (another one runs), and whatever home, keyring, settings and memory have to say.
     """
+    check_together(settings)
     prepare_home(home)
     by_home = place = rendezvous(home)
     shared = bool(settings.allow_uids)
@@ -72,8 +74,6 @@ def run(
         if settings.socket is not None:
             place = _named(settings.socket, shared=shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
-        elif shared:
-            raise _unreachable(settings.allow_uids)
         held.enter_context(_locked(home, by_home, locked))
         host = _host_bytes(settings)
         keyring = Keyring.open(home / KEYRING_NAME)
@@ -85,6 +85,7 @@ def run(
         ):
             try:
                 sites = take_sites(settings)
+                _remember(home, settings)
                 return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
             except StepwellError:
                 raise
@@ -166,13 +167,12 @@ def _named(socket: Path, *, shared: bool) -> Rendezvous:
     return place
 
 
-def _unreachable(uids: tuple[int, ...]) -> ConfigError:
-    return ConfigError(
-        "SW-102",
-        what=f"allow_uids = {','.join(map(str, uids))} has no effect",
-        why="without `socket` the well listens in a directory that only its own user may enter",
-        fix="set socket too, such as /run/stepwell/well.sock, or remove allow_uids",
-    )
+def _remember(home: Path, settings: Settings) -> None:
+    """A home on a full disk keeps no well from serving."""
+    try:
+        remember(home, [place.path for place in settings.disk])
+    except OSError as error:
+        log.warning("`stepwell uninstall` may not find the disk tier: %s cannot be written: %s", home, error.strerror)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
     in_force = settings if host is None else settings.model_copy(update={"host": Amount(size=host)})
 
     def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
-        wished = merge(Settings, from_overrides(wishes)).settings
+        wished = merge(Settings, from_overrides(wishes, "kv_connector_extra_config")).settings
         ours, theirs = texts(in_force), texts(wished)
         return [
             f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"

@@ -1,0 +1,50 @@
+"""Which directories hold what the keyring of a home has sealed, written down in that home.
+
+Settings say it only where a person wrote them: a command's options and an engine's wishes are gone when the well has
+ended. Whoever deletes the keyring must know all of them, because what lies there can then never be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+LIST_NAME = "disks.json"
+"""Of the file in home: a list of absolute paths, the latest last."""
+
+NEW_LIST_NAME = f"{LIST_NAME}.new"
+"""Of what a killed process may have left half written; the next one writes over it."""
+
+MOST = 256
+"""Directories; beyond that the earliest are forgotten."""
+
+_MOST_BYTES = 8 << 20  # of as many paths, each as long as a path can be
+
+
+def remember(home: Path, directories: Iterable[Path]) -> None:
+    """Adds them to those of `home`, whose lock the caller holds. On disk when this returns; raises OSError."""
+    known = remembered(home)
+    new = [Path(os.path.realpath(directory)) for directory in directories]
+    if set(new) <= set(known):
+        return
+    kept = [*(path for path in known if path not in new), *new][-MOST:]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(home / NEW_LIST_NAME, flags, 0o600), "w", encoding="ascii") as file:
+        json.dump([str(path) for path in kept], file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(home / NEW_LIST_NAME, home / LIST_NAME)
+
+
+def remembered(home: Path) -> list[Path]:
+    """The directories that were added, whether they are still there or not. None where that cannot be read."""
+    try:
+        fd = os.open(home / LIST_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            paths = json.loads(file.read(_MOST_BYTES))  # msgspec takes no names that are not UTF-8
+    except (OSError, ValueError, RecursionError):
+        return []
+    listed = paths if isinstance(paths, list) else []
+    return [Path(path) for path in listed if isinstance(path, str) and os.path.isabs(path) and "\0" not in path]

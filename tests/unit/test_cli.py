@@ -1,0 +1,42 @@
+"""What commands say to a person: which words, on which stream, and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepwell.cli.commands import app
+from stepwell.cli.main import _missing
+from stepwell.cli.output import removed_table, uninstall_table
+from stepwell.errors import StepwellError
+from stepwell.ops.uninstall import Item, Part, Removed
+
+
+def test_what_is_missing_is_installed_from_a_clone() -> None:
+    assert "in a clone of stepwell: pip install '.[cli]'" in _missing(ImportError(name="typer")).fix
+
+
+def test_flags_for_a_larger_machine_are_printed_with_a_warning() -> None:
+    done = CliRunner().invoke(app, ["vllm-args", "--host", "99999TiB"])
+    assert done.exit_code == 0
+    assert '"host":"99999TiB"' in done.stdout and "SW-106" not in done.stdout
+    assert "not on this machine" in done.stderr and "SW-106" in done.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--disk", "here:1GiB"), ("--host", "much")])
+def test_an_error_in_an_option_names_the_option(tmp_path: Path, option: str, value: str) -> None:
+    error = CliRunner().invoke(app, ["serve", "--home", str(tmp_path / "home"), option, value]).exception
+    assert isinstance(error, StepwellError)
+    assert error.what.startswith(f"{option}: ")
+
+
+def test_what_would_be_deleted_is_counted_in_words() -> None:
+    home = Part("home", Path("/h"), (Item("keyring", 4096),), ("notes",))
+    disk = Part("data", Path("/d"), tuple(Item(str(n), 4096) for n in range(3)), ())
+    demo = Part("demo", Path("/c"), (Item("models", 1 << 30),), ())
+    said = uninstall_table([disk, home, demo])
+    assert "3 files, 12KiB, in /d (blocks on disk)" in said
+    assert "1 file, 4KiB, in /h (home: " in said and "1 folder, 1GiB, in /c" in said
+    assert "deleted 2 folders, 0B, in /c" in removed_table([Removed("demo", Path("/c"), ("a", "b"), 0, ())])
