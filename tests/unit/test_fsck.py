@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import resource
@@ -230,10 +231,10 @@ def test_what_a_well_does_meanwhile_is_no_damage(disk: Path, home: Path) -> None
     over = threading.Event()
 
     def write() -> None:
-        n = 2000
-        while not over.is_set():
+        for n in itertools.cycle(range(2000, 9000, 8)):
+            if over.is_set():
+                return
             life.put(*range(n, n + 8))
-            n += 8
 
     writer = threading.Thread(target=write)
     writer.start()
