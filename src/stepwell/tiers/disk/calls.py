@@ -8,6 +8,9 @@ from stepwell.block.layout import PAGE
 from stepwell.tiers.base import Incoming, Outgoing, WriteDone, Writing
 from stepwell.tiers.disk.segment import Segment
 
+MOST_RUN = 9 << 20
+"""Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
+
 
 class Run:
     """Blocks that lie side by side in one segment and come in one I/O."""

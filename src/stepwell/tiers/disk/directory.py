@@ -30,19 +30,17 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.files import Files
 from stepwell.io.staging import Staging
-from stepwell.tiers.base import Forgotten, Locksmith, Outgoing, Place, Reading, TierCounts, WriteDone, Writing
-from stepwell.tiers.disk.calls import Call, Placed, Run
+from stepwell.tiers.base import Forgotten, Locksmith, Outgoing, Reading, TierCounts, WriteDone
+from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.layout import Footer, Head
+from stepwell.tiers.disk.placing import Placing
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
-from stepwell.tiers.disk.stream import read_run, write_out
+from stepwell.tiers.disk.stream import read_run
 from stepwell.tiers.disk.sweep import Sweep
-
-MOST_RUN = 9 << 20
-"""Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
 
 EVICT_AHEAD = 0.25
 """Share of the open segment that is still free when room is made for the next: hot blocks go in there."""
@@ -96,7 +94,7 @@ class Directory:
         self._closed: list[tuple[int, int]] = []  # heap of sequence and number: the oldest goes first
         self._beginning = False  # a segment is being made ready
         self._sequence = 0
-        self._waiting: deque[Call] = deque()
+        self._placing = Placing(self, index, staging, executor, counts)
         self._jobs = 0  # that use segments
         self.reads: set[Run] = set()  # that are under way
         self._to_clear: list[Callable[[], None]] = []
@@ -158,85 +156,25 @@ class Directory:
     def wake(self) -> None:
         """Something has ended that those who wait for room, or for quiet, may have waited for."""
         self.shrink()
-        if self._waiting:
-            self._place()
+        self._placing.go_on()
         self._sweep.go_on()
         self._changed()
 
     # writing ----------------------------------------------------------------------------------------------------------
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        answers = [Writing.TOO_LARGE] * len(blocks)
         most = self.segment_bytes - PAGE - Footer.nbytes(1)
-        call = Call(deque((at, block) for at, block in enumerate(blocks) if block.nbytes <= most), answers, done)
-        if call.ended:
-            self._later(call.finish)
-            return
-        self._waiting.append(call)
-        self._place()
+        self._placing.add(blocks, most, done)
 
-    def _place(self) -> None:
-        """Gives waiting blocks their places, as long as there is an open segment with room."""
-        while self._waiting:
-            call, segment = self._waiting[0], self.open_segment
-            placed: list[Placed] = []
-            nbytes = 0
-            while segment is not None and call.blocks:
-                at, block = call.blocks[0]
-                commitment = block.commit(segment.id)
-                if not segment.fits(block.nbytes, commitment) or (placed and nbytes + block.nbytes > MOST_RUN):
-                    break
-                call.blocks.popleft()
-                placed.append((at, block, *segment.take(block.nbytes, len(block.parts), commitment), commitment))
-                nbytes += block.nbytes
-            if segment is None or not placed:
-                self._begin()
-                return
-            if not call.blocks:
-                self._waiting.popleft()
-            self._submit_write(segment, placed, nbytes, call)
-            self._make_room_ahead()
+    def placed(self) -> None:
+        """Blocks have got places in the open segment: room for the next may have to be made."""
+        late = self.open_segment is not None and self.open_segment.room < EVICT_AHEAD
+        if late and not self._free and not self.space.may_take(self.segment_bytes):
+            self._evict()
 
-    def _submit_write(self, segment: Segment, placed: list[Placed], nbytes: int, call: Call) -> None:
-        self.use(segment)
-        call.running += 1
-        first = placed[0][2]
-
-        def job() -> None:
-            blocks = [(block, Place(segment.id, ordinal)) for _, block, _, ordinal, _ in placed]
-            with self.handles.use(segment.name) as file:
-                write_out(file, first, blocks, self._staging)
-
-        def ended(error: BaseException | None) -> None:
-            if error is not None:
-                self.failed(segment, error)
-            else:
-                self.space.wrote()
-                self._counts.device_bytes += nbytes
-            for at, block, page, _, commitment in placed:
-                stored = Writing.FAILED if error is not None else self._list(segment, block, page, commitment)
-                call.answer(at, stored)
-            call.running -= 1
-            self.ended(segment)
-            if call.ended:
-                call.finish()
-            self.wake()
-
-        self._executor.submit(job, ended)
-
-    def _list(self, segment: Segment, block: Outgoing, page: int, commitment: bytes) -> Writing:
-        """A block that lies in the segment now can be found from now on, if the index has room for it. The footer has
-        it anyway: it lists whatever can be found there, so that a sweep misses nothing. What was cleared on its way
-        does not hide the same block that was written again since."""
-        segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
-        goes = segment.phase is Phase.DOOMED or self._sweep.concerns(segment, block.namespace)
-        if goes and self._index.find(block.id) is not None:
-            return Writing.STORED
-        try:
-            self._index.put(block.id, segment.number, page)
-        except OverflowError:
-            return Writing.FULL
-        return Writing.STORED
+    def goes(self, segment: Segment, namespace: bytes) -> bool:
+        """What this segment has of the namespace is on its way out."""
+        return segment.phase is Phase.DOOMED or self._sweep.concerns(segment, namespace)
 
     def failed(self, segment: Segment, error: BaseException) -> None:
         """A write to it failed: what is on the device now nobody knows, so nothing more is placed in it. What was
@@ -306,13 +244,13 @@ class Directory:
 
     # making room ------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Sees to it that there will be an open segment with room, or tells those who wait that there will be none."""
         if self._beginning:
             return
         self._close_open()
         if self.unreadable or self.space.ill:
-            self._refuse()
+            self._placing.refuse()
         elif not self.ready:
             return
         elif self._free:
@@ -324,7 +262,7 @@ class Directory:
             self._enter(new)
             self._prepare(new, create=True)
         elif not self._evict():
-            self._refuse()
+            self._placing.refuse()
 
     def _prepare(self, old: Segment, *, create: bool) -> None:
         """Gives a file a new life: another id, so that nothing of an earlier one can be taken for this one's."""
@@ -359,21 +297,6 @@ class Directory:
             self.wake()
 
         self._executor.submit(job, ended)
-
-    def _refuse(self, namespace: bytes = b"") -> None:
-        """Blocks that wait for a place get none: all, or those of one namespace."""
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
-            call.refuse(Writing.FULL, namespace)
-            if call.blocks:
-                self._waiting.append(call)
-            elif call.ended:
-                self._later(call.finish)
-
-    def _make_room_ahead(self) -> None:
-        late = self.open_segment is not None and self.open_segment.room < EVICT_AHEAD
-        if late and not self._free and not self.space.may_take(self.segment_bytes):
-            self._evict()
 
     def _evict(self) -> bool:
         """Begins to empty the oldest segment that nobody uses. False: there is none that can go, and none is on its
@@ -428,7 +351,7 @@ class Directory:
         if not (self.ready or self.unreadable):
             self._to_clear.append(partial(self.clear, done, namespace))
             return
-        self._refuse(namespace)
+        self._placing.refuse(namespace)
         if namespace and self.open_segment is not None and self.open_segment.blocks:
             self._close_open()
         self._sweep.begin(namespace, done)
@@ -480,10 +403,7 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting) or self._beginning or self._jobs > 0 or self._sweep.busy
-
-    def _later(self, call: Callable[[], None]) -> None:
-        self._executor.submit(lambda: None, lambda _: call())
+        return self._placing.waits or self._beginning or self._jobs > 0 or self._sweep.busy
 
     def close(self) -> None:
         self.handles.close()

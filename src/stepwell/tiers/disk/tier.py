@@ -24,8 +24,8 @@ from stepwell.tiers.base import (
     TierCounts,
     WriteDone,
 )
-from stepwell.tiers.disk.calls import Run
-from stepwell.tiers.disk.directory import MOST_RUN, Directory
+from stepwell.tiers.disk.calls import MOST_RUN, Run
+from stepwell.tiers.disk.directory import Directory
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, NotAFile, ids_of, look
 from stepwell.tiers.disk.segment import Phase, Segment
