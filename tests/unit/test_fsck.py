@@ -232,7 +232,7 @@ def test_what_a_well_does_meanwhile_is_no_damage(disk: Path, home: Path) -> None
 
     def write() -> None:
         for n in itertools.cycle(range(2000, 9000, 8)):
-            if over.is_set():
+            if over.wait(0.02):
                 return
             life.put(*range(n, n + 8))
 
