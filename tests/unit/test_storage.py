@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from stepwell.config import Settings
-from stepwell.serve.storage import take_sites
+from stepwell.serve.storage import take_sites, tell_of_space
 
 
 def said(tmp_path: Path, caplog: pytest.LogCaptureFixture, *sizes: str) -> str:
     settings = Settings.model_validate({"disk": [f"{tmp_path / str(n)}:{size}" for n, size in enumerate(sizes)]})
     with caplog.at_level(logging.WARNING):
-        for site in take_sites(settings):
+        sites = take_sites(settings)
+        tell_of_space(settings, sites)
+        for site in sites:
             site.files.close()
     return caplog.text
 

@@ -34,7 +34,8 @@ WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
 STALLED_S = 1.0
-"""A call of the tier that takes longer than this: it hangs, and is asked for nothing more until it has answered."""
+"""A read that takes longer than this: the tier hangs, and is asked for nothing more until it has answered. A write that
+does: it is asked for no more writes."""
 
 _REMEMBERED = 64
 

@@ -12,7 +12,7 @@ from stepwell.io.mounts import SYSTEM
 from stepwell.io.paths import MEMORY, NETWORK, OVERLAY, filesystem
 from stepwell.ops import speed
 from stepwell.ops.check import Check, Facts, Status
-from stepwell.tiers.disk.site import used_bytes
+from stepwell.tiers.disk.site import usable_bytes
 from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS
 from stepwell.units import format_size
 
@@ -83,7 +83,7 @@ def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
     together = [other for other in settings.disk if _device(other.path) == _device(place.path)]
     alone, wanted = place.size.of(total), sum(other.size.of(total) for other in together)
     reserve = settings.disk_reserve.of(total)
-    usable = max(0, sum(used_bytes(other.path) for other in together) + free - reserve)
+    usable = usable_bytes([other.path for other in together], free, reserve)
     facts = {"total_bytes": total, "free_bytes": free, "reserve_bytes": reserve, "wanted_bytes": wanted,
              "usable_bytes": usable}  # fmt: skip
     shared = f" (by {len(together)} directories together)" if len(together) > 1 else ""

@@ -17,6 +17,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from stepwell import __version__
@@ -35,7 +36,7 @@ from stepwell.log import well_log
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
-from stepwell.serve.storage import make_tier, take_sites
+from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
 from stepwell.tiers.disk.tier import DiskTier, Site
@@ -112,6 +113,7 @@ def _serve(
     if sites:
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
+        executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, settings.pin_request, queue_bytes(settings, host), readers),

@@ -12,7 +12,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.paths import OVERLAY, filesystem
 from stepwell.log import RateLimited
-from stepwell.tiers.disk.site import take, used_bytes
+from stepwell.tiers.disk.site import take, usable_bytes
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.units import format_size
 
@@ -37,18 +37,18 @@ def take_sites(settings: Settings) -> list[Site]:
             log.warning("%s takes no O_DIRECT: its I/O goes through the page cache, at a higher cost", place.path)
         if filesystem(place.path) in OVERLAY:
             log.warning("%s is on an overlay: what is cached there goes with the container [SW-507]", place.path)
-    _tell_of_space(settings, sites)
     return sites
 
 
-def _tell_of_space(settings: Settings, sites: Sequence[Site]) -> None:
-    """Where directories of one filesystem may grow beyond what it has: they will not, and that should be known."""
+def tell_of_space(settings: Settings, sites: Sequence[Site]) -> None:
+    """Where directories of one filesystem may grow beyond what it has: they will not, and that should be known. Blocks,
+    so that a well does this beside its work. Raises OSError."""
     devices = [place.path.stat().st_dev for place in settings.disk]
     for device in dict.fromkeys(devices):
         here = [(place, site) for of, place, site in zip(devices, settings.disk, sites, strict=True) if of == device]
         free, _ = here[0][1].files.free()
         wanted = sum(site.limit for _, site in here)
-        usable = max(0, sum(used_bytes(place.path) for place, _ in here) + free - here[0][1].reserve)
+        usable = usable_bytes([place.path for place, _ in here], free, here[0][1].reserve)
         if wanted > usable:
             log.warning(
                 "the disk tier may have %s in %s, and %s can be used there, %s being left to others (disk_reserve): it"

@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from stepwell.block.layout import PAGE
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
@@ -39,7 +37,7 @@ from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.placing import Placing
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
-from stepwell.tiers.disk.stream import read_run
+from stepwell.tiers.disk.stream import read_run, write_bytes
 from stepwell.tiers.disk.sweep import Sweep
 
 EVICT_AHEAD = 0.25
@@ -226,9 +224,8 @@ class Directory:
         self.use(segment)
 
         def job() -> None:
-            with self._staging.lend(len(raw)) as buffer, self.handles.use(segment.name) as file:
-                buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
-                file.write(buffer[: len(raw)], segment.nbytes - len(raw))
+            with self.handles.use(segment.name) as file:
+                write_bytes(file, raw, segment.nbytes - len(raw), self._staging)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -278,9 +275,8 @@ class Directory:
             if create:
                 self.files.create(old.name, old.nbytes).close()
             self.handles.forget(old.name)  # so that a file that somebody has deleted is found missing
-            with self._staging.lend(PAGE) as buffer, self.handles.use(old.name) as file:
-                buffer[:PAGE] = np.frombuffer(head.pack(), np.uint8)
-                file.write(buffer[:PAGE], 0)
+            with self.handles.use(old.name) as file:
+                write_bytes(file, head.pack(), 0, self._staging)
 
         def ended(error: BaseException | None) -> None:
             self._beginning = False

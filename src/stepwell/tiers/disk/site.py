@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
@@ -59,8 +60,14 @@ def take(path: Path, size: Amount, reserve: Amount) -> Site:
     return Site(files, limit, left)
 
 
-def used_bytes(path: Path) -> int:
-    """Bytes on disk of the files that lie directly in `path`; of the first million of them. Raises OSError."""
+def usable_bytes(paths: Iterable[Path], free: int, reserve: int) -> int:
+    """What directories of one filesystem can hold together: what they have, and what is free beyond the reserve. Looks
+    at each file, which takes a while where there are many. Raises OSError."""
+    return max(0, sum(map(_used_bytes, paths)) + free - reserve)
+
+
+def _used_bytes(path: Path) -> int:
+    """Bytes on disk of the files that lie directly in `path`; of the first million of them."""
     if not path.is_dir():
         return 0
     total = 0

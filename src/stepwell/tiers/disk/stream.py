@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -31,6 +33,13 @@ def write_out(file: File, page: int, blocks: Sequence[tuple[Outgoing, Place]], s
                 block.make(part, buffer[filled : filled + nbytes], place)
                 filled += nbytes
         file.write(buffer[:filled], offset)
+
+
+def write_bytes(file: File, raw: bytes, offset: int, staging: Staging) -> None:
+    """Writes whole pages that are no frames: a head, a footer. Raises OSError."""
+    with staging.lend(len(raw)) as buffer:
+        buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
+        file.write(buffer[: len(raw)], offset)
 
 
 def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, staging: Staging) -> Iterator[Reading]:

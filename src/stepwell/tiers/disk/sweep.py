@@ -34,6 +34,7 @@ from stepwell.tiers.disk.layout import Footer, Records
 from stepwell.tiers.disk.recovery import Found, ids_of, look
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import Space
+from stepwell.tiers.disk.stream import write_bytes
 
 Mask = npt.NDArray[np.bool_]
 
@@ -219,16 +220,16 @@ class Sweep:
     def _rewrite(self, segment: Segment, clears: list[_Clear], found: Found, mine: Mask) -> None:
         """Nobody reads its blocks any more: their frames go, and they from its footer. One that had no footer gets
         none: whatever looks at its frames finds the others."""
-        assert found.footer is not None
+        footer = found.footer
+        assert footer is not None
         written = [0]
 
         def job() -> None:
-            assert found.footer is not None
             with self._owner.handles.use(segment.name) as file:
-                for page, pages in _stretches(found.footer.records[mine]):
+                for page, pages in _stretches(footer.records[mine]):
                     written.append(file.zero(page * PAGE, pages * PAGE))
                 if found.closed:
-                    written.append(self._write_footer(file, found.nbytes, found.footer, ~mine))
+                    written.append(self._write_footer(file, found.nbytes, footer, ~mine))
                 file.sync()
 
         def ended(error: BaseException | None) -> None:
@@ -248,9 +249,7 @@ class Sweep:
         written = 0
         if rest := Footer.nbytes(len(old.records)) - len(raw):
             written = file.zero(end - len(raw) - rest, rest)
-        with self._staging.lend(len(raw)) as buffer:
-            buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
-            file.write(buffer[: len(raw)], end - len(raw))
+        write_bytes(file, raw, end - len(raw), self._staging)
         return written + len(raw)
 
     def _failed(self, segment: Segment, clears: list[_Clear], kind: str, error: BaseException) -> None:
