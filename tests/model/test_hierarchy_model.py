@@ -550,7 +550,7 @@ class Well(RuleBasedStateMachine):
                 assert counted["filling"] or counted["leased_blocks"]
             case "pins" if self.deep and self.faulty.hanging:
                 more = engine.model.world * engine.model.shard_bytes
-                assert self.rig.hierarchy.arena.pinned_bytes + more > 0.25 * self.rig.hierarchy.limits.host_bytes
+                assert self.rig.hierarchy.arena.pinned_bytes + more > 0.5 * self.rig.hierarchy.limits.host_bytes
             case "pins":
                 pinned = {
                     _place(row[0]): engine.model.world * engine.model.shard_bytes
@@ -558,9 +558,8 @@ class Well(RuleBasedStateMachine):
                     for other in engine.requests.values()
                     for row in other.rows
                 }
-                alone = not any(o.rows for e in self.live for o in e.requests.values() if o is not request)
                 would = sum(pinned.values()) + engine.model.world * engine.model.shard_bytes
-                assert would > (0.5 if alone else 0.25) * self.rig.hierarchy.limits.host_bytes
+                assert would > 0.5 * self.rig.hierarchy.limits.host_bytes
             case other:
                 raise AssertionError(f"no reason to wait: {other}")
 

@@ -185,10 +185,31 @@ def test_what_the_well_allows_for_a_block_holds_for_all_in_line() -> None:
     q = Queue("staging pins")
     first, second = q.asks
     q.tell(first, 0, "staging", allow_s=m.MOST_ALLOWED_S)
-    q.tell(second, 0, "pins")
+    q.tell(second, 0, "pins", allow_s=m.MOST_ALLOWED_S)
     q.poll(first, second)
     assert q.poll(first, second, after=STALL_S + 0.9 * m.MOST_ALLOWED_S) == [False, False]
     assert q.poll(first, second, after=0.101 * m.MOST_ALLOWED_S) == [True, True]
+
+
+def test_who_waits_for_no_tier_is_allowed_nothing() -> None:
+    q = Queue("filling mapping")
+    for ask, reason in zip(q.asks, ("filling", "mapping"), strict=True):
+        q.tell(ask, 0, reason, allow_s=m.MOST_ALLOWED_S)
+    q.poll(*q.asks)
+    assert q.poll(*q.asks, after=STALL) == [True, True]
+
+
+def test_a_silent_well_is_waited_for_once() -> None:
+    q = Queue("")
+    first, second, third = (q.client.ask(D, 0, order) for order in range(3))
+    assert first is not None and second is not None and third is not None
+    q.poll(first)
+    assert q.poll(first, after=STALL_S + 0.9 * m.MOST_ALLOWED_S) == [False], "it may be for a tier"
+    assert q.poll(first, second, after=0.101 * m.MOST_ALLOWED_S) == [True, False]
+    assert q.poll(second, after=STALL) == [True]
+    q.tell(second, 0, "staging", allow_s=m.MOST_ALLOWED_S)
+    q.poll(third)
+    assert q.poll(third, after=STALL) == [False], "it speaks again"
 
 
 def busy(q: Queue, seconds: float) -> None:

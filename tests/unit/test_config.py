@@ -65,8 +65,7 @@ def test_defaults(tmp_path: Path) -> None:
         "log_level": "info",
         "log_format": "text",
         "metrics": None,
-        "pin_waiting": 0.25,
-        "pin_request": 0.5,
+        "pin_waiting": 0.5,
         "socket": None,
         "allow_uids": [],
     }
@@ -76,15 +75,15 @@ def test_defaults(tmp_path: Path) -> None:
 
 def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
     file = tmp_path / "stepwell.yaml"
-    file.write_text("# a well\nhost: 1GiB\nlinger: 5m\nlinger_empty: 1\npin_request: 0.75\n")
+    file.write_text("# a well\nhost: 1GiB\nlinger: 5m\nlinger_empty: 1\npin_waiting: 0.75\n")
     env = {"STEPWELL_LINGER": "6m", "STEPWELL_LINGER_EMPTY": "2s", "STEPWELL_HOME": "/h", "HOME": "/x", "STEPWELLX": ""}
     loaded = load(tmp_path, env, overrides={"linger_empty": 3, "log_level": None})
-    assert loaded.settings == Settings(host="1GiB", linger=360, linger_empty=3, pin_request=0.75)  # type: ignore[arg-type]
+    assert loaded.settings == Settings(host="1GiB", linger=360, linger_empty=3, pin_waiting=0.75)  # type: ignore[arg-type]
     assert {name: origin for name, origin in loaded.origins.items() if origin != "default"} == {
         "host": f"{file}:2",
         "linger": "env STEPWELL_LINGER",
         "linger_empty": "--linger_empty",
-        "pin_request": f"{file}:5",
+        "pin_waiting": f"{file}:5",
     }
 
 
@@ -143,8 +142,8 @@ def test_an_unknown_variable_is_refused_with_the_closest_name(tmp_path: Path) ->
         ("linger: -1", "'-1' is not a duration"),
         ("log_level: loud", "debug"),
         ("pin_waiting: 0", "greater than 0"),
-        ("pin_request: 1.01", "less than or equal to 1"),
-        ("pin_request: nan", "finite"),
+        ("pin_waiting: 1.01", "less than or equal to 1"),
+        ("pin_waiting: nan", "finite"),
         ("pin_waiting:", "number"),
         ("host: 101%", "'101%' is not a per cent"),
         ("host: 0%", "'0%' is not a per cent"),
@@ -396,8 +395,7 @@ def test_values_are_written_as_they_are_read() -> None:
         "log_level": "info",
         "log_format": "text",
         "metrics": "unset",
-        "pin_waiting": "0.25",
-        "pin_request": "0.5",
+        "pin_waiting": "0.5",
         "socket": "unset",
         "allow_uids": "none",
     }

@@ -10,7 +10,7 @@ from deep import HEALTHY, HUNG, DeepRig, at, chain, fill, told, written
 from stepwell.protocol.messages import Found
 from stepwell.testing.arena_kit import SLOT
 
-PINNED = 6  # blocks that requests that wait may have pinned together, of an arena of three slabs
+PINNED = 12  # blocks that requests that wait may have pinned together, of an arena of three slabs
 
 
 @pytest.mark.parametrize("orders", [*permutations((10, 20, 30))])

@@ -324,7 +324,7 @@ def test_what_is_being_staged_is_not_evicted_either() -> None:
 
 
 def test_staging_is_bounded_by_pins() -> None:
-    rig = written(3, 14)  # 24 slots: 25 % of the bytes are 6 blocks, 50 % are 12
+    rig = written(3, 14)  # 24 slots, 12 of which may be pinned
     engine, long = rig.join(), chain(14)
     first = engine.ask(long)
     rig.settle()
@@ -341,13 +341,13 @@ def test_staging_is_bounded_by_pins() -> None:
     assert len(engine.answer(third).refs) == 2
     fourth = engine.ask(long)
     rig.settle()
-    assert len(engine.answer(fourth).refs) == 5, "six for all that wait, one of them is the third's alone"
-    assert rig.stat("pinned_bytes") == 6 * SLOT
+    assert len(engine.answer(fourth).refs) == 11, "one is the third's alone"
+    assert rig.stat("pinned_bytes") == 12 * SLOT
 
 
 def test_a_later_request_is_asked_to_give_way_to_what_an_earlier_one_stages() -> None:
     rig = DeepRig(4)
-    runs = [chain(5, 100 * n) for n in range(3)]
+    runs = [chain(8, 100 * n) for n in range(3)]
     for run in runs:
         fill(rig.join(), run)
     rig.settle()
@@ -361,10 +361,10 @@ def test_a_later_request_is_asked_to_give_way_to_what_an_earlier_one_stages() ->
     engine.release(later)
     rig.settle()
     assert [g.ticket for g in engine.scheduler.take(m.GiveWay)] == [late]
-    assert len(engine.answer(early).refs) == 1
+    assert len(engine.answer(early).refs) == 4
     engine.release(late)
     rig.settle()
-    assert (len(engine.answer(early).refs), engine.answer(early).more) == (5, False)
+    assert (len(engine.answer(early).refs), engine.answer(early).more) == (8, False)
 
 
 def test_a_final_answer_comes_once_however_many_things_woke_the_request() -> None:
@@ -463,7 +463,7 @@ def test_a_request_that_waits_for_two_things_is_woken_by_each() -> None:
 
 def test_blocks_that_failed_make_room_and_nobody_is_answered_twice() -> None:
     rig = DeepRig(3)
-    late, early, third = chain(5), chain(2, 100), chain(1, 200)
+    late, early, third = chain(11), chain(2, 100), chain(1, 200)
     for run in (late, early, third):
         fill(rig.join(), run)
     rig.settle()
@@ -471,8 +471,8 @@ def test_blocks_that_failed_make_room_and_nobody_is_answered_twice() -> None:
     engine = rig.join()
     for n in range(3):
         engine.spill(chain(SLOTS, 1000 * n + 1000))  # all slabs are made: none that comes wakes anybody
-    assert engine.found(at(early, 1)) == 1, "in the arena; six blocks may be pinned"
-    for n in range(5):
+    assert engine.found(at(early, 1)) == 1, "in the arena; twelve blocks may be pinned"
+    for n in range(11):
         rig.damage(rig.name(engine, at(late, n)), PAYLOAD)
     rig.faulty.faults = HUNG
     first, second = engine.ask(late, order=5), engine.ask(early, order=1)

@@ -7,6 +7,8 @@ from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, t
 
 from stepwell.block.layout import PAGE
 from stepwell.errors import CapacityError
+from stepwell.hierarchy import healthy
+from stepwell.hierarchy.healthy import KNOWN, HealthyReads
 from stepwell.hierarchy.mover import STALLED_S
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
@@ -232,7 +234,8 @@ def test_what_nobody_filled_meanwhile_is_there_when_the_tier_comes_back() -> Non
     assert rig.below.reads - reads <= 6
 
 
-def test_what_is_allowed_for_a_block_follows_healthy_reads_up_to_a_limit() -> None:
+def test_what_is_allowed_for_a_block_follows_healthy_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healthy, "KNOWN", 2)
     rig = written(2, 6)
     engine = rig.join()
     allowed = []
@@ -246,7 +249,22 @@ def test_what_is_allowed_for_a_block_follows_healthy_reads_up_to_a_limit() -> No
         rig.faulty.release()
         rig.settle()
         engine.release(ticket)
-    assert allowed == pytest.approx([MOST_ALLOWED_S, 0.02, 0.03, MOST_ALLOWED_S])
+    assert allowed == pytest.approx([MOST_ALLOWED_S, MOST_ALLOWED_S, 0.03, 0.03]), "what hung was not healthy"
+
+
+def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> None:
+    reads = HealthyReads()
+    for _ in range(KNOWN - 1):
+        reads.took(0.001)
+    assert reads.slowest_s == MOST_ALLOWED_S, "not enough are known"
+    reads.took(0.1)
+    assert reads.slowest_s == 0.1
+    for _ in range(KNOWN):
+        reads.took(0.001)
+        assert reads.slowest_s in (0.1, 0.001)
+    assert reads.slowest_s == 0.001
+    reads.took(0.9)
+    assert reads.slowest_s == MOST_ALLOWED_S
 
 
 # whose blocks --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stepwell.protocol.messages import MOST_ALLOWED_S
 
 STALL_S = 0.05
-"""No block has landed for this long (plus the tier's healthy p99 for one block, where there is a tier below)."""
+"""No block has landed for this long (plus what a healthy read may take, where there is a tier below)."""
 
 TOTAL_S = 2.0
 """Altogether, until an estimate of the recompute time exists; then half of that."""
@@ -22,7 +22,7 @@ class Patience:
 
     def over(self, first_ask: float, last_news: float, now: float, allow_s: float = 0.0) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
-        that a block from a tier may take in addition, at most 100 ms."""
+        that a block from a tier may take in addition, at most 250 ms."""
         stall_s = self.stall_s + min(max(allow_s, 0.0), MOST_ALLOWED_S)
         return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total_s
 

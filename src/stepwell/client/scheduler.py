@@ -50,7 +50,6 @@ class Ask:
     staged: bytearray = field(default_factory=bytearray)  # of each block: it was brought up from a tier for this ask
     final: bool = False
     reason: str = ""
-    allow_s: float = 0.0
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
@@ -115,7 +114,7 @@ class SchedulerClient:
         self._reported = 0.0
         self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
         self._turn = 0.0  # when a request last had all that it asked for
-        self._allow_s = 0.0  # what the well last allowed for one block
+        self._allow_s = m.MOST_ALLOWED_S  # what the well last allowed for a block that comes from a tier
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
@@ -163,7 +162,8 @@ class SchedulerClient:
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
         stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
-        the first that does not lets the others go as well."""
+        the first that does not lets the others go as well. Until the well has said why a request waits, it may be
+        for a tier."""
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
@@ -172,10 +172,14 @@ class SchedulerClient:
                     self._news.wait_for(lambda: ask.final, wait_s)
         if ask.final:
             return True
-        first, news, allow_s = ask.first_poll, ask.news, ask.allow_s
+        first, news, answered = ask.first_poll, ask.news, bool(ask.reason or ask.blocks)
         if ask.reason in IN_LINE:
-            first, news, allow_s = max(first, self._turn), max(news, self._moved), max(allow_s, self._allow_s)
-        return self._patience.over(first, news, now, allow_s)
+            first, news = max(first, self._turn), max(news, self._moved)
+        allow_s = self._allow_s if ask.reason in IN_LINE or not answered else 0.0
+        over = self._patience.over(first, news, now, allow_s)
+        if over and not answered:
+            self._allow_s = 0.0  # a well that is silent is waited for once, not once by each
+        return over
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -307,8 +311,7 @@ class SchedulerClient:
                 ask.staged += found.staged
                 ask.news = self._moved = self._clock()
             ask.reason = found.reason
-            ask.allow_s = found.allow_s
-            self._allow_s = found.allow_s or self._allow_s
+            self._allow_s = found.allow_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final

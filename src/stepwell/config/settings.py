@@ -118,8 +118,7 @@ class Settings(BaseModel):
         description="where the well serves /metrics: 127.0.0.1:PORT, [::1]:PORT, localhost:PORT, or the absolute path"
         " of a Unix socket; unset: nowhere",
     )
-    pin_waiting: Share = Field(default=0.25, description="share of the arena that waiting requests together may pin")
-    pin_request: Share = Field(default=0.5, description="share of the arena that one request alone may pin")
+    pin_waiting: Share = Field(default=0.5, description="share of the arena that waiting requests together may pin")
     socket: SocketPath | None = Field(
         default=None,
         description="where the well listens, for engines that are told so and never start it; its directory must belong"

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """host_bytes: the arena's size. pin_waiting: share of it that waiting requests may pin together; pin_request: share
-    that one request may pin when no other holds pins. queue_bytes: of blocks that wait to be written to a tier.
-    readers: batches that are read from a tier at the same time."""
+    """host_bytes: the arena's size. pin_waiting: share of it that waiting requests may pin together. queue_bytes: of
+    blocks that wait to be written to a tier. readers: batches that are read from a tier at the same time."""
 
     host_bytes: int
-    pin_waiting: float = 0.25
-    pin_request: float = 0.5
+    pin_waiting: float = 0.5
     queue_bytes: int = 256 << 20
     readers: int = 4

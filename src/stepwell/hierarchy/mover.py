@@ -21,10 +21,10 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.healthy import HealthyReads
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.clock import Clock
-from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.tiers.base import Reading, Tier, Writing
 
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
@@ -36,8 +36,6 @@ WRITERS = 4
 STALLED_S = 1.0
 """A read that takes longer than this: the tier hangs, and is asked for nothing more until it has answered. A write that
 does: it is asked for no more writes."""
-
-_REMEMBERED = 64
 
 
 class Mover:
@@ -75,7 +73,7 @@ class Mover:
         self.writing: dict[int, tuple[float, list[Entry]]] = {}
         self.reading: dict[int, tuple[float, list[Entry]]] = {}
         self._when_idle: Callable[[], None] | None = None
-        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._healthy = HealthyReads()
 
     # looking ----------------------------------------------------------------------------------------------------------
 
@@ -90,8 +88,8 @@ class Mover:
 
     @property
     def allowance_s(self) -> float:
-        """What a request may wait for one block in addition, since healthy reads took that long: seconds."""
-        return min(MOST_ALLOWED_S, max(self._took, default=MOST_ALLOWED_S))
+        """What a request may wait for one block in addition, since healthy reads take that long: seconds."""
+        return self._healthy.slowest_s if self.tier.capacity().limit else 0.0
 
     @property
     def idle(self) -> bool:
@@ -248,7 +246,8 @@ class Mover:
         def done(answers: list[Reading]) -> None:
             del self.reading[number]
             seconds = self._clock.now() - began
-            self._took.append(seconds)
+            if seconds <= STALLED_S:
+                self._healthy.took(seconds)
             good = 0
             for entry, answer in zip(batch, answers, strict=True):
                 if answer is Reading.GOOD and self._index.setdefault(entry.id, entry) is entry:

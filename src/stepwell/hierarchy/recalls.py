@@ -184,7 +184,7 @@ class Recalls:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
-        if not entry.pins and not self._room(ticket, entry.nbytes):
+        if not entry.pins and not self._room(entry.nbytes):
             self._ask_way(session, ticket)
             return _Obstacle("pins", True)
         return None
@@ -201,7 +201,7 @@ class Recalls:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, len(session.workers)
         assert owner is not None
-        if not self._room(ticket, owner.slot_bytes * shards):
+        if not self._room(owner.slot_bytes * shards):
             self._ask_way(session, ticket)
             return _Obstacle("pins", True)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
@@ -216,12 +216,8 @@ class Recalls:
         self.mover.stage(entry, ticket.order)
         return entry
 
-    def _room(self, ticket: Ticket, nbytes: int) -> bool:
-        would = self._arena.pinned_bytes + nbytes
-        if would <= self._limits.pin_waiting * self._limits.host_bytes:
-            return True
-        alone = self._arena.pins == len(ticket.pinned)
-        return alone and would <= self._limits.pin_request * self._limits.host_bytes
+    def _room(self, nbytes: int) -> bool:
+        return self._arena.pinned_bytes + nbytes <= self._limits.pin_waiting * self._limits.host_bytes
 
     @staticmethod
     def _ask_way(session: Session, ticket: Ticket) -> None:
@@ -247,7 +243,7 @@ class Recalls:
                 more,
                 reason,
                 bytes(ticket.staged[first : ticket.landed]),
-                self.mover.allowance_s if more and ticket.landed < len(ticket.pinned) else 0.0,
+                self.mover.allowance_s,
             )
             session.scheduler.send(found, ())
 

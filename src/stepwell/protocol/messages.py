@@ -20,7 +20,7 @@ MAX_MESSAGE = 16 << 20
 MAX_DIGESTS = 1 << 18
 """Most digests in one Ask: 256 Ki blocks, far beyond any context."""
 
-MOST_ALLOWED_S = 0.1
+MOST_ALLOWED_S = 0.25
 """Most of `Found.allow_s`: a well says no more, and a client believes no more."""
 
 SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
@@ -200,7 +200,7 @@ class Found(Message, frozen=True):
     With `more` the run may still grow (blocks on their way up from a tier or being filled by this session, slabs being
     mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there. `staged`
     has a byte for each block: whether it was brought up from a tier for this ticket. `allow_s`: seconds that a block's
-    coming up may take in addition to the usual patience, as healthy reads do at the moment.
+    coming up may take in addition to the usual patience, as healthy reads do at the moment; 0 where there is no tier.
     """
 
     ticket: int

@@ -116,7 +116,7 @@ def _serve(
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
-        limits=Limits(host, settings.pin_waiting, settings.pin_request, queue_bytes(settings, host), readers),
+        limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
         sealing=sealing,
         clock=clock,
         executor=executor,

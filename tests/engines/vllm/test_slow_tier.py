@@ -51,10 +51,7 @@ class Pins:
     def look(self) -> None:
         pinned, limits = self.hierarchy.arena.pinned_bytes, self.hierarchy.limits
         self.most = max(self.most, pinned)
-        if pinned > limits.pin_waiting * limits.host_bytes:
-            # One request alone may hold more, and keeps it when others have come.
-            assert pinned <= limits.pin_request * limits.host_bytes
-            assert sum(1 for ticket in self.tickets() if ticket.pinned) == 1
+        assert pinned <= limits.pin_waiting * limits.host_bytes
 
 
 def test_a_long_queue_does_not_lose_what_was_staged_for_it(tmp_path: Path) -> None:
