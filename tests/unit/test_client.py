@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.client import membership as joining
 from stepwell.client.membership import Membership
-from stepwell.client.patience import STALL_S, TOTAL_S
+from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
@@ -204,12 +204,31 @@ def test_a_silent_well_is_waited_for_once() -> None:
     first, second, third = (q.client.ask(D, 0, order) for order in range(3))
     assert first is not None and second is not None and third is not None
     q.poll(first)
-    assert q.poll(first, after=STALL_S + 0.9 * m.MOST_ALLOWED_S) == [False], "it may be for a tier"
-    assert q.poll(first, second, after=0.101 * m.MOST_ALLOWED_S) == [True, False]
+    assert q.poll(first, after=STALL_S + 0.9 * UNANSWERED_S) == [False], "its loop may wait for a processor"
+    assert q.poll(first, second, after=0.101 * UNANSWERED_S) == [True, False]
     assert q.poll(second, after=STALL) == [True]
-    q.tell(second, 0, "staging", allow_s=m.MOST_ALLOWED_S)
+    q.tell(second, 0, "staging")
     q.poll(third)
     assert q.poll(third, after=STALL) == [False], "it speaks again"
+
+
+def test_a_silent_well_takes_nothing_from_those_that_wait_for_a_tier() -> None:
+    q = Queue("staging")
+    (first,) = q.asks
+    q.tell(first, 0, "staging", allow_s=m.MOST_ALLOWED_S)
+    silent = q.client.ask(D, 0, 1)
+    assert silent is not None
+    q.poll(first, silent)
+    assert q.poll(first, silent, after=1.001 * (STALL_S + UNANSWERED_S)) == [False, True]
+
+
+def test_a_slice_of_a_long_answer_leaves_nobody_out_of_the_line() -> None:
+    q = Queue("staging")
+    (ask,) = q.asks
+    q.tell(ask, 0, "staging", allow_s=m.MOST_ALLOWED_S)
+    q.tell(ask, 128, "", allow_s=m.MOST_ALLOWED_S)
+    q.poll(ask)
+    assert q.poll(ask, after=STALL) == [False]
 
 
 def busy(q: Queue, seconds: float) -> None:

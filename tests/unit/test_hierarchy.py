@@ -240,7 +240,7 @@ def test_pins_are_bounded() -> None:
     first = engine.ask(long)
     rig.settle()
     assert (len(engine.answer(first).refs), engine.answer(first).reason) == (12, "pins")
-    assert engine.answer(first).more
+    assert not engine.answer(first).more, "all pins are its own: there is nothing to wait for"
     second = engine.ask(short)
     rig.settle()
     assert (len(engine.answer(second).refs), engine.answer(second).more) == (0, True)
@@ -765,3 +765,11 @@ def test_the_clock_is_the_one_that_was_given(rig: Rig) -> None:
     rig.clock.advance(12.5)
     assert rig.hierarchy.stats()["uptime_s"] == 12.5
     assert clock.now() == before + 12.5
+
+
+def test_however_small_the_share_for_pins_one_block_is_recalled() -> None:
+    rig = make_rig()
+    engine = joined(rig)
+    engine.spill(chain(3))
+    object.__setattr__(rig.hierarchy._recalls._limits, "pin_waiting", 0.001)
+    assert engine.found(chain(3)) == 1

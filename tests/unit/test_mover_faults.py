@@ -252,6 +252,16 @@ def test_what_is_allowed_for_a_block_follows_healthy_reads(monkeypatch: pytest.M
     assert allowed == pytest.approx([MOST_ALLOWED_S, MOST_ALLOWED_S, 0.03, 0.03]), "what hung was not healthy"
 
 
+def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healthy, "KNOWN", 2)
+    rig = written(2, 6)
+    engine = rig.join()
+    rig.faulty.faults = TierFaults(fail=1.0)
+    for n in range(4):
+        assert engine.found(at(chain(6), n)) == 0
+    assert rig.hierarchy.mover.allowance_s == MOST_ALLOWED_S
+
+
 def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> None:
     reads = HealthyReads()
     for _ in range(KNOWN - 1):

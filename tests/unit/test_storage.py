@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.config import Settings
+from stepwell.serve import storage
 from stepwell.serve.storage import take_sites, tell_of_space
 
 
@@ -31,3 +32,26 @@ def test_directories_that_want_more_than_their_filesystem_has_are_told_of(
 
 def test_sizes_that_fit_are_not_talked_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "SW-507" not in said(tmp_path, caplog, "64MiB", "64MiB")
+
+
+def test_a_filesystem_without_o_direct_is_used_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = storage.take
+
+    def buffered(*args):  # type: ignore[no-untyped-def]
+        site = taken(*args)
+        site.files.direct = False
+        return site
+
+    monkeypatch.setattr(storage, "take", buffered)
+    text = said(tmp_path, caplog, "64MiB")
+    assert text.count("takes no O_DIRECT") == 1 and str(tmp_path / "0") in text
+
+
+def test_a_directory_on_an_overlay_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "filesystem", lambda path: "overlay")
+    text = said(tmp_path, caplog, "64MiB")
+    assert text.count("is on an overlay") == 1 and "SW-507" in text

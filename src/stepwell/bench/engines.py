@@ -53,12 +53,12 @@ class Bench:
 
 
 @contextmanager
-def bench(host_bytes: int) -> Iterator[Bench]:
+def bench(host_bytes: int, disk_bytes: int = 0) -> Iterator[Bench]:
     """Everything that it holds is gone at the end, but the converted model. Raises ConfigError as the demo does."""
     progress = suitable_progress()
     model = models.prepare(None, progress)
     with demo_folder(models.cache_folder()) as folder:
-        well = DemoWell(folder / "home", host_bytes)
+        well = DemoWell(folder / "home", host_bytes, disk_bytes)
         try:
             yield Bench(model, library.load_encoder(model), folder, well, progress)
         finally:

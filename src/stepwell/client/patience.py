@@ -9,6 +9,10 @@ from stepwell.protocol.messages import MOST_ALLOWED_S
 STALL_S = 0.05
 """No block has landed for this long (plus what a healthy read may take, where there is a tier below)."""
 
+UNANSWERED_S = 0.1
+"""The same for a well that has not said anything about a request yet: on a busy machine it may wait for a processor.
+In addition to STALL_S, and once: while it stays silent, the next request does not wait for this."""
+
 TOTAL_S = 2.0
 """Altogether, until an estimate of the recompute time exists; then half of that."""
 

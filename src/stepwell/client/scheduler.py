@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.client.membership import Membership, Trouble
-from stepwell.client.patience import PATIENCE, Patience
+from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
@@ -48,8 +48,9 @@ class Ask:
     blocks: int = 0  # leading run that is resident and pinned
     refs: list[SlotRefs] = field(default_factory=list)
     staged: bytearray = field(default_factory=bytearray)  # of each block: it was brought up from a tier for this ask
+    answered: bool = False
     final: bool = False
-    reason: str = ""
+    reason: str = ""  # why it waits, as the well last said, or why its run has ended
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
@@ -114,7 +115,8 @@ class SchedulerClient:
         self._reported = 0.0
         self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
         self._turn = 0.0  # when a request last had all that it asked for
-        self._allow_s = m.MOST_ALLOWED_S  # what the well last allowed for a block that comes from a tier
+        self._allow_s = 0.0  # what the well last allowed for a block that comes from a tier
+        self._silent = False  # a request was told nothing at all for as long as it could wait
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
@@ -162,8 +164,7 @@ class SchedulerClient:
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
         stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
-        the first that does not lets the others go as well. Until the well has said why a request waits, it may be
-        for a tier."""
+        the first that does not lets the others go as well."""
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
@@ -172,14 +173,14 @@ class SchedulerClient:
                     self._news.wait_for(lambda: ask.final, wait_s)
         if ask.final:
             return True
-        first, news, answered = ask.first_poll, ask.news, bool(ask.reason or ask.blocks)
+        if not ask.answered:
+            over = self._patience.over(ask.first_poll, ask.news, now, 0.0 if self._silent else UNANSWERED_S)
+            self._silent = self._silent or over
+            return over
+        first, news, allow_s = ask.first_poll, ask.news, 0.0
         if ask.reason in IN_LINE:
-            first, news = max(first, self._turn), max(news, self._moved)
-        allow_s = self._allow_s if ask.reason in IN_LINE or not answered else 0.0
-        over = self._patience.over(first, news, now, allow_s)
-        if over and not answered:
-            self._allow_s = 0.0  # a well that is silent is waited for once, not once by each
-        return over
+            first, news, allow_s = max(first, self._turn), max(news, self._moved), self._allow_s
+        return self._patience.over(first, news, now, allow_s)
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -310,7 +311,8 @@ class SchedulerClient:
                 ask.blocks += len(rows)
                 ask.staged += found.staged
                 ask.news = self._moved = self._clock()
-            ask.reason = found.reason
+            ask.answered, self._silent = True, False
+            ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             self._allow_s = found.allow_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()

@@ -246,7 +246,7 @@ class Mover:
         def done(answers: list[Reading]) -> None:
             del self.reading[number]
             seconds = self._clock.now() - began
-            if seconds <= STALLED_S:
+            if seconds <= STALLED_S and Reading.GOOD in answers:
                 self._healthy.took(seconds)
             good = 0
             for entry, answer in zip(batch, answers, strict=True):

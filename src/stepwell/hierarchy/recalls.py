@@ -123,7 +123,7 @@ class Recalls:
             self._starved = self._starved or reason == "no_room"
         if ticket.landed < len(ticket.pinned):
             self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
-            if not waits:
+            if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
         new_wait = reason if waits else ""
         if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting:
@@ -185,8 +185,7 @@ class Recalls:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
         if not entry.pins and not self._room(entry.nbytes):
-            self._ask_way(session, ticket)
-            return _Obstacle("pins", True)
+            return self._no_room(session, ticket)
         return None
 
     def _stage(
@@ -202,8 +201,7 @@ class Recalls:
         owner, shards = session.owner, len(session.workers)
         assert owner is not None
         if not self._room(owner.slot_bytes * shards):
-            self._ask_way(session, ticket)
-            return _Obstacle("pins", True)
+            return self._no_room(session, ticket)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
         parent = ticket.pinned[-1] if ticket.pinned else None
@@ -217,7 +215,14 @@ class Recalls:
         return entry
 
     def _room(self, nbytes: int) -> bool:
-        return self._arena.pinned_bytes + nbytes <= self._limits.pin_waiting * self._limits.host_bytes
+        """For more pins; one block finds some however small their share is."""
+        would = self._arena.pinned_bytes + nbytes
+        return not self._arena.pins or would <= self._limits.pin_waiting * self._limits.host_bytes
+
+    def _no_room(self, session: Session, ticket: Ticket) -> _Obstacle:
+        """Others' pins end; if all of them are its own, nothing is to be waited for."""
+        self._ask_way(session, ticket)
+        return _Obstacle("pins", self._arena.pins > len(ticket.pinned))
 
     @staticmethod
     def _ask_way(session: Session, ticket: Ticket) -> None:

@@ -1,7 +1,8 @@
 """The well as a process: what it takes from the system before it serves, and what it gives back.
 
-Everything the well holds is memory: however it ends, only keyring, lock and log stay (after SIGKILL also a socket that
-nobody listens on, which the next well replaces). Called by `stepwell serve` in the foreground and by `serve.detached`.
+However the well ends, what stays are the files of its home, its lock and what the disk tier has written (after SIGKILL
+also a socket that nobody listens on, which the next well replaces). Called by `stepwell serve` in the foreground and by
+`serve.detached`.
 """
 
 from __future__ import annotations

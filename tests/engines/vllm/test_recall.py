@@ -92,11 +92,19 @@ def test_a_receipt_says_what_was_recalled(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         cold = h.serve(prompt(100))
         warm = h.recall(prompt(100))
-        nothing = {"recalled_tokens": 0, "tiers": {"host": 0}, "recall_ms": 0.0, "wait_ms": 0.0, "copy_ms": 0.0}
+        nothing = {
+            "recalled_tokens": 0,
+            "tiers": {"host": 0},
+            "bytes": {"host": 0},
+            "recall_ms": 0.0,
+            "wait_ms": 0.0,
+            "copy_ms": 0.0,
+        }
         assert cold.kv_transfer_params == {"stepwell": nothing}
         assert warm.kv_transfer_params is not None
         receipt = warm.kv_transfer_params["stepwell"]
         assert (receipt["recalled_tokens"], receipt["tiers"]) == (96, {"host": 96})
+        assert receipt["bytes"] == {"host": h.stat("recalled_bytes")}
         assert receipt["recall_ms"] > receipt["copy_ms"] > 0
         with h.spoiled(3):
             cut = h.recall(prompt(100))
@@ -299,7 +307,7 @@ def test_asking_again_and_again_has_no_effect(tmp_path: Path) -> None:
 
 
 def test_an_arena_exhausted_by_pins_serves(tmp_path: Path) -> None:
-    # A slab of 16 MiB holds 8 blocks of 1 MiB and more: pins of waiting requests may take a quarter of it.
+    # A slab of 16 MiB holds 8 blocks of 1 MiB and more: pins of waiting requests may take half of it.
     big = {"layers": 4, "kv_heads": 16, "head_size": 64, "num_pages": 65}
     with engine(tmp_path, host="16MiB", extra={"block_tokens": 32}, **big) as h:
         for seed in range(4):

@@ -76,14 +76,16 @@ class Tracked:
     copy_s: float = 0.0
     recall_s: float = 0.0
 
-    def receipt(self) -> dict[str, Any]:
-        """What a user is told of the request, in the response's `kv_transfer_params`."""
+    def receipt(self, token_bytes: int) -> dict[str, Any]:
+        """What a user is told of the request, in the response's `kv_transfer_params`. `token_bytes`: of a token's KV,
+        all ranks'."""
         tiers = {"host": self.recalled_tokens - self.staged_tokens}
         if self.staged_tokens:
             tiers["disk"] = self.staged_tokens
         return {
             "recalled_tokens": self.recalled_tokens,
             "tiers": tiers,
+            "bytes": {tier: tokens * token_bytes for tier, tokens in tiers.items()},
             "recall_ms": round(1e3 * self.recall_s, 3),
             "wait_ms": round(1e3 * self.wait_s, 3),
             "copy_ms": round(1e3 * self.copy_s, 3),

@@ -50,6 +50,10 @@ class Shape:
     def pages_per_block(self) -> int:
         return self.block_tokens // self.page
 
+    @property
+    def token_bytes(self) -> int:
+        return self.shard_bytes * self.world // self.block_tokens
+
 
 class SchedulerHalf:
     def __init__(
@@ -368,7 +372,7 @@ class SchedulerHalf:
         if tracked is None:
             return False, None
         self._end_ask(tracked)
-        receipt = {"stepwell": tracked.receipt()}
+        receipt = {"stepwell": tracked.receipt(self._shape.token_bytes)}
         if tracked.pending and tracked.pages and tracked.loading is None:
             tracked.held_since = self._clock()
             self._held.add(request_id)

@@ -16,6 +16,7 @@ than `reserve` bytes of free space; then a file that became free is deleted inst
 
 from __future__ import annotations
 
+import errno
 import heapq
 import secrets
 from collections import deque
@@ -289,7 +290,10 @@ class Directory:
             else:
                 if create or not isinstance(error, FileNotFoundError):  # somebody deleted it: not the device's doing
                     self.trouble(self.space.trouble(error, growing=create), error)
-                self._deletion.doom(old)
+                if isinstance(error, OSError) and error.errno == errno.EROFS and not create:
+                    self._free_up(old)  # nor can it be deleted: it waits for the next try, which so costs no other one
+                else:
+                    self._deletion.doom(old)
             self.wake()
 
         self._executor.submit(job, ended)
