@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import STALLED_S
-from stepwell.tiers.base import Incoming, ReadDone, Reading
+from stepwell.tiers.base import Incoming, Outgoing, ReadDone, Reading, WriteDone, Writing
 
 from .slow import SlowEngine, slow_engine
 
@@ -225,5 +225,29 @@ def test_a_tier_that_hangs_half_way_keeps_what_has_landed(tmp_path: Path) -> Non
         assert 0 < h.requests[rid].external < 8192
         assert h.right(h.requests[rid])
         h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("answer", [Writing.FULL, Writing.FAILED])
+def test_a_disk_that_takes_nothing_costs_nothing_but_its_blocks(tmp_path: Path, answer: Writing) -> None:
+    """Full, or with errors, while the engine serves: what lies there already is recalled, what is new is not kept."""
+    with queue(tmp_path, 2) as h:
+        old, new = prompts(4, 2048)[:2], prompts(4, 2048)[2:]
+        h.put_below(old)
+        kept = len(h.tier.blocks)
+        refused: list[int] = []
+
+        def write(blocks: Sequence[Outgoing], done: WriteDone) -> None:
+            refused.append(len(blocks))
+            h.tier._executor.submit(lambda: None, lambda error: done([answer] * len(blocks)))
+
+        h.tier.write = write  # type: ignore[method-assign]
+        ids = [h.add(tokens) for tokens in (*new, *old)]
+        h.run_slowly()
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        assert [h.requests[rid].external for rid in ids] == [0, 0, 2048, 2048]
+        assert sum(refused) > 0 and len(h.tier.blocks) == kept
+        assert h.stat(f"{h.tier.name}_skipped_{answer.value}") == sum(refused)
         h.rest()
         h.assert_quiet()
