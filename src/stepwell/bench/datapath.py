@@ -66,8 +66,8 @@ def run(quick: bool) -> Result:
         f"{size.nbytes // MIB} MiB a pass, best of {size.repetitions} interleaved passes; CPU seconds per 10^9 bytes"
         " are the least of them and the whole process's, kernel workers not among them",
         "4 threads everywhere but in memcpy and the arena's copies, which two share; the bare loop moves pieces of the"
-        " block's size between huge-page buffers"
-        " and one file; the cipher pass moves pieces of 1 MiB between the blocks and one buffer a thread",
+        " block's size between huge-page buffers and one file; the cipher pass moves pieces of 1 MiB between the blocks"
+        " and one buffer a thread",
     ]
     return Result("datapath", rows, {"repetitions": size.repetitions}, remarks)
 

@@ -78,7 +78,7 @@ def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:
         well.ask(Stop(), Stopping)
         deadline, pid = time.monotonic() + seconds, well.pid
     while True:
-        with lock(_place(home, socket).lock) as taken:
+        with lock(place_of(home, socket).lock) as taken:
             if taken is not None:
                 return
         if time.monotonic() >= deadline:
@@ -101,7 +101,9 @@ def pid_at(path: Path) -> int | None:
         return peer(sock)[0]
 
 
-def _place(home: Path, socket: Path | None) -> Rendezvous:
+def place_of(home: Path, socket: Path | None) -> Rendezvous:
+    """Where the well of `home` is met, or the one that was told to listen at `socket`. Raises what `rendezvous` and
+    `Rendezvous.named` raise."""
     return rendezvous(home) if socket is None else Rendezvous.named(socket)
 
 
@@ -148,7 +150,7 @@ class _Admin:
 def _admin(home: Path, socket: Path | None, seconds: float) -> Iterator[_Admin]:
     until = time.monotonic() + seconds
     try:
-        sock = connect(_place(home, socket).socket, seconds)
+        sock = connect(place_of(home, socket).socket, seconds)
     except BackendDown as error:
         if error.code == "SW-505":
             raise (_absent(home) if socket is None else absent_at(socket)) from error

@@ -376,8 +376,7 @@ class Hierarchy:
     @property
     def tiers(self) -> frozenset[str]:
         """Names of those that keep blocks."""
-        below = self.mover.tier
-        return frozenset({clearing.HOST, below.name} if below.capacity().limit else {clearing.HOST})
+        return frozenset({clearing.HOST, self.mover.tier.name} if self.mover.keeps else {clearing.HOST})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from

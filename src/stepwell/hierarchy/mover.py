@@ -78,6 +78,11 @@ class Mover:
     # looking ----------------------------------------------------------------------------------------------------------
 
     @property
+    def keeps(self) -> bool:
+        """There is a tier below that keeps blocks."""
+        return self.tier.capacity().limit > 0
+
+    @property
     def stalled(self) -> bool:
         """A read has not been answered for too long. Writes may wait for other things than a device (a recovery, room),
         so they stop no reads."""
@@ -89,7 +94,7 @@ class Mover:
     @property
     def allowance_s(self) -> float:
         """What a request may wait for one block in addition, since healthy reads take that long: seconds."""
-        return self._healthy.slowest_s if self.tier.capacity().limit else 0.0
+        return self._healthy.slowest_s if self.keeps else 0.0
 
     @property
     def idle(self) -> bool:
@@ -131,7 +136,7 @@ class Mover:
 
     def spilled(self, entry: Entry) -> None:
         """The block has just been published: it is to be written, if the tier keeps anything and it is not there."""
-        if not self.tier.capacity().limit:
+        if not self.keeps:
             return
         if self.tier.lookup(entry.id):
             self.tier.touch(entry.id)

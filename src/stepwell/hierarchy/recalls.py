@@ -185,7 +185,7 @@ class Recalls:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
         if not entry.pins and not self._room(entry.nbytes):
-            return self._no_room(session, ticket)
+            return self._no_pins(session, ticket)
         return None
 
     def _stage(
@@ -201,7 +201,7 @@ class Recalls:
         owner, shards = session.owner, len(session.workers)
         assert owner is not None
         if not self._room(owner.slot_bytes * shards):
-            return self._no_room(session, ticket)
+            return self._no_pins(session, ticket)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
         parent = ticket.pinned[-1] if ticket.pinned else None
@@ -219,7 +219,7 @@ class Recalls:
         would = self._arena.pinned_bytes + nbytes
         return not self._arena.pins or would <= self._limits.pin_waiting * self._limits.host_bytes
 
-    def _no_room(self, session: Session, ticket: Ticket) -> _Obstacle:
+    def _no_pins(self, session: Session, ticket: Ticket) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
         self._ask_way(session, ticket)
         return _Obstacle("pins", self._arena.pins > len(ticket.pinned))
@@ -237,7 +237,7 @@ class Recalls:
         first, ticket.told = ticket.told, ticket.landed
         news = ticket.pinned[first : ticket.landed]
         self._arena.touch(news)
-        if self.mover.tier.capacity().limit:
+        if self.mover.keeps:
             for entry in news:  # what is used here stays there, too: after a restart the rest is worthless without it
                 self.mover.tier.touch(entry.id)
         if session.scheduler is not None:

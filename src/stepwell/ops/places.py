@@ -16,7 +16,7 @@ from stepwell.config import Settings
 from stepwell.config.listen import split_listen
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.errors import BackendDown, ConfigError
-from stepwell.io.paths import Rendezvous, check_home, check_socket_dir
+from stepwell.io.paths import check_home, check_socket_dir
 from stepwell.ops.check import Check, Facts, failed
 from stepwell.serve.metrics import REQUEST_SECONDS
 from stepwell.serve.metrics import check as check_metrics
@@ -66,7 +66,7 @@ def runtime() -> Iterator[Check]:
 
 def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[list[Check], int]:
     """Whether a well of this home runs, or one at the socket `at`, and answers; and the bytes of its slabs."""
-    place = _place(home, at)  # too long a path is an error of its own
+    place = control.place_of(home, at)  # too long a path is an error of its own
     if at is not None:
         check_socket_dir(at, shared=shared)
     try:
@@ -93,14 +93,10 @@ def metrics(home: Path, settings: Settings) -> Iterator[Check]:
         check_metrics(settings.metrics)
         yield Check("metrics", "ok", f"the well can serve them at {settings.metrics}")
     except ConfigError as error:
-        if control.pid_at(_place(home, settings.socket).socket) is None or not _is_ours(settings.metrics):
+        if control.pid_at(control.place_of(home, settings.socket).socket) is None or not _is_ours(settings.metrics):
             yield failed("metrics", error)
         else:
             yield Check("metrics", "ok", f"the running well serves them at {settings.metrics}")
-
-
-def _place(home: Path, at: Path | None) -> Rendezvous:
-    return rendezvous(home) if at is None else Rendezvous.named(at)
 
 
 def _is_ours(address: str) -> bool:
