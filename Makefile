@@ -20,7 +20,7 @@ OTHER_VENV := .venv-vllm-$(basename $(OTHER))
 OTHER_READY := $(OTHER_VENV)/.ready-$(OTHER)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-engines check wheel bench clean
+.PHONY: help setup demo test test-unit test-engines check wheel bench trust trust-ci clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +62,12 @@ wheel: $(READY) ## build the wheel, install it elsewhere, import it from there
 
 bench: $(READY) ## the benchmarks; their results go to benchmarks/
 	$(BIN)/python -m stepwell.bench
+
+trust: $(READY) ## try to break the promises: SCALE=1 all of it (many hours), else a tenth; SEED=n chooses the dice
+	$(BIN)/python -m stepwell.trust --scale $(or $(SCALE),0.1) $(SEED:%=--seed %) --out benchmarks/results/trust.json
+
+trust-ci: $(READY) ## the same in the size that CI runs, in under 25 minutes
+	$(BIN)/python -m stepwell.trust $(SEED:%=--seed %)
 
 clean: ## remove what was built; .venv and those of other engines stay
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,69 @@
+"""`python -m stepwell.trust [NAME ...] [--scale N] [--seed N] [--hours N] [--out FILE]`
+
+One campaign after the other; the table at the end, and the record in FILE. Exits with 1 if any promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepwell.bench import machine
+from stepwell.trust import report
+from stepwell.trust.budget import Budget
+
+NAMES: tuple[str, ...] = ()
+"""In this order: quick ones first."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = options.names or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"no campaign is called {unknown[0]}; there are {', '.join(NAMES)}")
+    if options.scale is not None and not 0 < options.scale <= 1:
+        parser.error("--scale is a share of the full sizes, above 0 and at most 1")
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    until = time.monotonic() + 3600 * options.hours
+    budget = Budget(seed, options.scale, until)
+    facts, began = machine.facts(), time.monotonic()
+    rows: list[report.Row] = []
+    for name in names:
+        print(f"{name}:", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        rows += importlib.import_module(f"stepwell.trust.{name}").run(budget)
+        print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    print(report.table(rows))
+    if options.out is not None:
+        facts["seconds"] = round(time.monotonic() - began, 1)
+        command = " ".join(["python -m stepwell.trust", *(sys.argv[1:] if arguments is None else arguments)])
+        report.save(rows, options.out, facts, command=command)
+        print(f"kept in {options.out}")
+    return 1 if report.broken(rows) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stepwell.trust", description="tries to break stepwell's promises")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
+    parser.add_argument("--scale", type=float, metavar="N", help="share of the full sizes (1: all); else those of CI")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the dice; else a new one, which the table names")
+    parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="end early after so long (24)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the record is kept")
+    return parser
+
+
+def _end(number: int, _: object) -> None:
+    """What is asked to end ends its processes and unmounts what it mounted."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
+    raise SystemExit(main())
