@@ -106,6 +106,16 @@ class BlockNotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class TierBreakerMoved:
+    """A tier is asked for no more reads or writes ("open"), for one at a time ("half_open") or as usual ("closed")."""
+
+    tier: str
+    operation: str
+    state: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TierRecovered:
     """Blocks that an earlier life of the tier left, the seconds that finding them took, and segments with blocks whose
     keys are not in the keyring."""
@@ -144,6 +154,7 @@ Event = (
     | BlockNotRead
     | BlocksWritten
     | BlockNotWritten
+    | TierBreakerMoved
     | TierRecovered
     | EngineReported
     | ArenaTroubled

@@ -31,6 +31,7 @@ from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import recalls
+from stepwell.hierarchy.breaker import LONGEST_PAUSE_S
 from stepwell.io.executor import Executor
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
@@ -672,6 +673,8 @@ class Well(RuleBasedStateMachine):
                 self._exit(engine, rank)
         self.rig.settle()
         hierarchy = self.rig.hierarchy
+        self.rig.clock.advance(LONGEST_PAUSE_S)  # what waits to be written is tried again
+        self.rig.settle()
         counted = hierarchy.arena.count()
         for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling"):
             assert counted[what] == 0, what

@@ -103,6 +103,9 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
         e.BlocksWritten("disk", 8, 7, 1.5),
         e.BlockNotRead("disk", "damaged"),
         e.BlockNotWritten("disk", "no_space"),
+        e.TierBreakerMoved("disk", "read", "open", "it failed"),
+        e.TierBreakerMoved("disk", "write", "open", "it failed"),
+        e.TierBreakerMoved("disk", "write", "closed", "it answers"),
         e.TierRecovered("disk", 3, 0.5),
     ):
         count(event)

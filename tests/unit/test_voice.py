@@ -12,14 +12,16 @@ from stepwell.serve import voice
 from stepwell.serve.voice import log_event
 
 
-def test_a_tier_that_does_not_answer_is_told_of_and_not_with_every_request(
+def test_a_tier_that_is_not_asked_for_now_is_told_of_and_not_every_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(voice, "_limited", RateLimited(voice.log))
     with caplog.at_level(logging.INFO):
-        log_event(e.RunAnswered(0, 0, 4, "never_seen"))
+        log_event(e.RunAnswered(0, 0, 4, "tier_down"))
+        log_event(e.TierBreakerMoved("disk", "read", "half_open", "it is asked again"))
         assert not caplog.records
         for _ in range(3):
-            log_event(e.RunAnswered(0, 0, 4, "tier_down"))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "SW-507" in caplog.text
+            log_event(e.TierBreakerMoved("disk", "read", "open", "no answer for 1 s"))
+        log_event(e.TierBreakerMoved("disk", "read", "closed", "it answers"))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "disk tier: no reads for now: no answer for 1 s [SW-507]" in caplog.text

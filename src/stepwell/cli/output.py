@@ -86,7 +86,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _disk(v: dict[str, int | float | str]) -> list[str]:
     """What is said of the disk tier; takes its keys out of `v`."""
-    state = "" if v.pop("disk_up") else ", NOT ANSWERING"
+    state = "".join(f", {calls.upper()} STOPPED" for calls in ("reads", "writes") if not v.pop(f"disk_{calls}_up"))
     recalled, spilled = _seconds(v, "disk_recall_seconds"), _seconds(v, "disk_spill_seconds")
     lines = [
         f"disk tier: {v.pop('disk_blocks')} blocks, {_size(v, 'disk_bytes')} of {_size(v, 'disk_capacity_bytes')} "

@@ -64,6 +64,10 @@ class Counters:
                 self.tiers[f"{tier}_not_recalled_{reason}"] += 1
             case e.BlockNotWritten(tier, reason):
                 self.tiers[f"{tier}_skipped_{reason}"] += 1
+            case e.TierBreakerMoved(tier, operation, "open", _):
+                self.tiers[f"{tier}_{operation}s_stopped"] += 1
+            case e.TierBreakerMoved():
+                pass
             case e.TierRecovered(tier, blocks, seconds, _):
                 self.tiers[f"{tier}_recovered_blocks"] += blocks
                 self.seconds[f"{tier}_recovery_seconds"] = seconds

@@ -329,6 +329,8 @@ class Hierarchy:
         if self._recalls.changed:
             self._work.extend(self._recalls.retry())
         self._unpark()
+        if (due := self.mover.next_moment) is not None and due <= self._clock.now():
+            self.mover.pump()
         budget, until = TURN_BLOCKS, self._clock.now() + TURN_S
         while budget > 0 and self._work:
             work = self._work.popleft()
@@ -361,9 +363,12 @@ class Hierarchy:
         tier = self.mover.tier
 
         def done(blocks: int) -> None:
+            self.mover.recovering = False
+            self.mover.pump()
             kept = tier.figures().get("kept_segments", 0)
             self._emit(e.TierRecovered(tier.name, blocks, self._clock.now() - began, kept))
 
+        self.mover.recovering = True
         tier.recover(done)
 
     def drain(self, done: Callable[[], None]) -> None:
@@ -409,7 +414,8 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        return self._parked[0][0] if self._parked else None
+        parked = self._parked[0][0] if self._parked else None
+        return min((moment for moment in (parked, self.mover.next_moment) if moment is not None), default=None)
 
     @property
     def leaving(self) -> Collection[Ticket]:

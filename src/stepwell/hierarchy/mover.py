@@ -5,8 +5,9 @@
 
 A block that waits to be written is leased, so that it stays, up to `queue_bytes` of them; beyond that it waits as long
 as nobody needs its slots. One that is being staged is FILLING and belongs to nobody but the job that opens it. Reads go
-before writes. Nothing waits for the tier: how long a request may wait is its client's matter, and a tier that has not
-answered for a second is asked for nothing more until it does.
+before writes. Nothing waits for the tier: how long a request may wait is its client's matter, and a tier that hangs or
+fails is asked for nothing more until it works again. Reads and writes have a breaker each: writes may wait for other
+things than a device (a recovery, room), so they stop no reads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.breaker import OVERDUE_S, Breaker, Verdict
+from stepwell.hierarchy.breaker import State as Circuit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.healthy import HealthyReads
 from stepwell.hierarchy.limits import Limits
@@ -32,10 +35,6 @@ MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
-
-STALLED_S = 1.0
-"""A read that takes longer than this: the tier hangs, and is asked for nothing more until it has answered. A write that
-does: it is asked for no more writes."""
 
 
 class Mover:
@@ -70,8 +69,10 @@ class Mover:
         self._up: list[tuple[int, int, Entry]] = []
         self.staging: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
         self._up_bytes = 0  # of those whose read has not
-        self.writing: dict[int, tuple[float, list[Entry]]] = {}
-        self.reading: dict[int, tuple[float, list[Entry]]] = {}
+        self.writing: dict[int, list[Entry]] = {}  # by the number of the call
+        self.reading: dict[int, list[Entry]] = {}
+        self._reads, self._writes = (Breaker(clock, self._moved(operation)) for operation in ("read", "write"))
+        self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
         self._when_idle: Callable[[], None] | None = None
         self._healthy = HealthyReads()
 
@@ -83,13 +84,18 @@ class Mover:
         return self.tier.capacity().limit > 0
 
     @property
-    def stalled(self) -> bool:
-        """A read has not been answered for too long. Writes may wait for other things than a device (a recovery, room),
-        so they stop no reads."""
-        return self._late(self.reading)
+    def down(self) -> bool:
+        """Nothing is read from the tier for now."""
+        return self._reads.state is Circuit.OPEN
 
-    def _late(self, calls: dict[int, tuple[float, list[Entry]]]) -> bool:
-        return bool(calls) and self._clock.now() - min(since for since, _ in calls.values()) > STALLED_S
+    @property
+    def next_moment(self) -> float | None:
+        """When `pump` has something to do because of the time alone."""
+        moments = [moment for moment in (self._reads.next_moment, self._writes.next_moment) if moment is not None]
+        return min(moments, default=None)
+
+    def _moved(self, operation: str) -> Callable[[Circuit, str], None]:
+        return lambda state, why: self._emit(e.TierBreakerMoved(self.tier.name, operation, state.value, why))
 
     @property
     def allowance_s(self) -> float:
@@ -105,7 +111,7 @@ class Mover:
     def leased(self) -> list[Entry]:
         """Entries that this holds a lease of, for the audit."""
         queued = (entry for entry, held in self._down if held)
-        return [*queued, *(entry for _, entries in self.writing.values() for entry in entries)]
+        return [*queued, *(entry for entries in self.writing.values() for entry in entries)]
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Calls back once, when everything that was to be written is."""
@@ -121,7 +127,8 @@ class Mover:
         table: dict[str, int | float | str] = {
             "bytes": capacity.used,
             "capacity_bytes": capacity.limit,
-            "up": int(not self.stalled),
+            "reads_up": int(not self.down),
+            "writes_up": int(not self.recovering and self._writes.state is not Circuit.OPEN),
             "write_queue_bytes": self.queued_bytes,
             "staging_blocks": len(self.staging),
             "device_written_bytes": tier.counts.device_bytes,
@@ -171,10 +178,12 @@ class Mover:
         if not batch:
             return
         number, began = next(self._numbers), self._clock.now()
-        self.writing[number] = (began, batch)
+        self.writing[number] = batch
+        self._writes.began(number)
 
         def done(answers: list[Writing]) -> None:
             del self.writing[number]
+            self._writes.ended(number, _said(Writing.STORED in answers, Writing.FAILED in answers))
             stored = [entry for entry, answer in zip(batch, answers, strict=True) if answer is Writing.STORED]
             for entry, answer in zip(batch, answers, strict=True):
                 self._let_go(entry, held=True)
@@ -217,9 +226,9 @@ class Mover:
             self._give_up(entry)
 
     def disown(self, entry: Entry) -> bool:
-        """If this entry is to come from a tier that hangs, it is found no more: who asks is told at once, and who has
+        """If this entry is to come from a tier that is down, it is found no more: who asks is told at once, and who has
         the block may fill another one. Its slots stay with the read."""
-        stuck = self.stalled and entry in self.staging
+        stuck = self.down and entry in self.staging
         if stuck:
             del self._index[entry.id]
         return stuck
@@ -246,12 +255,15 @@ class Mover:
         if not batch:
             return
         number, began = next(self._numbers), self._clock.now()
-        self.reading[number] = (began, batch)
+        self.reading[number] = batch
+        self._reads.began(number)
 
         def done(answers: list[Reading]) -> None:
             del self.reading[number]
+            failed = all(answer is Reading.FAILED for answer in answers)
+            self._reads.ended(number, _said(not failed, failed))
             seconds = self._clock.now() - began
-            if seconds <= STALLED_S and Reading.GOOD in answers:
+            if seconds <= OVERDUE_S and Reading.GOOD in answers:
                 self._healthy.took(seconds)
             good = 0
             for entry, answer in zip(batch, answers, strict=True):
@@ -270,12 +282,16 @@ class Mover:
         self.tier.read([self._sealing.incoming(entry) for entry in batch], done)
 
     def pump(self) -> None:
-        """Gives the tier as much to do as it should have. Whatever ends a stall calls this."""
-        if not self.stalled:
-            while self._up and len(self.reading) < self._limits.readers:
-                self._read()
-            while self._down and not self._late(self.writing) and len(self.writing) < (1 if self.reading else WRITERS):
+        """Gives the tier as much to do as it should have. Whatever lets it do more calls this, time among it."""
+        while self._reads.admits and self._up and len(self.reading) < self._limits.readers:
+            self._read()
+        if not self.down and not self.recovering:
+            while self._writes.admits and self._down and len(self.writing) < (1 if self.reading else WRITERS):
                 self._write()
         if self._when_idle is not None and self.idle:
             call, self._when_idle = self._when_idle, None
             call()
+
+
+def _said(answered: bool, failed: bool) -> Verdict:
+    return Verdict.ANSWERED if answered else Verdict.FAILED if failed else Verdict.NOTHING

@@ -196,7 +196,7 @@ class Recalls:
         if below is None:
             evicted = any(id in self._ghosts for id in ids)
             return _Obstacle("evicted" if evicted else "never_seen", False)
-        if self.mover.stalled:
+        if self.mover.down:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, len(session.workers)
         assert owner is not None

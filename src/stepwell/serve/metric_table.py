@@ -113,7 +113,10 @@ METRICS = (
         "stepwell_tier_blocks", "gauge", "Blocks in a tier.", (Source("blocks", _HOST), Source("disk_blocks", _DISK))
     ),
     Metric(
-        "stepwell_tier_up", "gauge", "1 if a tier serves, 0 if it is given up for now.", (Source("disk_up", _DISK),)
+        "stepwell_tier_up",
+        "gauge",
+        "1 if a tier is asked for reads (recall) and writes (spill), 0 if not for now: it hangs or fails.",
+        (Source("disk_reads_up", _DISK | _RECALL), Source("disk_writes_up", _DISK | _SPILL)),
     ),
     Metric("stepwell_slab_bytes", "gauge", "Shared memory that slabs take.", (Source("slab_bytes"),)),
     Metric(
@@ -166,6 +169,8 @@ METRICS = (
             Source("dropped_failed_check", _HOST | {"kind": "failed_check"}),
             Source("troubles", _HOST | {"kind": "memory_refused"}),
             Source("disk_errors_*", _DISK, "kind"),
+            Source("disk_reads_stopped", _DISK | {"kind": "reads_stopped"}),
+            Source("disk_writes_stopped", _DISK | {"kind": "writes_stopped"}),
         ),
     ),
     Metric(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from stepwell import events as e
-from stepwell.hierarchy.mover import STALLED_S
 from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell.serve")
@@ -28,13 +27,15 @@ def log_event(event: e.Event) -> None:
                     " or `stepwell clear --tier %s` deletes them [SW-507]",
                     *(tier, kept, tier),
                 )
-        case e.RunAnswered(reason="tier_down"):
+        case e.TierBreakerMoved(tier, operation, "open", why):
             _limited.log(
                 logging.WARNING,
-                "tier-down",
-                "a request was told to compute what lies on disk: that has not answered for %g s [SW-507]",
-                STALLED_S,
+                f"{tier}-{operation}-open",
+                "%s tier: no %ss for now: %s [SW-507]",
+                *(tier, operation, why),
             )
+        case e.TierBreakerMoved(tier, operation, "closed", why):
+            log.info("%s tier: %ss as usual: %s", tier, operation, why)
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:

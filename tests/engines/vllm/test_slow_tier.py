@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
+from stepwell.hierarchy.breaker import OVERDUE_S
 from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import STALLED_S
 from stepwell.tiers.base import Incoming, Outgoing, ReadDone, Reading, WriteDone, Writing
 
 from .slow import SlowEngine, slow_engine
@@ -163,7 +163,7 @@ def test_what_a_broken_tier_adds_to_a_lone_request(tmp_path: Path, how: str, lim
         first = added(h, below[0])
         assert limit <= first <= limit + SLACK_S
         h.run_slowly()
-        h.clock.advance(STALLED_S)
+        h.clock.advance(OVERDUE_S)
         assert added(h, below[1]) <= SLACK_S, "by now the well knows"
         h.run_slowly()
         assert h.stat("misses_not_readable") == (64 if how == "fails" else 0)

@@ -1,0 +1,110 @@
+"""Whether a tier is asked at all: a circuit breaker for one kind of call, reads or writes.
+
+    CLOSED ──three calls in a row failed, or one is overdue──► OPEN ──a pause is over and nothing overdue──► HALF_OPEN
+      ▲                                                         ▲                                                │
+      │                                                         └────────────it failed, or is overdue────────────┤
+      └──────────────────────────────────the one call that it admits was answered────────────────────────────────┘
+
+Nobody waits for an open breaker: who asks is told, and computes. It closes by itself, by what engines ask for anyway:
+the first call of HALF_OPEN is somebody's recall or spill, which has limits of its own. (M. Nygard, "Release It!", 2007,
+chapter 5.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from itertools import islice
+
+from stepwell.io.clock import Clock
+
+OVERDUE_S = 1.0
+"""A call that has not ended after this long."""
+
+FAILURES = 3
+"""Calls that failed, one after the other, with no good one between them."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""How long nothing is asked for: the first after a good time, doubled each time that the tier fails again."""
+
+
+class State(Enum):
+    CLOSED = "closed"
+    HALF_OPEN = "half_open"
+    OPEN = "open"
+
+
+class Verdict(Enum):
+    """What the end of a call says about the device."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    NOTHING = "nothing"  # it was not asked: there was no room, say
+
+
+class Breaker:
+    """`moved(state, why)` is told of each change. Time is looked at whenever the state is asked for; `next_moment` says
+    when that is worth while."""
+
+    def __init__(self, clock: Clock, moved: Callable[[State, str], None]) -> None:
+        self._clock = clock
+        self._moved = moved
+        self._state = State.CLOSED
+        self._calls: dict[int, float] = {}  # when each began; the oldest is the first
+        self._failed = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._until = 0.0
+
+    @property
+    def state(self) -> State:
+        now = self._clock.now()
+        if self._overdue(now):
+            if self._state is not State.OPEN:
+                self._open(now, f"no answer for {OVERDUE_S:g} s")
+        elif self._state is State.OPEN and now >= self._until:
+            self._move(State.HALF_OPEN, "it is asked again")
+        return self._state
+
+    @property
+    def admits(self) -> bool:
+        """One more call may begin."""
+        state = self.state
+        return state is State.CLOSED or (state is State.HALF_OPEN and not self._calls)
+
+    @property
+    def next_moment(self) -> float | None:
+        """When the state may change by time alone."""
+        if self._state is State.OPEN:
+            return None if self._overdue(self._clock.now()) else self._until
+        return next((began + OVERDUE_S for began in self._calls.values()), None)
+
+    def began(self, call: int) -> None:
+        self._calls[call] = self._clock.now()
+
+    def ended(self, call: int, verdict: Verdict) -> None:
+        state, now = self.state, self._clock.now()
+        del self._calls[call]
+        match verdict:
+            case Verdict.ANSWERED:
+                self._failed = 0
+                if state is State.OPEN:
+                    self._until = now  # late, but it works again: no need to wait
+                elif state is State.HALF_OPEN:
+                    self._pause_s = FIRST_PAUSE_S
+                    self._move(State.CLOSED, "it answers")
+            case Verdict.FAILED:
+                self._failed += 1
+                if state is State.HALF_OPEN or (state is State.CLOSED and self._failed >= FAILURES):
+                    self._open(now, f"{self._failed} calls in a row failed")
+
+    def _overdue(self, now: float) -> bool:
+        return any(now >= began + OVERDUE_S for began in islice(self._calls.values(), 1))
+
+    def _open(self, now: float, why: str) -> None:
+        self._until = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._move(State.OPEN, why)
+
+    def _move(self, state: State, why: str) -> None:
+        self._state = state
+        self._moved(state, why)
