@@ -11,7 +11,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepwell.bench import machine
@@ -34,19 +35,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = time.monotonic() + 3600 * options.hours
     budget = Budget(seed, options.scale, until)
     facts, began = machine.facts(), time.monotonic()
+    command = " ".join(["python -m stepwell.trust", *(sys.argv[1:] if arguments is None else arguments)])
     rows: list[report.Row] = []
     for name in names:
         print(f"{name}:", file=sys.stderr, flush=True)
         start = time.monotonic()
-        rows += importlib.import_module(f"stepwell.trust.{name}").run(budget)
+        rows += _run(name, budget)
         print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        if options.out is not None:  # what is known is kept, whatever comes
+            facts["seconds"] = round(time.monotonic() - began, 1)
+            report.save(rows, options.out, facts, command=command)
     print(report.table(rows))
     if options.out is not None:
-        facts["seconds"] = round(time.monotonic() - began, 1)
-        command = " ".join(["python -m stepwell.trust", *(sys.argv[1:] if arguments is None else arguments)])
-        report.save(rows, options.out, facts, command=command)
         print(f"kept in {options.out}")
     return 1 if report.broken(rows) else 0
+
+
+def _run(name: str, budget: Budget) -> Iterator[report.Row]:
+    """The campaign's rows. One that breaks down is a violation, and costs the others nothing."""
+    try:
+        yield from importlib.import_module(f"stepwell.trust.{name}").run(budget)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told and counted
+        traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        yield report.Row(
+            f"{name} runs to its end", 1, 1, budget.seed, "", [f"{type(error).__name__}: {error} ({where})"]
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
