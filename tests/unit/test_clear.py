@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -319,6 +321,26 @@ def test_who_has_left_needs_no_answer(well: InThread) -> None:
         peer.send(m.Hello(m.PROTOCOL, "admin"), m.Clear(["host"]), m.NamespacesQuery())
         peer.close()
     fill(well.path, 1)
+
+
+def test_a_clear_that_a_disk_holds_up_goes_on_and_its_receipt_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    well, goes_on = InThread(tmp_path, disk_bytes=64 * MIB), threading.Event()
+    unlink = SystemFiles.unlink
+    monkeypatch.setattr(SystemFiles, "unlink", lambda files, name: goes_on.wait(PATIENCE) and unlink(files, name))
+    tier = well.tier
+    assert tier is not None
+    fill(well.path, 1, 2)
+    eventually(lambda: tier.figures()["blocks"] == 2)
+    with caplog.at_level(logging.INFO), pytest.raises(StepwellError) as caught:
+        control.clear(tmp_path, ["disk"], seconds=0.3, socket=well.path)
+    assert caught.value.code == "SW-503" and "not all cleared" in caught.value.what
+    assert "cleared" not in caplog.text
+    with caplog.at_level(logging.INFO):
+        goes_on.set()
+        eventually(lambda: "cleared: 2 blocks of disk" in caplog.text)
+    well.close()
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

@@ -65,10 +65,20 @@ def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) ->
 def clear(
     home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0, socket: Path | None = None
 ) -> Cleared:
-    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, and AccessDenied SW-606 if it
-    is not ours to clear."""
+    """Drops blocks; returns when they are gone, with what went. Raises as `ping` does, with another reason when the
+    well has not ended it in time, and AccessDenied SW-606 if it is not ours to clear."""
     with _admin(home, socket, seconds) as well:
-        return well.ask(Clear(tiers, namespace), Cleared)
+        try:
+            return well.ask(Clear(tiers, namespace), Cleared)
+        except BackendDown as error:
+            if not well.late:
+                raise
+            raise BackendDown(
+                error.code,
+                what=f"it is not all cleared after {seconds:g} s",
+                why="much is there, a disk is slow or hangs, or the well is stopped",
+                fix="wait: it goes on, and the well's log has the receipt (`cleared: ...`) when it has ended",
+            ) from error
 
 
 def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:
@@ -115,6 +125,10 @@ class _Admin:
         self._until = until
         self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
         self.pid, _ = peer(sock)
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self._until
 
     def ask(self, message: Message, kind: type[Answer]) -> Answer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its last words may wait to be read

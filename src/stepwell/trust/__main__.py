@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}:", file=sys.stderr, flush=True)
         start = time.monotonic()
         rows += _run(name, budget)
-        print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        budget.tell(f"{time.monotonic() - start:.0f} s")
         if options.out is not None:  # what is known is kept, whatever comes
             facts["seconds"] = round(time.monotonic() - began, 1)
             report.save(rows, options.out, facts, command=command)
