@@ -1,0 +1,16 @@
+"""Disks that fail for real: a pass-through filesystem with faults, spoken to the kernel over /dev/fuse.
+
+    with FaultyDisk(directory) as disk:
+        disk.set(Rule(op="read", name="*.seg", errno=errno.EIO))
+        ...  # use disk.path
+        disk.heal()
+
+Needs root and /dev/fuse, no library: `why_not` says what is missing.
+"""
+
+from __future__ import annotations
+
+from stepwell.testing.fuse.disk import FaultyDisk, why_not
+from stepwell.testing.fuse.faults import Report, Rule
+
+__all__ = ["FaultyDisk", "Report", "Rule", "why_not"]
