@@ -212,6 +212,27 @@ def test_a_recall_is_leased_until_every_rank_has_copied(rig: Rig) -> None:
     assert rig.hierarchy.stats()["leased_blocks"] == 0
 
 
+def test_a_worker_may_have_copied_before_the_scheduler_said_so(rig: Rig) -> None:
+    """They have sockets of their own, and nothing says whose message comes first."""
+    engine, digests = joined(rig, TWO), chain(2)
+    engine.spill(digests)
+    tickets = [engine.ask(digests) for _ in range(2)]
+    rig.settle()
+    transfers = [engine.number() for _ in tickets]
+    engine.workers[0].say(m.Recalled([*transfers, 999]))
+    engine.workers[1].say(m.Recalled(transfers[:1]))
+    for ticket, transfer in zip(tickets, transfers, strict=True):
+        engine.scheduler.say(m.Recall(ticket, transfer, 0, 2))
+    rig.settle()
+    stats = rig.hierarchy.stats()
+    assert (stats["pinned_bytes"], stats["leased_blocks"], stats["recalled_blocks"]) == (0, 2, 4)
+    engine.workers[1].say(m.Recalled(transfers[1:]))
+    assert rig.hierarchy.stats()["leased_blocks"] == 0
+    engine.workers[0].say(m.Recalled(list(range(1000, 1000 + 2 * recalls.MOST_EARLY))))
+    (session,) = rig.hierarchy.roster.sessions.values()
+    assert len(session.early) == recalls.MOST_EARLY
+
+
 def test_what_is_pinned_or_leased_is_not_evicted() -> None:
     rig = make_rig(SLAB)
     engine, digests = joined(rig), chain(2)

@@ -32,6 +32,9 @@ SLICE = 128
 AT_ONCE = 32
 """Pins let go without giving others a turn."""
 
+MOST_EARLY = 4096
+"""Transfers of a session that are acknowledged and not known: as many as may be under way."""
+
 
 class _Obstacle(NamedTuple):
     """Why a run does not grow now, and whether waiting may help."""
@@ -256,22 +259,28 @@ class Recalls:
 
     def recall(self, session: Session, message: Recall) -> None:
         """Pins become leases. A ticket that is gone means a copy that will fail its generation check, or not: the
-        bytes are then still those it was told of."""
+        bytes are then still those it was told of. A worker's socket is another one than the scheduler's, so that its
+        acknowledgement may have come first."""
+        copied = session.early.pop(message.transfer, set())
         ticket = session.tickets.get(message.ticket)
         if ticket is None:
             return
         entries = ticket.pinned[: ticket.told][message.first : message.first + message.count]
-        for entry in entries:
-            self._arena.lease(entry)
+        missing = {m.hello.rank for m in session.workers.values()} - copied
+        if missing:
+            for entry in entries:
+                self._arena.lease(entry)
+            session.transfers[message.transfer] = Transfer(entries, missing)
         self.release(session, message.ticket)
-        ranks = {m.hello.rank for m in session.workers.values()}
-        session.transfers[message.transfer] = Transfer(entries, ranks)
         self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
     def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
         for number in transfers:
             transfer = session.transfers.get(number)
             if transfer is None:
+                session.early.setdefault(number, set()).add(rank)
+                if len(session.early) > MOST_EARLY:
+                    del session.early[next(iter(session.early))]
                 continue
             transfer.missing.discard(rank)
             if not transfer.missing:

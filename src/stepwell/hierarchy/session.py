@@ -114,6 +114,7 @@ class Session:
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)
     transfers: dict[int, Transfer] = field(default_factory=dict)
+    early: dict[int, set[int]] = field(default_factory=dict)  # ranks that have copied what is not known as a transfer
 
     @property
     def members(self) -> list[Member]:
