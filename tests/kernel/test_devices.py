@@ -23,7 +23,7 @@ from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.caller import Caller, Recalled, prefix
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
-from stepwell.testing.mounts import REMOUNT, image, mount, why_no_mounts
+from stepwell.testing.mounts import image, why_no_mounts
 from stepwell.testing.well import RealWell, apart, eventually
 
 NO_FUSE = why_not()
@@ -315,7 +315,7 @@ def test_a_filesystem_that_turns_read_only_is_read_on(begin: Callable[..., Stand
         stand = begin(on=disk.path)
         there = stand.spilled(2)
         os.sync()
-        mount("none", disk.path, "ext4", "abort", REMOUNT)
+        disk.turn_read_only()
         with pytest.raises(OSError):
             (disk.path / "file").touch()
         new = stand.spilled(10)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
+from stepwell.client.scheduler import MOST_RESERVED, Ask, SchedulerClient, Spill
 from stepwell.client.scheduler import Identity as SchedulerIdentity
 from stepwell.client.socket import dial
 from stepwell.client.start import find
@@ -124,15 +125,30 @@ class Caller:
 
     def recall(self, digests: bytes) -> Recalled:
         """What one request gets of its prefix, and whether it is right."""
-        asked, began = len(digests) // 32, time.monotonic()
-        self._order += 1
-        ask = self.scheduler.ask(digests, 0, self._order)
-        if ask is None:
-            return Recalled(asked, reason="no session")
-        while not self.scheduler.settle(ask, 0.001):
-            time.sleep(STEP_S)
-        wait_s = time.monotonic() - began
-        blocks = self.scheduler.offer(ask)
+        return self.recall_many([digests])[0]
+
+    def recall_many(self, prefixes: Sequence[bytes]) -> list[Recalled]:
+        """The same for requests that wait at the same time, in this order."""
+        began = time.monotonic()
+        answers: dict[int, Recalled] = {}
+        waiting: dict[int, Ask] = {}
+        for at, digests in enumerate(prefixes):
+            self._order += 1
+            ask = self.scheduler.ask(digests, 0, self._order)
+            if ask is None:
+                answers[at] = Recalled(len(digests) // 32, reason="no session")
+            else:
+                waiting[at] = ask
+        while waiting:
+            for at, ask in list(waiting.items()):
+                if self.scheduler.settle(ask, 0.001):
+                    answers[at] = self._take(prefixes[at], waiting.pop(at), time.monotonic() - began)
+            if waiting:
+                time.sleep(STEP_S)
+        return [answers[at] for at in range(len(prefixes))]
+
+    def _take(self, digests: bytes, ask: Ask, wait_s: float) -> Recalled:
+        asked, blocks = len(digests) // 32, self.scheduler.offer(ask)
         staged, reason = sum(ask.staged[:blocks]), ask.reason
         if not blocks:
             self.scheduler.release(ask)
@@ -152,6 +168,20 @@ class Caller:
                 if not np.array_equal(copy, content(digests[32 * at : 32 * at + 32], self.shard_bytes)):
                     wrong.append(at)
         self.worker.recalled(ask.session, [transfer])
+        return Recalled(asked, blocks, staged, lost, wrong, wait_s, reason)
+
+    def recall_rest(self, digests: bytes) -> Recalled:
+        """Everything of it that is there, beyond the first block that is not as well."""
+        blocks = staged = lost = at = 0
+        wrong: list[int] = []
+        wait_s = 0.0
+        asked, reason = len(digests) // 32, ""
+        while at < asked:
+            got = self.recall(digests[32 * at :])
+            blocks, staged, lost = blocks + got.blocks, staged + got.staged, lost + got.lost
+            wrong += [at + place for place in got.wrong]
+            wait_s, reason = max(wait_s, got.wait_s), got.reason
+            at += got.blocks + 1
         return Recalled(asked, blocks, staged, lost, wrong, wait_s, reason)
 
     def recall_all(self, digests: bytes, patience_s: float = PATIENCE_S) -> Recalled:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-READ_ONLY, NO_SUID, NO_DEV, REMOUNT = 1, 2, 4, 32
+_NO_SUID, _NO_DEV, _REMOUNT = 2, 4, 32
 _DETACH = 2
 _BUSY_S = 2.0
+_SHUTDOWN = 2 << 30 | 4 << 16 | ord("X") << 8 | 125  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: the same number
+_WITHOUT_LOG = 2  # of both: the journal is not flushed
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0) -> None:
     """Raises OSError."""
     done = _libc.mount(
-        source.encode(), os.fsencode(point), kind.encode(), ctypes.c_ulong(flags | NO_SUID | NO_DEV), options.encode()
+        source.encode(), os.fsencode(point), kind.encode(), ctypes.c_ulong(flags | _NO_SUID | _NO_DEV), options.encode()
     )
     if done:
         number = ctypes.get_errno()
@@ -83,13 +87,33 @@ class Image:
             raise
         return self
 
-    def mount(self, flags: int = 0) -> None:
+    def mount(self, options: str = "", flags: int = 0) -> None:
         """Raises OSError."""
-        mount(self._device, self.path, self._kind, flags=flags)
+        mount(self._device, self.path, self._kind, options, flags)
 
-    def remount(self, *, read_only: bool) -> None:
-        """Raises OSError EBUSY where files are open for writing and it is to be read-only."""
-        self.mount(REMOUNT | (READ_ONLY if read_only else 0))
+    def cut_power(self) -> None:
+        """The filesystem stops as it lies on the device: what only memory has is lost, the journal's part included. All
+        that is asked of it fails until it was unmounted and mounted again. Raises OSError."""
+        with self._opened() as fd:
+            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
+
+    def sync(self) -> None:
+        """What is there now survives a power cut."""
+        with self._opened() as fd:
+            _libc.syncfs(fd)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def turn_read_only(self) -> None:
+        """What ext4 does after an error: files stay open and can be read, writes end with EROFS. Until it was unmounted
+        and mounted again. Raises OSError."""
+        self.mount("abort", _REMOUNT)
 
     def unmount(self) -> None:
         """Raises OSError EBUSY while somebody has files open there."""

@@ -1,0 +1,157 @@
+"""Power cuts on real filesystems: a real well writes at full speed when its filesystem stops as it lies on the device.
+
+The kernel's shutdown ioctl drops the page cache and what the journal has not written; then the well is killed, the
+filesystem is mounted again (its journal is replayed), and a new well is asked for all that was ever spilled: right, or
+a miss. In half of the cuts the well's home is there too, and its keyring, which was synced, has to be what it was. A
+drive that reorders its own cache is not modelled: the campaign with simulated states does that.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepwell.errors import StepwellError
+from stepwell.testing.caller import Caller, Recalled, prefix
+from stepwell.testing.mounts import Image, image, why_no_mounts
+from stepwell.testing.well import RealWell, apart
+from stepwell.trust.budget import Budget
+from stepwell.trust.report import Row
+
+KINDS = ("ext4", "xfs")
+OPTIONS = {"ext4": ("commit=1", "commit=1,data=writeback", "commit=1,data=journal", ""), "xfs": ("",)}
+MIB = 512
+SHARD = 32 << 10
+BLOCKS = 64
+SERIES = 5
+"""Cuts of one filesystem, one after the other: later ones find what earlier ones left."""
+
+_MOST_EVIDENCE = 5
+
+
+@dataclass
+class _Tally:
+    cuts: int = 0
+    asked: int = 0
+    compared: int = 0
+    damaged: int = 0
+    unwritten: int = 0
+    wrong: int = 0
+    keyrings: int = 0
+    lost_keyrings: int = 0
+    troubles: int = 0
+    evidence: list[str] = field(default_factory=list)
+
+    def broken(self, what: str) -> None:
+        if len(self.evidence) < _MOST_EVIDENCE:
+            self.evidence.append(what)
+
+
+def run(budget: Budget) -> Iterable[Row]:
+    """All kinds at full scale; where only one is asked for, the first that can be had."""
+    done = False
+    for kind in KINDS:
+        why = why_no_mounts(kind)
+        if done and budget.scale is None:
+            why = "in the size of CI one filesystem is tried"
+        tally = _Tally()
+        cuts = budget.of(ci=10, full=20)
+        dice = budget.dice("powercut", kind)
+        while not why and tally.cuts < cuts and not budget.over:
+            budget.tell(f"{kind}, cut {tally.cuts} of {cuts}")
+            _series(kind, min(SERIES, cuts - tally.cuts), tally, dice)
+        done = done or not why
+        yield from _rows(kind, why, tally, budget.seed)
+
+
+def _rows(kind: str, why: str, tally: _Tally, seed: int) -> Iterator[Row]:
+    if why:
+        yield Row(f"power cut on {kind}: right or a miss", 0, 0, seed, f"not tried: {why}")
+        return
+    remark = (
+        f"blocks compared, of {tally.asked:,} that were asked for after {tally.cuts} cuts; {tally.damaged:,} were "
+        f"found damaged; {tally.unwritten} cuts came while blocks waited to be written"
+    )
+    yield Row(f"power cut on {kind}: right or a miss", tally.compared, tally.wrong, seed, remark, tally.evidence)
+    yield Row(f"power cut on {kind}: the well starts again", tally.cuts, tally.troubles, seed, "cuts")
+    yield Row(f"power cut on {kind}: the keyring is intact", tally.keyrings, tally.lost_keyrings, seed, "homes there")
+
+
+def _series(kind: str, cuts: int, tally: _Tally, dice: random.Random) -> None:
+    """Cuts of one filesystem. A home outside of it goes through all of them; one that is there is new for each."""
+    with ExitStack() as held:
+        disk = held.enter_context(image(kind, MIB))
+        folder = held.enter_context(apart())
+        spilled: list[bytes] = []
+        for number in range(cuts):
+            disk.unmount()
+            disk.mount(dice.choice(OPTIONS[kind]))
+            if tally.cuts % 2:
+                (disk.path / f"{number}").mkdir(mode=0o700)
+                _cut(disk, disk.path / f"{number}/home", disk.path / f"{number}/kv", [], tally, dice)
+            else:
+                _cut(disk, folder / "home", disk.path / "kv", spilled, tally, dice)
+
+
+def _cut(disk: Image, home: Path, place: Path, spilled: list[bytes], tally: _Tally, dice: random.Random) -> None:
+    """Adds to `spilled`, and asks for all of it after the cut."""
+    where = f"cut {tally.cuts}"
+    tally.cuts += 1
+    wishes = {"host": "64MiB", "disk": f"{place}:128MiB", "disk_reserve": "1MiB"}
+    well = RealWell(home, **wishes)
+    keyring = home / "keyring"
+    inside = home.is_relative_to(disk.path)
+    try:
+        with well, Caller(home, SHARD) as caller:
+            keys = keyring.read_bytes()
+            _write(disk, caller, spilled, dice)
+            tally.unwritten += not well.written()
+            disk.cut_power()
+            for digests in dice.sample(spilled, min(3, len(spilled))):  # it serves on, from host memory
+                _judge(caller.recall(digests), tally, where)
+            well.kill()
+        disk.unmount()
+        disk.mount()
+        if inside:
+            tally.keyrings += 1
+            if not keyring.exists() or keyring.read_bytes() != keys:
+                tally.lost_keyrings += 1
+        with well, Caller(home, SHARD) as caller:
+            for digests in spilled:
+                _compare(caller, digests, tally, where)
+            tally.damaged += well.count("disk_not_recalled_damaged")
+    except (StepwellError, OSError) as error:
+        tally.troubles += 1
+        tally.broken(f"{where}: {error!r}")
+
+
+def _write(disk: Image, caller: Caller, spilled: list[bytes], dice: random.Random) -> None:
+    """Spills at full speed for a while. Somewhere on the way the kernel may have written all that it had in memory, as
+    it does now and then by itself."""
+    now = time.monotonic()
+    until = now + dice.uniform(0.0, 2.0)
+    sync_at = dice.choice((until, dice.uniform(now, until)))
+    while not spilled or time.monotonic() < until:
+        digests = prefix(dice, BLOCKS)
+        spilled.append(digests)
+        caller.spill(digests)
+        if time.monotonic() >= sync_at:
+            disk.sync()
+            sync_at = until
+
+
+def _compare(caller: Caller, digests: bytes, tally: _Tally, where: str) -> None:
+    got = caller.recall_rest(digests)
+    tally.asked += got.asked
+    tally.compared += got.compared
+    _judge(got, tally, where)
+
+
+def _judge(got: Recalled, tally: _Tally, where: str) -> None:
+    tally.wrong += len(got.wrong)
+    if got.wrong:
+        tally.broken(f"{where}: blocks {got.wrong} are wrong")
