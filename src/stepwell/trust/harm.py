@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepwell.testing.fuse import Rule
+from stepwell.trust.stages import Stage
 
 SEGMENTS = "*.seg"
 KIB, MIB = 1 << 10, 1 << 20
@@ -126,3 +127,9 @@ DAMAGE: dict[str, Damage] = {
     "segments with pages in other places": _shift,
 }
 """Done to files under a running well, behind its back."""
+
+REAL: dict[str, Callable[[Stage], None]] = {
+    "a full filesystem (ext4)": Stage.fill,
+    "a filesystem that turns read-only (ext4)": Stage.turn_read_only,
+}
+"""What a kernel's own filesystem does, on a small one."""
