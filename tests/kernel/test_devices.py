@@ -13,18 +13,21 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
+from stepwell.errors import BackendDown
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.caller import Caller, Recalled, prefix
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 from stepwell.testing.mounts import image, why_no_mounts
 from stepwell.testing.well import RealWell, apart, eventually
+from stepwell.tiers.disk.site import take
+from stepwell.units import Amount
 
 NO_FUSE = why_not()
 NO_IMAGE = why_no_mounts("ext4")
@@ -127,6 +130,23 @@ def faulty(begin: Callable[..., Stand]) -> Stand:
 def fault(stand: Stand, *rules: Rule) -> None:
     assert stand.disk is not None
     stand.disk.set(*rules)
+
+
+@contextmanager
+def without_disk(home: Path) -> Iterator[RealWell]:
+    """Another well of the same home, as soon as it may start."""
+    well = RealWell(home, host="64MiB")
+
+    def starts() -> bool:
+        try:
+            well.start()
+        except BackendDown:
+            return False
+        return True
+
+    eventually(starts, "another well has the home")
+    with well:
+        yield well
 
 
 @needs_fuse
@@ -272,8 +292,8 @@ def test_a_well_ends_within_seconds_although_a_thread_hangs(faulty: Stand, op: s
 
 @needs_fuse
 def test_a_device_that_ignores_signals_holds_the_process_and_nothing_else(faulty: Stand) -> None:
-    """The kernel keeps a process whose thread waits for a block device, whatever signal it gets. Its engines know at
-    once that it is gone, and its home is free within seconds."""
+    """The kernel keeps a process whose thread waits for a block device, whatever signal it gets, and with it the lock
+    of that directory. Engines know at once that the well is gone, and another may have its home within seconds."""
     (there,) = faulty.spilled()
     fault(faulty, Rule(op="read", hang=True, deaf=True))
     faulty.from_disk(there)
@@ -282,10 +302,17 @@ def test_a_device_that_ignores_signals_holds_the_process_and_nothing_else(faulty
     eventually(lambda: not faulty.caller.scheduler.live, "its engines know")
     assert time.monotonic() - began < 2 + SLACK_S
     assert right(faulty.caller.recall(there)).blocks == 0
-    faulty.caller.close()
+    with without_disk(faulty.well.home) as other:
+        assert time.monotonic() - began < END_S
+        assert faulty.well.alive
+        faulty.caller.join()
+        (new,) = faulty.spilled(written=False)
+        assert right(faulty.caller.recall(new)).blocks == BLOCKS
+        with pytest.raises(BackendDown, match="another well holds its lock"):
+            take(faulty.disk.path / "kv", Amount(size=64 * MIB), Amount(size=MIB))  # type: ignore[union-attr]
+        other.stop()
     fault(faulty)
-    eventually(lambda: not faulty.well.alive, "the well has ended")
-    assert time.monotonic() - began < END_S
+    eventually(lambda: not faulty.well.alive, "the process has ended")
 
 
 @needs_image

@@ -72,11 +72,12 @@ class RealWell:
 
     @property
     def alive(self) -> bool:
-        """Its process is there, a zombie not counted."""
-        try:
-            return Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-        except OSError:
-            return False
+        """Any thread of its process is there, zombies not counted: one that waits for a device may outlive the rest."""
+        states: list[str] = []
+        for stat in Path(f"/proc/{self._pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+        return any(state not in ("Z", "X") for state in states)
 
     def stats(self) -> dict[str, int | float | str]:
         return control.stats(self.home, seconds=10)
