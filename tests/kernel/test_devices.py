@@ -29,6 +29,8 @@ from stepwell.testing.well import RealWell, apart, eventually
 from stepwell.tiers.disk.site import take
 from stepwell.units import Amount
 
+pytestmark = pytest.mark.kernel
+
 NO_FUSE = why_not()
 NO_IMAGE = why_no_mounts("ext4")
 needs_fuse = pytest.mark.skipif(bool(NO_FUSE), reason=f"no faulty disk here: {NO_FUSE}")
@@ -40,8 +42,8 @@ BLOCKS = 64
 HUNG_S = STALL_S + MOST_ALLOWED_S + UNANSWERED_S
 """The longest that a request waits of which no block has landed (docs/design/adr/0009)."""
 
-SLACK_S = 0.3
-"""For a machine that does other things too."""
+SLACK_S = 1.5
+"""So much that no load of the machine matters: the campaign `devices` measures, here nothing may wait for the disk."""
 
 END_S = 12.0
 """A well that is told to end gives writes 5 s, jobs 2 s, and goes."""

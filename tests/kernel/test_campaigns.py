@@ -1,0 +1,38 @@
+"""The campaigns over real disks, in a small size: they run through, count what they compared, and nothing is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.testing.fuse import why_not
+from stepwell.testing.mounts import why_no_mounts
+from stepwell.trust import devices, powercut
+from stepwell.trust.budget import Budget
+from stepwell.trust.harm import DAMAGE, FAULTS, REAL
+from stepwell.trust.report import Row
+
+pytestmark = pytest.mark.kernel
+SEED = 11
+
+
+def compared(rows: dict[str, Row], kinds: list[str]) -> int:
+    """Blocks, of all these kinds."""
+    return sum(rows[f"{kind}: right or a miss, in time"].cases for kind in kinds)
+
+
+def test_devices() -> None:
+    rows = {row.promise: row for row in devices.run(Budget(SEED, scale=0.003))}
+    assert {name: row.evidence for name, row in rows.items() if row.violations} == {}
+    assert compared(rows, [*DAMAGE]) > 0
+    for why, kinds in ((why_not(), [*FAULTS]), (why_no_mounts("ext4"), [*REAL])):
+        assert (compared(rows, kinds) == 0) == bool(why)
+        assert all(why in rows[f"{kind}: right or a miss, in time"].remark for kind in kinds)
+
+
+@pytest.mark.skipif(bool(why_no_mounts("ext4")), reason=f"no filesystem in a file here: {why_no_mounts('ext4')}")
+def test_power_cuts() -> None:
+    rows = {row.promise: row for row in powercut.run(Budget(SEED, scale=0.1))}
+    assert {name: row.evidence for name, row in rows.items() if row.violations} == {}
+    assert rows["power cut on ext4: the well starts again"].cases == 2
+    assert rows["power cut on ext4: the keyring is intact"].cases == 1
+    assert rows["power cut on ext4: right or a miss"].cases > 0
