@@ -145,6 +145,10 @@ class Caller:
                     answers[at] = self._take(prefixes[at], waiting.pop(at), time.monotonic() - began)
             if waiting:
                 time.sleep(STEP_S)
+            if time.monotonic() - began > PATIENCE_S:
+                for ask in waiting.values():
+                    self.scheduler.release(ask)
+                raise TimeoutError(f"{len(waiting)} requests still wait after {PATIENCE_S:g} s")
         return [answers[at] for at in range(len(prefixes))]
 
     def _take(self, digests: bytes, ask: Ask, wait_s: float) -> Recalled:
