@@ -247,7 +247,7 @@ def test_a_disk_that_hangs_while_it_is_read(faulty: Stand) -> None:
         assert got.blocks == BLOCKS and got.wait_s < SLACK_S
     eventually(lambda: faulty.caller.recall(there).reason == "tier_down", "it is asked for nothing more")
     assert right(faulty.caller.recall(there)).wait_s < SLACK_S
-    assert faulty.well.stats()["disk_up"] == 0
+    assert faulty.well.stats()["disk_reads_up"] == 0
     (new,) = faulty.spilled(written=False)
     assert right(faulty.caller.recall(new)).blocks == BLOCKS
     fault(faulty)

@@ -51,11 +51,11 @@ def run(budget: Budget) -> Iterable[Row]:
         missing |= dict.fromkeys(FAULTS, why)
         rounds.all([*DAMAGE], budget.of(ci=40, full=2000))
     else:
-        rounds.all([*FAULTS, *DAMAGE], budget.of(ci=96, full=4000), faulty=True)
+        rounds.all([*FAULTS, *DAMAGE], budget.of(ci=84, full=4000), faulty=True)
     if why := why_no_mounts(EXT4):
         missing |= dict.fromkeys(REAL, why)
     else:
-        rounds.all([*REAL], budget.of(ci=10, full=400), kind=EXT4)
+        rounds.all([*REAL], budget.of(ci=8, full=400), kind=EXT4)
     yield from rounds.rows(missing)
     yield lone(budget, budget.of(ci=100, full=1000))
 
@@ -90,12 +90,12 @@ class _Rounds:
             self._traffic(stage, tally, where, dice)
             if dice.random() < 0.5:
                 eventually(stage.well.written, "all is written")
-            if dice.random() < 0.7:
+            if dice.random() < 0.9:
                 stage.well.forget_host()
             self._harm(stage, kind, dice)
             for _ in range(dice.randint(2, 8)):
                 self._traffic(stage, tally, where, dice)
-                if dice.random() < 0.3:
+                if dice.random() < 0.5:
                     stage.well.forget_host()
             tally.hits += stage.disk is None or sum(stage.disk.report().hits) > 0 or kind in DAMAGE
             stage.heal()

@@ -28,8 +28,8 @@ def _some(dice: random.Random) -> float:
 
 def _failing_reads(dice: random.Random) -> Sequence[Rule]:
     if dice.random() < 0.3:  # a bad spot
-        first = dice.randrange(16 * MIB)
-        return [Rule(op="read", name=SEGMENTS, first=first, last=first + dice.choice((1, 64 * KIB)), errno=errno.EIO)]
+        first = dice.randrange(4 * MIB)
+        return [Rule(op="read", name=SEGMENTS, first=first, last=first + dice.choice((1, MIB)), errno=errno.EIO)]
     return [Rule(op="read", name=SEGMENTS, skip=dice.randrange(3), chance=_some(dice), errno=errno.EIO)]
 
 
