@@ -1,0 +1,13 @@
+"""Keys, prompts and tenants stay where they belong: in dumps, on disk, in logs, names and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepwell.trust import secret_dumps
+from stepwell.trust.budget import Budget
+from stepwell.trust.report import Row
+
+
+def run(budget: Budget) -> Iterator[Row]:
+    yield from secret_dumps.run(budget)
