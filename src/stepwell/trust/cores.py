@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import mmap
 import os
 import shutil
 import signal
@@ -79,19 +78,6 @@ def shapes(secret: bytes) -> Iterator[bytes]:
 
 def found(path: Path, secrets: Mapping[str, Iterable[bytes]]) -> dict[str, int]:
     """How often any of the byte strings of each name occurs in the file; names that occur."""
-    counts: dict[str, int] = {}
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return counts
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            for name, wanted in secrets.items():
-                if n := sum(_count(content, each) for each in wanted):
-                    counts[name] = n
-    return counts
-
-
-def _count(content: mmap.mmap, wanted: bytes) -> int:
-    n, at = 0, content.find(wanted)
-    while at >= 0:
-        n, at = n + 1, content.find(wanted, at + len(wanted))
-    return n
+    content = path.read_bytes()  # many times faster to search than a mapping
+    counts = {name: sum(map(content.count, wanted)) for name, wanted in secrets.items()}
+    return {name: n for name, n in counts.items() if n}

@@ -28,6 +28,7 @@ from stepwell.client.worker import WorkerClient
 from stepwell.errors import StepwellError
 from stepwell.io.memory import Bytes
 from stepwell.protocol import wire
+from stepwell.protocol.link import Dial
 from stepwell.protocol.messages import FromWell
 
 SHARD = 1 << 20
@@ -53,19 +54,21 @@ def marker(n: int) -> bytes:
 class Courier:
     """One engine with one rank. Raises TimeoutError where the well does not answer."""
 
-    def __init__(self, home: Path, label: str = "courier") -> None:
+    def __init__(self, home: Path, label: str = "courier", *, at: Path | None = None) -> None:
+        """`at`: the socket, where it is known."""
         name, self.troubles = secrets.token_hex(8), list[str]()
+
+        def reach() -> Dial:
+            return dial(at or find(home))
 
         def trouble(error: StepwellError) -> None:
             self.troubles.append(str(error))
 
-        self._worker = WorkerClient(
-            WorkerIdentity(name, 0, 1, SHARD, LAYOUT), lambda: dial(find(home)), trouble=trouble
-        )
+        self._worker = WorkerClient(WorkerIdentity(name, 0, 1, SHARD, LAYOUT), reach, trouble=trouble)
         self._scheduler = SchedulerClient(
             SchedulerIdentity(name, 1, SHARD, BLOCK_TOKENS, LAYOUT, MODEL, label),
             lambda: WEIGHTS,
-            lambda: dial(find(home)),
+            reach,
             trouble=trouble,
         )
         until(lambda: self._scheduler.live and self._worker.mapped > 0, "no session, or no slab")

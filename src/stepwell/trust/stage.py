@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from stepwell.bench.wells import until
@@ -20,19 +21,28 @@ _UNLIMITED = ("sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh")
 
 
 class Stage:
-    """`before`: a statement that the well runs first, to take one of its guards out. `options` are those of `stepwell
-    serve`. Everything is gone at the end, `folder` too. Raises OSError where the well does not start."""
+    """`before`: a statement that the well runs first, to take one of its guards out. `settings`: of the well, by name.
+    `keyring`: what lies in home already. Everything is gone at the end, `folder` too. Raises OSError where the well
+    does not start."""
 
-    def __init__(self, *, before: str = "pass", options: Sequence[str] = (), disk: str = "256MiB") -> None:
+    def __init__(
+        self, *, before: str = "pass", settings: Mapping[str, str] = MappingProxyType({}), keyring: bytes = b""
+    ) -> None:
         self._held = contextlib.ExitStack()
         self.folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="sw", dir="/tmp")))
         self.home, self.disk, self.run = self.folder / "home", self.folder / "disk", self.folder / "run"
         self.run.mkdir(mode=0o700)
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("STEPWELL_")}
         self.env |= {"XDG_RUNTIME_DIR": str(self.run), "TMPDIR": str(self.folder)}
+        self.env |= {f"STEPWELL_{name.upper()}": value for name, value in settings.items()}
+        self.home.mkdir(mode=0o700)
+        if keyring:
+            place = os.open(self.home / "keyring", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(place, "wb") as file:
+                file.write(keyring)
         try:
-            serve = ("serve", "--home", str(self.home), "--host", "64MiB", "--disk", f"{self.disk}:{disk}")
-            self.well = self.start("well", "-c", f"{before}; {_SERVE}", *serve, *options)
+            serve = ("serve", "--home", str(self.home), "--host", "64MiB", "--disk", f"{self.disk}:256MiB")
+            self.well = self.start("well", "-c", f"{before}; {_SERVE}", *serve)
             words = self.say(self.well).split()
             if not words:
                 raise OSError(f"the well does not start: {self.said('well')[-300:]}")
@@ -58,6 +68,12 @@ class Stage:
         if self.say(process) != "ready":
             raise OSError(f"the courier does not start: {self.said('courier')[-300:]}")
         return process
+
+    def command(self, *words: str) -> str:
+        """All that a `stepwell` command says, whatever came of it."""
+        command = [sys.executable, "-m", "stepwell", *words, "--home", str(self.home)]
+        said = subprocess.run(command, env=self.env, cwd=self.folder, text=True, capture_output=True, check=False)
+        return said.stdout + said.stderr
 
     @property
     def heard(self) -> Path:
