@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import logging
 import os
+import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from stepwell.errors import ProtocolError
 from stepwell.io import dumps
 from stepwell.protocol import wire
+from stepwell.serve.metrics import MetricsServer
 from stepwell.vault import memory
 from stepwell.vault.keyring import Epoch, Keyring
 from stepwell.vault.memory import KEY_BYTES, Locker, wipe
@@ -160,10 +164,29 @@ def test_a_process_that_forbids_dumps_has_all_three_locks() -> None:
     assert [int(words[0], 16), int(words[1]), int(words[2])] == [0, 0, 0]
 
 
-def test_the_well_forbids_dumps_before_it_reads_keys() -> None:
-    source = (ROOT / "src/stepwell/serve/process.py").read_text()
-    assert source.index("dumps.forbid()") < source.index("Keyring.open(")
-    assert Path("/proc/self/coredump_filter") == dumps.FILTER
+WHEN_READ = """
+import resource, sys
+from pathlib import Path
+from stepwell.config import Settings
+from stepwell.serve import process
+
+class Ring:
+    @staticmethod
+    def open(path):
+        print(Path("/proc/self/coredump_filter").read_text().strip(), resource.getrlimit(resource.RLIMIT_CORE)[0])
+        raise SystemExit
+
+process.Keyring = Ring
+process.run(Path(sys.argv[1]), Settings())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what is not dumpable cannot read its own /proc, unless it is root's")
+def test_the_well_forbids_dumps_before_it_reads_keys(tmp_path: Path) -> None:
+    env = environment() | {"XDG_RUNTIME_DIR": "", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", WHEN_READ, str(tmp_path / "home")]
+    said = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert said.stdout.split() == ["00000000", "0"], said.stderr
 
 
 # --- what is never done with bytes from outside ----------------------------------------------------------------------
@@ -221,3 +244,24 @@ def test_a_message_that_is_none_is_refused_without_repeating_it() -> None:
             list(wire.Reader(wire.from_engine).feed(len(body).to_bytes(4, "little") + body))
         assert "SECRET" not in str(caught.value)
         assert len(str(caught.value)) < 500
+
+
+def test_the_suite_refuses_to_unpickle_on_our_behalf() -> None:
+    """The hook in conftest: tried with code that claims to be a file of ours."""
+    data = pickle.dumps(Path)
+    assert pickle.loads(data) is Path, "elsewhere it is allowed"
+    ours = compile("answer = pickle.loads(data)", str(ROOT / "src/stepwell/serve/door.py"), "exec")
+    with pytest.raises(RuntimeError, match="on behalf of"):
+        exec(ours, {"pickle": pickle, "data": data})
+
+
+def test_a_scrape_is_not_repeated_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address = tmp_path / "m.sock"
+    caplog.set_level(logging.DEBUG, "stepwell")
+    with MetricsServer(str(address), tmp_path), socket.socket(socket.AF_UNIX) as scraper:
+        scraper.connect(str(address))
+        scraper.sendall(b"GET /SECRET?SECRET HTTP/1.1\r\n\r\n")
+        while scraper.recv(4096):
+            pass
+    assert "404" in caplog.text
+    assert "SECRET" not in caplog.text

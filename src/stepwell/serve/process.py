@@ -83,7 +83,7 @@ def run(
         keyring = Keyring.open(home / KEYRING_NAME)
         held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
         if not cells.locked:
-            log.warning("keys may be swapped to disk: RLIMIT_MEMLOCK is %d bytes, and none are left", lock_limit())
+            log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
         with (
             _listening(place.socket, shared=shared) as listener,
             _metrics(settings.metrics, home, settings.socket),

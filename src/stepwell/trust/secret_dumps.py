@@ -25,7 +25,7 @@ BLOCKS = 8
 _WELL = "no key in a core dump of the well"
 _CLIENT = "no key and no block in a core dump of an engine's client"
 _SOCKET = "no key and no block id in what the well sends"
-_LIFTED = (
+DUMPS_LIFTED = (
     "import resource, ctypes; from stepwell.io import dumps; forbid = dumps.forbid; "
     "dumps.forbid = lambda: (forbid(), resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)), "
     "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0))"
@@ -59,7 +59,7 @@ def _well(budget: Budget, stage: Stage, client: subprocess.Popen[str], secrets: 
     if missing := secrets.keys() - alive.keys():
         return Row(_WELL, 0, 0, budget.seed, f"nothing shown: {', '.join(sorted(missing))} not in its living memory")
     dice, found, tried = budget.dice("dumps"), list[str](), 0
-    for n in range(budget.of(ci=20, full=1000)):
+    for n in range(budget.of(ci=12, full=1000)):
         if budget.over:
             break
         if busy := n % 2:
@@ -86,7 +86,7 @@ def of_the_kernel(budget: Budget) -> Row:
     with Stage() as stage:
         core = cores.of_the_kernel(stage.well, stage.folder / "well")
         found += ["a well that aborted was dumped"] if core else []
-    with Stage(before=_LIFTED) as stage:
+    with Stage(before=DUMPS_LIFTED) as stage:
         move(stage, stage.courier())
         secrets = keys_of(stage) | {"blocks": [courier.marker(n) for n in range(BLOCKS)]}
         core = cores.of_the_kernel(stage.well, stage.folder / "well")

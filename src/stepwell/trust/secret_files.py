@@ -48,7 +48,7 @@ def _nonces(budget: Budget, folder: Path) -> Row:
     dice, lives, segments = budget.dice("nonces"), 0, set[bytes]()
     used: dict[bytes, bytes] = {}
     twice = list[str]()
-    for _ in range(budget.of(ci=40, full=2000)):
+    for _ in range(budget.of(ci=30, full=2000)):
         if budget.over:
             break
         child = os.fork()
