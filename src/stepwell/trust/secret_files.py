@@ -66,7 +66,7 @@ def _nonces(budget: Budget, folder: Path) -> Row:
                 name = header.commitment + (first + part).to_bytes(8, "big")
                 if used.setdefault(name, tag) != tag:
                     twice.append(f"segment {header.segment.hex()[:8]}, number {first + part}")
-    if len(used) < 10 * lives or len(segments) < 2:
+    if not twice and (len(used) < 10 * lives or len(segments) < 2):
         return Row(_NONCES, 0, 0, budget.seed, f"nothing shown: {len(used)} chunks in {len(segments)} segments")
     remark = f"chunks in {len(segments)} lives of segments; {lives} writers killed"
     return Row(_NONCES, len(used), len(twice), budget.seed, remark, tuple(twice[:5]))

@@ -34,6 +34,8 @@ _FORMAT = "stepwell keyring"
 _VERSION = 1
 _WRAP = "file"
 _MAX_BYTES = 1 << 20
+_ROOM = 1 << 12
+_encoder = msgspec.json.Encoder()
 _BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
 
 
@@ -158,12 +160,21 @@ class _Record(_Head, frozen=True, forbid_unknown_fields=True):
     checksum: str
 
 
-def _render(tenants: list[_TenantRecord]) -> bytes:
+def _render(tenants: list[_TenantRecord]) -> bytearray:
+    """For the caller to wipe."""
     bare = _Record(_FORMAT, _VERSION, _WRAP, tenants, checksum="")
-    encoded = msgspec.json.encode(bare)
+    encoded = _encode(bare)
     checksum = blake3.blake3(encoded).hexdigest()
     wipe(encoded)
-    return msgspec.json.encode(msgspec.structs.replace(bare, checksum=checksum)) + b"\n"
+    return _encode(msgspec.structs.replace(bare, checksum=checksum), end=b"\n")
+
+
+def _encode(record: _Record, end: bytes = b"") -> bytearray:
+    """In one buffer from the start: one that grows leaves copies behind."""
+    room = bytearray(_ROOM)
+    _encoder.encode_into(record, room)
+    room += end
+    return room
 
 
 def _parse(raw: bytearray, path: Path) -> tuple[TenantKeys, ...]:
