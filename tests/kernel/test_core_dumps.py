@@ -3,7 +3,10 @@ search finds it where a guard is taken out."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from stepwell.client import control
 from stepwell.trust import cores, courier
 from stepwell.trust.secret_dumps import BLOCKS, DUMPS_LIFTED, keys_of, move
 from stepwell.trust.stage import Stage
+from stepwell.vault.keyring import Epoch
 
 NO_GUARD = "import resource; from stepwell.io import dumps; dumps.forbid = lambda: " \
     "resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"  # fmt: skip
@@ -78,3 +82,33 @@ def test_an_ordinary_dump_of_an_engines_client_has_no_key_and_no_block(stage: St
     core = cores.of_the_kernel(client, stage.folder / "courier")
     assert core is not None and core.stat().st_size > 1 << 20
     assert cores.found(core, secrets) == {}
+
+
+NAMING = """
+import sys
+from stepwell.block.namespace import Namespace
+from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.io import dumps
+from stepwell.vault.keyring import Epoch
+
+dumps.FILTER.write_text("0")
+epoch = Epoch(1, bytes(range(32)))
+origin = Origin(epoch, SegmentKeys(epoch), Namespace(b"w" * 32, b"m" * 32, b"l" * 32, 16))
+for n in range(200):
+    origin.name(bytes([n]) * 32)
+dumps.clear_registers()
+print("named", flush=True)
+sys.stdin.read()
+"""
+
+
+@forced
+def test_registers_hold_no_key_of_what_was_named_before(tmp_path: Path) -> None:
+    """Without `clear_registers` they do: seen on a processor with AVX-512, in every dump."""
+    with subprocess.Popen(
+        [sys.executable, "-c", NAMING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "named\n"
+        core = cores.forced(process.pid, tmp_path / "core")
+    key = bytes(Epoch(1, bytes(range(32))).id_key)
+    assert cores.found(core, {"id key": cores.shapes(key)}) == {}
