@@ -29,8 +29,8 @@ def forbid() -> None:
 
 
 def clear_registers() -> None:
-    """For a thread that has worked with a key, before it waits: vector registers keep what was last copied through
-    them, and are in every dump (measured: a well that waited had the key of block ids in them). Zeros take its place;
-    a kilobyte is what the C library copies with all of these registers. 0.1 us; does what it can, guarantees nothing.
-    """
+    """For a thread that has worked with a key or with KV, before it waits: vector registers keep what was last copied
+    through them, and are in every dump (measured: a well that waited had the key of block ids in them). Zeros take its
+    place; a kilobyte is what the C library copies with all of these registers. 0.1 us; does what it can, guarantees
+    nothing, and does nothing for a thread that is at work."""
     bytes(_ZEROS)
