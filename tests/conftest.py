@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
+
 from hypothesis import settings
 
 # Random on every run, so that many runs see more than one. A failure prints what repeats it.
 settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("ci")
+
+_OURS = str(Path(__file__).parents[1] / "src" / "stepwell") + "/"
+
+
+def refuse_pickles(event: str, arguments: tuple[object, ...]) -> None:
+    """Whatever a test does, nothing is unpickled on behalf of our code. An engine may unpickle for itself."""
+    if event != "pickle.find_class":
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            raise RuntimeError(f"pickle.find_class{arguments} on behalf of {frame.f_code.co_filename}")
+        frame = frame.f_back
+
+
+sys.addaudithook(refuse_pickles)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """All members of an engine are here. `label` is the model's name as the engine gave it."""
+    """All members of an engine are here. `label` is the model's name, made fit for a log."""
 
     session: int
     label: str

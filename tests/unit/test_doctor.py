@@ -88,6 +88,7 @@ def test_a_machine_that_is_right(home: Path, directory: Path) -> None:
         "huge-pages",
         "open-files",
         "locked-memory",
+        "locked-keys",
         "disk-directory",
         "disk-filesystem",
         "disk-space",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from itertools import count
 
+import msgspec
 import pytest
 from blake3 import blake3
 from deep import PLAIN, TWO, at, chain
 
+from stepwell import events as e
 from stepwell.hierarchy import recalls
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.sealing import Sealing
@@ -697,13 +699,43 @@ def test_nothing_is_asked_before_the_session_is_complete(rig: Rig) -> None:
 
 def test_reports_are_bounded_and_only_grow(rig: Rig) -> None:
     engine = joined(rig)
-    for n in range(100):
-        engine.scheduler.say(m.Report({f"{n:03}" + "x" * 100: 2, "known": -5}))
-    engine.scheduler.say(m.Report({"000" + "x" * 100: 3}))
+    names = [f"kind_{a}{b}" for a in "abcdefghij" for b in "abcdefghij"]
+    for name in names:
+        engine.scheduler.say(m.Report({name: 2, "known": -5}))
+    engine.scheduler.say(m.Report({names[0]: 3}))
     counted = {k: v for k, v in rig.hierarchy.stats().items() if k.startswith("engine_")}
     assert len(counted) == 64
-    assert counted["engine_000" + "x" * 45] == 5
+    assert counted["engine_kind_aa"] == 5
     assert all(int(v) >= 0 for v in counted.values())
+
+
+def test_reports_carry_no_text_into_what_is_shown(rig: Rig) -> None:
+    engine = joined(rig)
+    for name in ("31337 31338", "deadbeef01", "a" * 49, "Prompt", "a\nb", ""):
+        engine.scheduler.say(m.Report({name: 1}))
+    assert not [name for name in rig.hierarchy.stats() if name.startswith("engine_")]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Llama-3-8B", "Llama-3-8B"),
+        ("/home/alice/models/secret/", "secret"),
+        ("a\nb\x1b[31m", "a?b?[31m"),
+        ("x" * 100, "x" * 64),
+        ("", ""),
+    ],
+)
+def test_a_label_is_fit_for_a_log_and_tells_no_path(rig: Rig, said: str, shown: str) -> None:
+    events: list[e.Event] = []
+    rig.hierarchy._sink = events.append
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(), "engine"
+    scheduler = FakeMember(rig, msgspec.structs.replace(engine.scheduler_hello(), label=said))
+    FakeMember(rig, engine.worker_hello(0))
+    rig.turns()
+    assert not scheduler.gone
+    assert [event.label for event in events if isinstance(event, e.SessionOpened)] == [shown]
 
 
 # identity ------------------------------------------------------------------------------------------------------------

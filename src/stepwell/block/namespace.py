@@ -58,7 +58,7 @@ class Namer:
 
     __slots__ = ("_seeded",)
 
-    def __init__(self, id_key: bytes, namespace: Namespace) -> None:
+    def __init__(self, id_key: bytes | memoryview, namespace: Namespace) -> None:
         self._seeded = blake3(lp(namespace.encode()), key=id_key)
 
     def name(self, digest: bytes) -> BlockId:

@@ -26,7 +26,7 @@ NO_COMMITMENT = bytes(32)
 class SegmentKey:
     """A tenant's key for one segment and what commits to it, 32 bytes each."""
 
-    key: bytes = field(repr=False)
+    key: bytes | memoryview = field(repr=False)
     commitment: bytes
 
 

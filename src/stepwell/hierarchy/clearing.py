@@ -104,7 +104,7 @@ def count(arena: Arena, sessions: Iterable[Session], done: Callable[[dict[bytes,
     """Blocks and bytes in `host` by namespace; those of live sessions are named even if they hold nothing."""
     sums: dict[bytes, NamespaceSum] = {}
     for session in sessions:
-        label = session.scheduler.hello.label[:64] if session.scheduler is not None else ""
+        label = session.scheduler.label if session.scheduler is not None else ""
         for origins in session.origins.values():
             of = sums.setdefault(origins[0].tag, NamespaceSum(tenant=session.tenant))
             of.engines.add(label)

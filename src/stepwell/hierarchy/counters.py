@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict
 from typing import assert_never
 
@@ -9,6 +10,8 @@ from stepwell import events as e
 from stepwell.block.namespace import BlockId
 
 _REMEMBERED = 1 << 16
+_MOST_NAMES = 64
+_NAME = re.compile("[a-z_]{1,48}")  # no digits: neither tokens nor digests pass for one
 
 
 class Ghosts:
@@ -93,10 +96,9 @@ class Counters:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _reported(self, counts: dict[str, int]) -> None:
-        """Names come from outside: at most 64 of 48 characters are kept."""
+        """Names come from outside, and are shown: at most 64 are kept, and only such as name a kind of event."""
         for name, n in counts.items():
-            name = name[:48]
-            if name in self.engine or len(self.engine) < 64:
+            if name in self.engine or (len(self.engine) < _MOST_NAMES and _NAME.fullmatch(name)):
                 self.engine[name] += max(n, 0)
 
     def values(self) -> dict[str, int | float]:

@@ -148,7 +148,7 @@ class Hierarchy:
             self._share_with(session, slab)
         self.arena.populate(session.owner)
         assert session.scheduler is not None
-        self._emit(e.SessionOpened(session.number, session.scheduler.hello.label[:64], len(session.workers)))
+        self._emit(e.SessionOpened(session.number, session.scheduler.label, len(session.workers)))
         for member in session.members:
             member.send(m.Ready(session.number), ())
 

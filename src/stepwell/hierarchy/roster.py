@@ -140,7 +140,7 @@ def _examine(peer: Peer, hello: Hello) -> None:
         raise ProtocolError(
             "SW-804",
             what="a hello that makes no sense",
-            why=f"role {hello.role[:16]!r}",
+            why="its role, a size or the length of a digest is none that an engine can have",
             fix="use the same stepwell version for engine and well",
         )
     if hello.role == "worker" and not peer.watched:

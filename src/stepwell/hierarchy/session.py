@@ -51,6 +51,13 @@ class Member:
     def is_scheduler(self) -> bool:
         return self.hello.role == "scheduler"
 
+    @property
+    def label(self) -> str:
+        """The model's name for people, of at most 64 printable characters: of a path the last part, which tells nothing
+        of whose folder it is, and in a log it is no line of its own."""
+        name = self.hello.label.rstrip("/").rpartition("/")[2]
+        return "".join(c if c.isprintable() else "?" for c in name[:64])
+
 
 class Phase(Enum):
     ASSEMBLING = "assembling"

@@ -47,6 +47,7 @@ def examine(
     yield from guarded("huge-pages", lambda: memory.huge_pages(settings))
     gpu_engine = places.GPU_ENGINE in places.installed()
     yield from guarded("limits", lambda: memory.limits(settings, gpu_engine=gpu_engine))
+    yield from guarded("locked-keys", memory.keys)
     for place in settings.disk:
         yield from guarded("disk", partial(disk.all_of, settings, place, home), str(place.path))
 

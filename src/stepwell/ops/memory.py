@@ -14,6 +14,7 @@ from stepwell.io.memory import PIECE, SystemMemory
 from stepwell.io.mounts import SYSTEM
 from stepwell.ops.check import Check, Facts
 from stepwell.units import format_size
+from stepwell.vault.memory import lock_limit, may_lock
 
 SLAB_BYTES = 64 << 20
 _TOUCHED = 8 << 20
@@ -92,6 +93,16 @@ def limits(settings: Settings, *, gpu_engine: bool) -> Iterator[Check]:
     else:
         fix = "for engines on GPUs set it to unlimited: LimitMEMLOCK=infinity, or `ulimits: memlock: -1`"
         yield Check("locked-memory", "warn", text, fix, facts=facts)
+
+
+def keys() -> Iterator[Check]:
+    """A page for keys as the well holds them: locked, so that they never reach swap."""
+    if may_lock():
+        yield Check("locked-keys", "ok", "the memory that keys lie in can be kept from swap")
+    else:
+        text = f"memory cannot be locked ({max(lock_limit(), 0)} bytes are allowed): keys may be swapped to disk"
+        fix = "LimitMEMLOCK=8M of the unit, or `ulimits: memlock` of the container; or no swap, or an encrypted one"
+        yield Check("locked-keys", "warn", text, fix)
 
 
 def _anonymous_huge_bytes(address: int, system: Path) -> int:

@@ -63,8 +63,15 @@ class Reader(Generic[T]):
                 raise ProtocolError(
                     "SW-803",
                     what="a message that is not one of ours",
-                    why=str(error),
+                    why=_reason(error),
                     fix="use the same stepwell version for engine and well",
                 ) from None
             yield message
         del self._buffer[:at]
+
+
+def _reason(error: Exception) -> str:
+    """What the decoder says of types and places. Never of values: they are whatever a peer has sent, of any length, and
+    this goes into the log."""
+    text = str(error)
+    return text if text.startswith(("Expected `", "Input data was")) else "it is of no kind that is known here"

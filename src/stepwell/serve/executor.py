@@ -14,6 +14,7 @@ from collections import deque
 from queue import SimpleQueue
 
 from stepwell.io.clock import Clock
+from stepwell.io.dumps import clear_registers
 from stepwell.io.executor import Done, Job
 
 
@@ -105,4 +106,5 @@ class ThreadExecutor:
                 error = raised
             self._ended.append((done, error))
             del job, done, error  # an idle thread keeps nobody's memory alive
+            clear_registers()  # nor pieces of keys and KV
             self._wakeup.wake()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io.clock import Clock
+from stepwell.io.dumps import clear_registers
 from stepwell.serve.door import Door
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 
@@ -69,6 +70,8 @@ class Loop:
         try:
             more = False
             while not self._why:
+                if not more:
+                    clear_registers()
                 events = self._selector.select(0 if more else self._patience())
                 more = self._round(events)
                 self._collect(idle=not events and not more)

@@ -8,7 +8,6 @@ also a socket that nobody listens on, which the next well replaces). Called by `
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -29,6 +28,7 @@ from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellErro
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
+from stepwell.io import dumps
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
@@ -43,13 +43,13 @@ from stepwell.serve.wishes import judge
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
+from stepwell.vault.memory import cells, lock_limit
 
 KEYRING_NAME = "keyring"
 _BACKLOG = 128
 _OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
 _JOB_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
-_PR_SET_DUMPABLE = 4
 
 log = logging.getLogger("stepwell.serve")
 
@@ -78,9 +78,12 @@ def run(
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
         held.enter_context(_locked(home, by_home, locked))
         host = _host_bytes(settings)
+        dumps.forbid()  # before there are keys and KV in memory
+        _raise_open_files()
         keyring = Keyring.open(home / KEYRING_NAME)
-        _harden()
         held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
+        if not cells.locked:
+            log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
         with (
             _listening(place.socket, shared=shared) as listener,
             _metrics(settings.metrics, home, settings.socket),
@@ -249,10 +252,7 @@ def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _harden() -> None:
-    """Plain KV and keys are in memory: no core dumps, no debugger of the same user. And room for descriptors."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+def _raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

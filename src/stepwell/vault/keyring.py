@@ -14,6 +14,7 @@ A file must be, byte for byte, what `_render` writes. Engines never open it; onl
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -26,13 +27,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from stepwell.errors import AccessDenied, IntegrityError, Unsupported
+from stepwell.vault.memory import KEY_BYTES, cells, wipe
 
 DEFAULT_TENANT = "default"
-KEY_BYTES = 32
 _FORMAT = "stepwell keyring"
 _VERSION = 1
 _WRAP = "file"
 _MAX_BYTES = 1 << 20
+_ROOM = 1 << 12
+_encoder = msgspec.json.Encoder()
 _BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
 
 
@@ -42,17 +45,25 @@ class Epoch:
     HKDF, RFC 5869) says nothing about it or about each other."""
 
     number: int
-    key: bytes = field(repr=False)
+    key: bytes | memoryview = field(repr=False)  # given as bytes it is copied into memory for keys, and held there
+
+    def __post_init__(self) -> None:
+        if isinstance(self.key, bytes):
+            object.__setattr__(self, "key", cells.keep(self.key))
 
     @property
-    def id_key(self) -> bytes:
+    def id_key(self) -> memoryview:
         """The key of block ids, 32 bytes."""
-        return blake3.blake3(self.key, derive_key_context=_BLOCK_ID_CONTEXT).digest()
+        hasher = blake3.blake3(derive_key_context=_BLOCK_ID_CONTEXT)
+        hasher.update(self.key)  # not as an argument of the constructor, which leaves copies behind
+        derived = cells.take(hasher.digest())
+        hasher.update(bytes(2048))  # its buffer held the key
+        return derived
 
-    def segment_key(self, segment: bytes) -> tuple[bytes, bytes]:
+    def segment_key(self, segment: bytes) -> tuple[memoryview, bytes]:
         """The AES-256 key of what this tenant writes into the segment with this id, and the commitment to it that may
         be shown. 8 us."""
-        return self._expand(b"stepwell seg v1" + segment), self._expand(b"stepwell commit v1" + segment)
+        return cells.take(self._expand(b"stepwell seg v1" + segment)), self._expand(b"stepwell commit v1" + segment)
 
     def _expand(self, info: bytes) -> bytes:
         return HKDFExpand(hashes.SHA256(), 32, info).derive(self.key)
@@ -66,7 +77,7 @@ class TenantKeys:
     epochs: tuple[Epoch, ...]
 
     @property
-    def id_keys(self) -> tuple[bytes, ...]:
+    def id_keys(self) -> tuple[memoryview, ...]:
         """The keys of block ids, one per epoch, newest first: new blocks use the first, lookups may try all."""
         return tuple(epoch.id_key for epoch in self.epochs)
 
@@ -101,13 +112,16 @@ class Keyring:
             raw = _read(path)
         except OSError as error:
             raise _denied(path, error.strerror or str(error)) from error
-        return cls(_parse(raw, path))
+        try:
+            return cls(_parse(raw, path))
+        finally:
+            wipe(raw)
 
     @classmethod
     def ephemeral(cls) -> Keyring:
         """A keyring with the tenant "default" and random keys that is never written: what it names and seals ends with
         this process."""
-        return cls((TenantKeys(DEFAULT_TENANT, (Epoch(1, secrets.token_bytes(KEY_BYTES)),)),))
+        return cls((TenantKeys(DEFAULT_TENANT, (Epoch(1, cells.take(secrets.token_bytes(KEY_BYTES))),)),))
 
     def tenant(self, name: str) -> TenantKeys:
         """The keys of tenant `name`. Raises AccessDenied SW-607 if it has none."""
@@ -146,13 +160,24 @@ class _Record(_Head, frozen=True, forbid_unknown_fields=True):
     checksum: str
 
 
-def _render(tenants: list[_TenantRecord]) -> bytes:
+def _render(tenants: list[_TenantRecord]) -> bytearray:
+    """For the caller to wipe."""
     bare = _Record(_FORMAT, _VERSION, _WRAP, tenants, checksum="")
-    checksum = blake3.blake3(msgspec.json.encode(bare)).hexdigest()
-    return msgspec.json.encode(msgspec.structs.replace(bare, checksum=checksum)) + b"\n"
+    encoded = _encode(bare)
+    checksum = blake3.blake3(encoded).hexdigest()
+    wipe(encoded)
+    return _encode(msgspec.structs.replace(bare, checksum=checksum), end=b"\n")
 
 
-def _parse(raw: bytes, path: Path) -> tuple[TenantKeys, ...]:
+def _encode(record: _Record, end: bytes = b"") -> bytearray:
+    """In one buffer from the start: one that grows leaves copies behind."""
+    room = bytearray(_ROOM)
+    _encoder.encode_into(record, room)
+    room += end
+    return room
+
+
+def _parse(raw: bytearray, path: Path) -> tuple[TenantKeys, ...]:
     try:
         head = msgspec.json.decode(raw, type=_Head)
         if head.format == _FORMAT and (head.version, head.wrap) != (_VERSION, _WRAP):
@@ -165,7 +190,10 @@ def _parse(raw: bytes, path: Path) -> tuple[TenantKeys, ...]:
         record = msgspec.json.decode(raw, type=_Record)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise _corrupt(path, "it is not a keyring, or only a part of one") from None
-    if _render(record.tenants) != raw:
+    rendered = _render(record.tenants)
+    same = rendered == raw
+    wipe(rendered)
+    if not same:
         raise _corrupt(path, "its checksum does not match its contents")
     names = [tenant.name for tenant in record.tenants]
     if len(set(names)) != len(names):
@@ -176,13 +204,16 @@ def _parse(raw: bytes, path: Path) -> tuple[TenantKeys, ...]:
             raise _corrupt(path, "the key epochs of a tenant are not in order")
         if any(len(epoch.key) != KEY_BYTES for epoch in tenant.epochs):
             raise _corrupt(path, "a key has the wrong length")
-    return tuple(TenantKeys(t.name, tuple(Epoch(e.number, e.key) for e in t.epochs)) for t in record.tenants)
+    return tuple(
+        TenantKeys(t.name, tuple(Epoch(e.number, cells.take(e.key)) for e in t.epochs)) for t in record.tenants
+    )
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> bytearray:
+    """The file's content, for the caller to wipe."""
     # O_NONBLOCK: a fifo in place of the file must not hang the well; it has no effect on a regular file.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
+    with os.fdopen(fd, "rb", buffering=0) as file:  # a buffer would keep what has passed through it
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _denied(path, "it is not a regular file")
@@ -190,20 +221,24 @@ def _read(path: Path) -> bytes:
             raise _denied(path, f"it belongs to the user with id {status.st_uid}")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise _denied(path, f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others could use it")
-        raw = file.read(_MAX_BYTES + 1)
-    if len(raw) > _MAX_BYTES:
+        raw, at = bytearray(min(status.st_size, _MAX_BYTES) + 1), 0
+        while at < len(raw) and (got := file.readinto(memoryview(raw)[at:])):
+            at += got
+        del raw[at:]
+    if len(raw) > _MAX_BYTES or status.st_size > _MAX_BYTES:
         raise _corrupt(path, "it is larger than 1 MiB")
     return raw
 
 
 def _create(path: Path) -> None:
-    epochs = [_EpochRecord(1, secrets.token_bytes(KEY_BYTES))]
+    key = secrets.token_bytes(KEY_BYTES)
+    content = _render([_TenantRecord(DEFAULT_TENANT, [_EpochRecord(1, key)])])
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(_render([_TenantRecord(DEFAULT_TENANT, epochs)]))
-            file.flush()
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            if file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(fd)
         # Unlike a rename, a link never replaces: the first creator wins. The temporary file is missing only if the
         # winner has already swept it away as a leftover.
@@ -211,6 +246,8 @@ def _create(path: Path) -> None:
             os.link(temporary, path, follow_symlinks=False)
     finally:
         temporary.unlink(missing_ok=True)
+        wipe(content)
+        wipe(key)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
