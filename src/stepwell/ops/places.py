@@ -81,8 +81,8 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
     facts: Facts = {"version": version, "answer_seconds": round(seconds, 6)}
     if version != __version__:
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
-        return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
-    return [Check("well", "ok", text, facts=facts)], int(values["slab_bytes"])
+        return [Check("well", "warn", text, fix, facts=facts)], int(values.get("slab_bytes", 0))
+    return [Check("well", "ok", text, facts=facts)], int(values.get("slab_bytes", 0))
 
 
 def metrics(home: Path, settings: Settings) -> Iterator[Check]:
