@@ -38,6 +38,7 @@ _Z = 2.576  # of a two-sided interval of 99 %
 _SHARD = 4096
 _PREFIXES, _BLOCKS = 64, 48  # of each kind that A has
 _PATIENCE_S = 30.0
+_ASIDE_S = 0.1
 _GUEST = 65534
 _TOLD = {"well", "uptime_s", "tenant", "sessions", "host_bytes", "pid"}
 
@@ -199,6 +200,14 @@ class Session:
         self._number = 0
         self._map()
 
+    def _settle(self) -> None:
+        """Maps what has been shared meanwhile."""
+        with suppress(BlockingIOError):
+            self._worker.sock.setblocking(False)
+            while True:
+                self._map()
+        self._worker.sock.settimeout(_PATIENCE_S)
+
     def _map(self) -> None:
         shared = self._worker.next(m.SlabShared)
         assert isinstance(shared, m.SlabShared)
@@ -226,12 +235,20 @@ class Session:
 
     def found(self, prefix: bytes) -> tuple[int, float]:
         """Blocks that can be recalled, and the seconds until that was known. Lets them go again."""
+        self._settle()
         self._number += 1
         ask = wire.frame(m.Ask(self._number, 0, self._number, prefix))
         blocks, began = 0, time.perf_counter()
         self._scheduler.sock.sendall(ask)
+        self._scheduler.sock.settimeout(_ASIDE_S)
         while True:
-            said = self._scheduler.next(m.Found)
+            try:
+                said = self._scheduler.next(m.Found)
+            except TimeoutError:  # it may wait until a slab is mapped
+                if time.perf_counter() - began > _PATIENCE_S:
+                    raise
+                self._settle()
+                continue
             assert isinstance(said, m.Found)
             blocks += len(said.slots) // m.SLOT_REF.itemsize
             if not said.more:
