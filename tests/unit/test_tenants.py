@@ -6,19 +6,24 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from test_shared_well import GUEST, HOST, ROOT, STRANGER, as_user, folder, join, open_folder, refused, serve
+from typer.testing import CliRunner
 from wells import eventually, scheduler, worker
 
+from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
 from stepwell.config import Settings, Tenant, check_together, load, texts
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Member, Peer
 from stepwell.ops import places
+from stepwell.ops.check import guarded
 from stepwell.protocol.messages import Hello, Ready, SlabShared
 from stepwell.serve.gates import opened, ways
 from stepwell.serve.process import run
@@ -276,6 +281,39 @@ def test_a_wells_sockets_are_its_own_while_it_runs(both: tuple[Path, Path, Path]
     settings = Settings(host=HOST, tenants=tenants)  # type: ignore[arg-type]
     refused("SW-501", lambda: run(folder / "other", settings), "at its socket")
     assert control.ping(folder, socket=at_a) > 0
+
+
+def test_the_doctor_looks_at_each_tenant(folder: Path) -> None:
+    run_ = folder / "run"
+
+    def checks(metrics: str = "", **tenants: object) -> list[tuple[str, str]]:
+        settings = {"socket": str(run_ / "w"), "tenants": tenants, "metrics": metrics or str(run_ / "m")}
+        loaded = Settings(**settings)  # type: ignore[arg-type]
+        found = [check for name in tenants for check in guarded("tenant", partial(places.tenant, loaded, name), name)]
+        return [(check.status, check.text) for check in found]
+
+    apart = {"socket": str(run_ / "a")}
+    assert checks(a=apart) == [("ok", f"the well's own user at {run_}/a")]
+    (status, text), other = checks(a={"uids": "7,8"}, b=apart)
+    assert status == "warn" and "users 7, 8" in text and "only its owner may enter" in text and other[0] == "ok"
+    run_.chmod(0o750)
+    assert checks(a={"uids": "7"}) == [("ok", f"users 7 at {run_}/w, told apart by user")]
+    assert [found[0] for found in checks("127.0.0.1:9464", a={"uids": "7"})] == ["warn"]
+    ((status, text),) = checks(a={"socket": str(folder / "none" / "a")})
+    assert status == "fail" and "SW-604" in text
+
+
+def test_uninstall_takes_the_tenants_sockets_too(folder: Path, serve: Callable[..., Any]) -> None:
+    home, at = folder / "home", folder / "run" / "a.sock"
+    home.mkdir(mode=0o700)
+    (home / "stepwell.yaml").write_text(f"tenants: {{a: {{socket: {at}}}}}\n")
+    well = serve(home)
+    well.kill()
+    well.wait()
+    assert at.exists() and at.with_name("a.sock.lock").exists(), "what SIGKILL leaves"
+    done = CliRunner().invoke(app, ["uninstall", "--home", str(home), "--yes", "--only", "home"])
+    assert done.exit_code == 0, done.output
+    assert os.listdir(folder / "run") == []
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can become another user")
