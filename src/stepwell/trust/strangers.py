@@ -36,7 +36,8 @@ BAND = (0.45, 0.55)
 APART = 0.9
 _Z = 2.576  # of a two-sided interval of 99 %
 _SHARD = 4096
-_PREFIXES, _BLOCKS = 64, 48  # of each kind that A has
+_PREFIXES, _BLOCKS = 64, 96  # of each kind that A has
+_ASKS = 3  # for one guess, of which the quickest counts: the machine's other work only ever makes an answer late
 _PATIENCE_S = 30.0
 _ASIDE_S = 0.1
 _GUEST = 65534
@@ -86,7 +87,7 @@ def _hits(budget: Budget, well: Well, a: Session, b: Session, held: dict[str, li
 
 
 def _timing(budget: Budget, a: Session, b: Session, held: dict[str, list[bytes]], dice: Random) -> Iterator[Row]:
-    guesses = budget.of(ci=2000, full=5000)
+    guesses = budget.of(ci=1000, full=5000)
     times: dict[str, list[float]] = {"host": [], "disk": [], "never": [], "own": [], "own never": []}
     for n in range(guesses):
         if budget.over:
@@ -100,11 +101,11 @@ def _timing(budget: Budget, a: Session, b: Session, held: dict[str, list[bytes]]
         ]
         dice.shuffle(arms)
         for arm, who, prefix in arms:
-            times[arm].append(who.found(prefix)[1])
-        if n % 1000 == 999:
+            times[arm].append(min(who.found(prefix)[1] for _ in range(_ASKS)))
+        if n % 500 == 499:
             budget.tell(f"{n + 1} guesses of each kind")
     own = auc(times["own"], times["own never"])
-    blind = own.low <= APART
+    blind = own.value <= APART
     for kind, where in (("host", "in host memory"), ("disk", "on disk")):
         seen = auc(times[kind], times["never"])
         wrong = [f"AUC {seen}"] * (seen.high < BAND[0] or seen.low > BAND[1])
@@ -112,7 +113,7 @@ def _timing(budget: Budget, a: Session, b: Session, held: dict[str, list[bytes]]
         yield Row(
             f"the time of a probe does not tell what another tenant has {where}",
             len(times[kind]), len(wrong), budget.seed,
-            f"guesses; AUC {seen}, to be within {BAND[0]} to {BAND[1]}; a tenant's own: {own}", wrong,
+            f"guesses of {_ASKS} asks; AUC {seen}, to be within {BAND[0]} to {BAND[1]}; a tenant's own: {own}", wrong,
         )  # fmt: skip
 
 
