@@ -279,6 +279,29 @@ def test_blocks_are_those_of_the_adapter(tmp_path: Path, told: list[StepwellErro
         h.assert_quiet()
 
 
+def test_the_connector_follows_them_where_the_engine_has_them_switched_on(tmp_path: Path) -> None:
+    one = make(tmp_path / "one")
+    settled()
+    reading = patch.object(module, "_fingerprint", lambda files, cache, over: fingerprint(files, None))
+    with reading, engine(tmp_path, lora=True) as h:
+        h.serve(prompt(100), lora_request=lora(one))
+        assert h.recall(prompt(100), lora_request=lora(one)).external == 96
+        h.assert_quiet()
+
+
+def test_an_engine_that_does_not_tell_of_its_adapters_is_served_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(tmp_path / "one")
+    settled()
+    monkeypatch.delattr(EngineCore, "add_lora")
+    with engine(tmp_path, lora=True) as h:
+        assert h.serve(prompt(100), lora_request=lora(one)).external == 0
+        assert h.counted("bypassed_adapter") == 1
+        h.serve(prompt(100, seed=2))
+        assert h.recall(prompt(100, seed=2)).external == 96
+
+
 def test_an_adapter_whose_files_are_read_bypasses_meanwhile(tmp_path: Path, told: list[StepwellError]) -> None:
     one = make(tmp_path / "one")
     settled()

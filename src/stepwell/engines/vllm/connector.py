@@ -163,10 +163,17 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             threaded=self.threaded,
         )
         if (lora := self._config.lora_config) is not None:
-            cache = self._settings.home / CACHE_NAME
-            watch_loads()
-            self._adapters = Adapters(lora_facts(lora), cache, voice.tell_of_adapter, threaded=self.threaded)
+            self._open_adapters(lora)
         self._sched = SchedulerHalf(shape, client, self._caught, self._tally, adapters=self._adapters)
+
+    def _open_adapters(self, lora_config: Any) -> None:
+        """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
+        try:
+            watch_loads()
+            cache = self._settings.home / CACHE_NAME
+            self._adapters = Adapters(lora_facts(lora_config), cache, voice.tell_of_adapter, threaded=self.threaded)
+        except (ImportError, AttributeError, StepwellError) as error:
+            log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""
