@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from stepwell.config import Settings, allowed, texts
 
@@ -35,6 +36,14 @@ disk:
 metrics: 127.0.0.1:9465
 ```
 
+```yaml
+# one well for several tenants: operations.md says what that means
+socket: /run/stepwell/well.sock
+tenants:
+  alice: {uids: [1001]}
+  batch: {socket: /run/stepwell-batch/well.sock, uids: [1002, 1003]}
+```
+
 How values are written: a *size* is a number and a unit (`KiB MiB GiB TiB` are powers of 1024, `KB MB GB TB` powers of
 1000, a bare letter is binary) or a number of bytes; a *per cent* is `25%`; a *duration* is a number of seconds or has
 one of `us ms s m h d`. In the environment and in a command a list is one text with commas between.
@@ -56,13 +65,18 @@ def page() -> str:
     for name, schema in properties.items():
         parts.append(
             f"\n### `{name}`\n\n{_capital(schema['description'])}.\n\n{_capital(allowed(schema))}; "
-            f"default: {_default(defaults[name])}; environment: `STEPWELL_{name.upper()}`\n"
+            f"default: {_default(defaults[name])}; environment: {_variable(name, schema)}\n"
         )
     return "".join([*parts, TAIL])
 
 
 def _capital(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
+
+
+def _variable(name: str, schema: dict[str, Any]) -> str:
+    within = "__NAME__UIDS` and so on" if schema.get("type") == "object" else "`"
+    return f"`STEPWELL_{name.upper()}{within}"
 
 
 def _default(text: str) -> str:

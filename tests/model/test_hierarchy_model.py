@@ -43,11 +43,15 @@ from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
-MODELS = [Model(), Model(world=2), Model(weights=b"x" * 32), Model(weights=b"y" * 32, shard_bytes=3 * MiB)]
+MODELS = [Model(), Model(world=2), Model(weights=b"x" * 32), Model(weights=b"y" * 32, shard_bytes=3 * MiB), Model()]
+TENANTS = ["default", "default", "default", "default", "other"]
+"""By model. The last is the first one in the hands of another tenant: the same digests, and nothing in common."""
+
+KINDS = [0, 0, 0, 1, 1, 2, 3, 4]
 BLOCKS = 10
 
 Identity = tuple[int, int, bytes]
-"""Index into MODELS, weights epoch, digest."""
+"""Index into MODELS and TENANTS, weights epoch, digest."""
 
 Place = tuple[int, int, int]
 """Slab, slot, generation."""
@@ -122,7 +126,8 @@ class Engine(FakeEngine):
         self.reserving: dict[int, tuple[int, bytes]] = {}
         self.fills: list[Fill] = []
         self.dead: set[int] = set()  # ranks whose process has exited
-        super().__init__(rig, MODELS[kind], name=name, acknowledges=[e.session for e in before])
+        acknowledges = [e.session for e in before]
+        super().__init__(rig, MODELS[kind], name=name, acknowledges=acknowledges, tenant=TENANTS[kind])
 
 
 class Well(RuleBasedStateMachine):
@@ -131,7 +136,7 @@ class Well(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**32 - 1), eighths=st.integers(12, 32))
     def start(self, seed: int, eighths: int) -> None:
-        self.keyring = Keyring.ephemeral()
+        self.keyring = Keyring.ephemeral(dict.fromkeys(TENANTS))
         self.seed = seed
         self.eighths = eighths
         self.spilled: dict[Identity, set[int]] = {}  # nonces of everything that was published
@@ -181,7 +186,7 @@ class Well(RuleBasedStateMachine):
         ]  # fmt: skip
 
     @precondition(lambda self: len(self.live) < 3 and len(self.engines) < 12)
-    @rule(kind=st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
+    @rule(kind=st.sampled_from(KINDS))
     def join(self, kind: int) -> None:
         self.engines.append(Engine(self.rig, kind, f"engine {len(self.engines)}", []))
 
@@ -712,7 +717,7 @@ def test_the_well_against_a_perfect_model() -> None:
 
 _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
     "k": lambda r: r.randrange(10_000),
-    "kind": lambda r: r.choice([0, 0, 0, 1, 1, 2, 3]),
+    "kind": lambda r: r.choice(KINDS),
     "member": lambda r: r.randrange(10),
     "rank": lambda r: r.randrange(2),
     "really": lambda r: r.random() < 0.2,
@@ -755,7 +760,7 @@ def test_long_walks() -> None:
         rules = [rule for rule in well.rules if rule.function.__name__ != "join"]
         for step in range(400):
             if step % 40 == 0 and len(well.live) < 3:
-                well.join(draw.choice([0, 0, 0, 1, 1, 2, 3]))
+                well.join(draw.choice(KINDS))
             able = [rule for rule in rules if all(holds(well) for holds in rule.preconditions)]
             chosen = draw.choice(able)
             chosen.function(well, **{name: _ARGUMENTS[name](draw) for name in chosen.arguments})

@@ -68,6 +68,7 @@ def test_defaults(tmp_path: Path) -> None:
         "pin_waiting": 0.5,
         "socket": None,
         "allow_uids": [],
+        "tenants": {},
     }
     assert set(loaded.origins.values()) == {"default"}
     assert loaded.origins.keys() == loaded.settings.model_dump().keys()
@@ -398,6 +399,7 @@ def test_values_are_written_as_they_are_read() -> None:
         "pin_waiting": "0.5",
         "socket": "unset",
         "allow_uids": "none",
+        "tenants": "none",
     }
     some = {"host": "25%", "disk": "/a:3%,/b:1234567", "disk_queue": "1234567", "linger": "601.5s", "metrics": "/m"}
     settings = Settings.model_validate(some)

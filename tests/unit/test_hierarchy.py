@@ -11,6 +11,7 @@ from blake3 import blake3
 from deep import PLAIN, TWO, at, chain
 
 from stepwell import events as e
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import recalls
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.sealing import Sealing
@@ -19,7 +20,7 @@ from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
 from stepwell.testing.rig import FakeEngine, FakeMember, Model, Rig, read, write
-from stepwell.vault.keyring import DEFAULT_TENANT, Epoch, Keyring, TenantKeys
+from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 
 def make_rig(host_bytes: int = 2 * SLAB, keyring: Keyring | None = None) -> Rig:

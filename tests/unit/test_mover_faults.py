@@ -6,6 +6,7 @@ import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
 from stepwell.block.layout import PAGE
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
 from stepwell.hierarchy import healthy
 from stepwell.hierarchy.breaker import OVERDUE_S
@@ -17,7 +18,7 @@ from stepwell.testing.executor import Faults
 from stepwell.testing.rig import FakeEngine, Model
 from stepwell.testing.sparse import SparseShared
 from stepwell.tiers.faulty import TierFaults
-from stepwell.vault.keyring import DEFAULT_TENANT, Epoch, Keyring, TenantKeys
+from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 # reads that go wrong -------------------------------------------------------------------------------------------------
 

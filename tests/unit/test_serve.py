@@ -42,6 +42,7 @@ from stepwell.serve import door as door_module
 from stepwell.serve import loop as loop_module
 from stepwell.serve.connection import Connection, is_pidfd
 from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.gates import Gate
 from stepwell.serve.loop import Linger
 from stepwell.serve.wishes import judge
 
@@ -305,7 +306,7 @@ def test_another_user_is_refused(well: InThread) -> None:
 
 def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = Connection(ours, Gate(ours, {}))
     before = open_files()
     assert not connection.queue(Pong(1), (0, 1 << 30))
     assert open_files() == before
@@ -447,6 +448,15 @@ def test_the_wells_settings_rule_and_wishes_are_answered() -> None:
     with pytest.raises(ConfigError) as caught:
         say({"hots": "1GiB"})
     assert caught.value.code == "SW-101"
+
+
+@pytest.mark.parametrize("wish", ["allow_uids", "tenants.a.uids", "tenants.a.socket", "tenants"])
+def test_no_engine_learns_or_decides_who_else_is_served(wish: str) -> None:
+    tenants = {"a": {"uids": "1001"}}
+    say = judge(Settings(host=64 * MIB, socket="/s", allow_uids="7", tenants=tenants))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        say({wish: "1"})
+    assert caught.value.code == "SW-102" and "1001" not in str(caught.value)
 
 
 def test_a_wish_is_granted_as_it_is_written_and_as_it_is_in_fact() -> None:

@@ -381,7 +381,8 @@ def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> No
     roster = Roster()
 
     def enter(uid: int, hello: Hello) -> Member:
-        return roster.enter(Peer(uid, 1, watched=True), hello, lambda message, fds: None, lambda: None)
+        peer = Peer(uid, 1, watched=True, tenant="default")
+        return roster.enter(peer, hello, lambda message, fds: None, lambda: None)
 
     session = enter(1, scheduler()).session
     enter(1, worker())
@@ -393,7 +394,7 @@ def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> No
     assert quarantine is not None
     assert roster.acknowledged(enter(3, claims)) == []
     assert roster.acknowledged(enter(1, msgspec.structs.replace(claims, engine="other"))) == []
-    (member,) = (m for s in roster.sessions.values() if s.engine == (1, "engine") for m in s.members)
+    (member,) = (m for s in roster.sessions.values() if s.engine == (1, "default", "engine") for m in s.members)
     assert roster.acknowledged(member) == [quarantine]
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -23,6 +24,7 @@ from stepwell.io.memory import SystemMemory
 from stepwell.protocol import wire
 from stepwell.protocol.messages import PROTOCOL, FromWell, Hello, Message
 from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.gates import Gate
 from stepwell.serve.loop import Linger, Loop
 from stepwell.tiers.disk.site import take
 from stepwell.tiers.disk.tier import DiskTier
@@ -119,7 +121,9 @@ class InThread:
             memory=SystemMemory(),
             well="test",
         )
-        self.loop = Loop(self.hierarchy, listener, clock, self.executors, self.wakeup, linger=linger)
+        ours = frozenset((os.geteuid(), 0))
+        gate = Gate(listener, dict.fromkeys(ours, DEFAULT_TENANT), ours)
+        self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger)
         self.hierarchy.recover()
         self.why = ""
         self.thread = threading.Thread(target=self._run)

@@ -30,6 +30,7 @@ from stepwell.bench.report import Result, Row
 from stepwell.bench.stats import Estimate
 from stepwell.block.frame import frame_bytes, frame_parts
 from stepwell.block.layout import GiB, MiB
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.codecs.seal import NO_COMMITMENT
 from stepwell.demo.model import cache_folder
 from stepwell.demo.page_cache import drop_page_cache
@@ -43,7 +44,7 @@ from stepwell.tiers.disk.directory import SUFFIX
 from stepwell.tiers.disk.layout import RECORD, Footer, Head
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.tier import DiskTier, Site, segment_bytes
-from stepwell.vault.keyring import DEFAULT_TENANT, Keyring
+from stepwell.vault.keyring import Keyring
 
 KiB, M = 1 << 10, 1_000_000
 _PATIENCE_S = 60.0

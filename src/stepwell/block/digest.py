@@ -28,6 +28,11 @@ def salt_extras(salt: str | None) -> bytes:
     return b"" if salt is None else lp(b"salt") + lp(salt.encode("utf-8", "surrogatepass"))
 
 
+def adapter_extras(adapter: bytes | None) -> bytes:
+    """Extras for a request that runs with an adapter: the 32-byte digest of its content. They follow the salt's."""
+    return b"" if adapter is None else lp(b"adapter") + lp(adapter)
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian u32. Raises OverflowError for ids outside 0 .. 2^32 - 1."""
     packed = array("I", tokens)

@@ -17,6 +17,9 @@ from stepwell.block.facts import lp
 
 BlockId = NewType("BlockId", bytes)
 
+DEFAULT_TENANT = "default"
+"""The tenant of the well's own user, and of wells that know no other."""
+
 LOADED_FROM_FILES = 0
 """Weights epoch of weights as they lie in their files; every reset draws another one at random."""
 

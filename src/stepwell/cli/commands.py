@@ -178,7 +178,8 @@ def uninstall(
     except BackendDown as error:
         if error.code != "SW-505":
             raise
-    removed = program.remove(place, parts, at)
+    of_tenants = [tenant.socket for tenant in settings.tenants.values()]
+    removed = program.remove(place, parts, *(path for path in (at, *of_tenants) if path is not None))
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 

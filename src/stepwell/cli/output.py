@@ -22,6 +22,11 @@ def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
 def stats_table(values: Mapping[str, int | float | str]) -> str:
     """The flat table of `stats`, grouped for reading."""
     v = dict(values)
+    if "tenant" in v:
+        return (
+            f"well {v['well']}, up {float(v['uptime_s']):.0f} s; tenant {v['tenant']}: {v['sessions']} session(s)\n"
+            f"host tier: {_size(v, 'host_bytes')} for all tenants; more is only for the well's operator"
+        )
     lines = [
         f"well {v.pop('well')}, up {float(v.pop('uptime_s')):.0f} s, {v.pop('sessions')} session(s)",
         f"host tier: {_size(v, 'block_bytes')} in {v.pop('blocks')} blocks, "

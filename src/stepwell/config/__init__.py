@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell.config.access import Tenant
 from stepwell.config.loader import Loaded, load
 from stepwell.config.places import DiskPlace
 from stepwell.config.settings import Settings, allowed, check_host, check_together, queue_bytes, texts
@@ -10,6 +11,7 @@ __all__ = [
     "DiskPlace",
     "Loaded",
     "Settings",
+    "Tenant",
     "allowed",
     "check_host",
     "check_together",

@@ -95,6 +95,8 @@ def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], name: str) -> Iterato
         seen.add(key)
         if isinstance(value_node, yaml.MappingNode):
             _refuse_tag(value_node, name)
+            if not value_node.value:
+                yield Entry((*prefix, key), None, where)
             yield from _walk(value_node, (*prefix, key), name)
         else:
             yield Entry((*prefix, key), _value(value_node, name), where)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +23,8 @@ from stepwell.errors import ConfigError
 FILE_NAME = "stepwell.yaml"
 DEFAULT = "default"
 OPTION = "--{}"
+NAME = "NAME"
+"""Stands in a dotted name for what a person calls a member of a group: `tenants.NAME.uids`."""
 _PREFIX = "STEPWELL_"
 # Two say where to look, before any file is read; the third asks the command line for a traceback.
 _NOT_SETTINGS = frozenset({"STEPWELL_HOME", "STEPWELL_CONFIG", "STEPWELL_DEBUG"})
@@ -76,33 +78,51 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
     """A validated `model` of the entries, later ones replacing earlier ones. Raises ConfigError as `load` does."""
     names = list(_leaves(model))
     chosen: dict[str, Entry] = {}
-    for entry in entries:
-        dotted = ".".join(entry.path)
-        if dotted in names:
-            chosen[dotted] = entry
-        elif entry.value is not None or not _is_group(dotted, names):  # an empty group in a file sets nothing
-            raise _unknown(model, entry, names)
     tree: dict[str, Any] = {}
-    for dotted, entry in chosen.items():
-        *groups, key = dotted.split(".")
-        level = tree
-        for group in groups:
-            level = level.setdefault(group, {})
-        level[key] = entry.value
+    for entry in entries:
+        known = _known(entry.path, names)
+        if known in names:
+            chosen[".".join(entry.path)] = entry
+        elif entry.value is not None or not _is_group(known, names):  # an empty group in a file sets nothing
+            raise _unknown(model, entry, names)
+        elif known.endswith(f".{NAME}"):
+            _within(tree, entry.path)  # but a member that somebody named is there
+    for entry in chosen.values():
+        _within(tree, entry.path[:-1])[entry.path[-1]] = entry.value
     try:
         settings = model.model_validate(tree)
     except ValidationError as error:
         raise _bad_value(model, error, chosen) from error
-    origins = {name: chosen[name].origin if name in chosen else DEFAULT for name in names}
+    origins = dict.fromkeys((name.partition(f".{NAME}.")[0] for name in names), DEFAULT)
+    for dotted, entry in chosen.items():
+        origins[_known(entry.path, names).partition(f".{NAME}.")[0] or dotted] = entry.origin
     return Loaded(settings, MappingProxyType(origins))
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _leaves(field.annotation, f"{prefix}{name}.")
+        kind: Any = field.annotation
+        if get_origin(kind) is dict:
+            yield from _leaves(get_args(kind)[1], f"{prefix}{name}.{NAME}.")
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _leaves(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def _known(path: tuple[str, ...], names: Iterable[str]) -> str:
+    """The path as `names` have it: with NAME for what a person named."""
+    done: list[str] = []
+    for step in path:
+        named = ".".join([*done, NAME, ""])
+        done.append(NAME if any(name.startswith(named) for name in names) else step)
+    return ".".join(done)
+
+
+def _within(tree: dict[str, Any], path: Iterable[str]) -> dict[str, Any]:
+    for step in path:
+        tree = tree.setdefault(step, {})
+    return tree
 
 
 def _is_group(dotted: str, names: list[str]) -> bool:
@@ -110,46 +130,47 @@ def _is_group(dotted: str, names: list[str]) -> bool:
 
 
 def _unknown(model: type[BaseModel], entry: Entry, names: list[str]) -> ConfigError:
-    dotted = ".".join(entry.path)
-    if _is_group(dotted, names):
-        members = [name for name in names if name.startswith(f"{dotted}.")]
+    dotted, known = ".".join(entry.path), _known(entry.path, names)
+    if _is_group(known, names):
+        members = [name for name in names if name.startswith(f"{known}.")]
         return ConfigError(
             "SW-102",
             what=f"{entry.origin}: {dotted} is a group of settings",
             why="it has no value of its own",
             fix=f"set one of {', '.join(members)}",
         )
-    code, place, shown, known = "SW-101", f"{entry.origin}: ", dotted, names
+    code, place, shown, all_names = "SW-101", f"{entry.origin}: ", dotted, names
     if entry.origin.startswith("env "):
-        known = [_PREFIX + name.replace(".", "__").upper() for name in names]
+        all_names = [_PREFIX + name.replace(".", "__").upper() for name in names]
         code, place, shown = "SW-104", "", entry.origin.removeprefix("env ")
-    if whole := next((name for name in names if dotted.startswith(f"{name}.")), None):
+    if whole := next((name for name in names if known.startswith(f"{name}.")), None):
         return ConfigError(
             code,
             what=f"{place}{shown} is not a setting",
             why=f"{whole} is one value, with no names in it",
             fix=f"write {whole} itself{_takes(model, whole)}",
         )
-    close = difflib.get_close_matches(shown, known, n=1)
+    close = difflib.get_close_matches(shown, all_names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return ConfigError(
         code,
         what=f"{place}{shown} is not a setting{guess}",
         why="an unknown name would silently leave a default in force",
-        fix=f"correct or remove it; the settings are {', '.join(known)}",
+        fix=f"correct or remove it; the settings are {', '.join(all_names)}",
     )
 
 
 def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[str, Entry]) -> ConfigError:
     first = error.errors()[0]
     dotted = ".".join(str(step) for step in first["loc"])
-    origins = (entry.origin for name, entry in chosen.items() if f"{dotted}.".startswith(f"{name}."))
+    origins = [entry.origin for name, entry in chosen.items() if f"{dotted}.".startswith(f"{name}.")]
+    origins += [entry.origin for name, entry in chosen.items() if name.startswith(f"{dotted}.")]
     cause = first.get("ctx", {}).get("error")
     takes = _takes(model, str(first["loc"][0]))
     why, fix = first["msg"].partition(", unable")[0], f"correct the value{takes}, or remove it to use the default"
     if isinstance(cause, ConfigError):
         why, fix = cause.what, cause.fix
-    return ConfigError("SW-102", what=f"{next(origins, DEFAULT)}: {dotted} cannot be used", why=why, fix=fix)
+    return ConfigError("SW-102", what=f"{[*origins, DEFAULT][0]}: {dotted} cannot be used", why=why, fix=fix)
 
 
 def _takes(model: type[BaseModel], name: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
+from stepwell.config.access import SocketPath, Tenants, Uids, check_access
 from stepwell.config.listen import parse_listen
 from stepwell.config.places import DiskPlace, parse_places
 from stepwell.errors import ConfigError
@@ -50,34 +50,6 @@ Listen = Annotated[str, BeforeValidator(parse_listen), _kind("address or path")]
 
 MIN_HOST_BYTES = 64 << 20
 MAX_DEFAULT_QUEUE_BYTES = 1 << 30
-_MAX_UID = (1 << 32) - 2  # the last number means "no user" to the system
-
-
-def _listed(value: object) -> object:
-    """A list may be written as one text: "1000,1001"."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _absolute(path: Path) -> Path:
-    if path.is_absolute():
-        return path
-    raise ConfigError(
-        "SW-102",
-        what=f"{path} is not an absolute path",
-        why="well and engines may run in different directories and would not mean the same socket",
-        fix="write the whole path, such as /run/stepwell/well.sock",
-    )
-
-
-SocketPath = Annotated[Path, AfterValidator(_absolute), PlainSerializer(str, str), _kind("absolute path")]
-Uid = Annotated[int, Field(ge=0, le=_MAX_UID)]
-Uids = Annotated[
-    tuple[Uid, ...],
-    BeforeValidator(_listed),
-    Field(max_length=64),
-    PlainSerializer(lambda uids: [str(uid) for uid in uids], list[str]),
-    _kind("list of user numbers"),
-]
 
 
 class Settings(BaseModel):
@@ -129,6 +101,12 @@ class Settings(BaseModel):
         description="users beside the well's own whose engines may connect; needs socket, which is then open to its"
         " group; all of them form one trust domain; none: the well's own user and root",
     )
+    tenants: Tenants = Field(
+        default={},
+        description="trust domains beside that of the well's own user, each with keys, memory and blocks of its own;"
+        " `uids` are its users, `socket` is where it alone is met: its users and the well's own user there are of this"
+        " tenant; without `socket` its users are told apart at the well's",
+    )
 
 
 def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) -> None:
@@ -156,13 +134,7 @@ def check_host(host: int, allowed_bytes: int, *, minimum: int = MIN_HOST_BYTES) 
 def check_together(settings: Settings) -> None:
     """Raise ConfigError if settings, each of them right, contradict each other on any machine: SW-102, or SW-114 for
     the sizes of the disk tier."""
-    if settings.allow_uids and settings.socket is None:
-        raise ConfigError(
-            "SW-102",
-            what=f"allow_uids = {','.join(map(str, settings.allow_uids))} has no effect",
-            why="without `socket` the well listens in a directory that only its own user may enter",
-            fix="set socket too, such as /run/stepwell/well.sock, or remove allow_uids",
-        )
+    check_access(settings.socket, settings.allow_uids, settings.tenants, settings.metrics)
     reserve = settings.disk_reserve.percent or Decimal(0)
     for place in settings.disk:
         if reserve == 100 or reserve + (place.size.percent or 0) > 100:
@@ -205,4 +177,10 @@ def texts(settings: Settings) -> dict[str, str]:
 def _text(value: object) -> str:
     if value is None:
         return "unset"
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_members(of)}" for name, of in value.items()) or "none"
     return ",".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def _members(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {_text(value)}" for name, value in values.items() if value)

@@ -32,6 +32,7 @@ from stepwell.demo.wire import (
     Done,
     Failed,
     GetMetrics,
+    LoadAdapter,
     Metrics,
     Question,
     Ready,
@@ -144,6 +145,10 @@ class Engine:
     def reset_prefix_cache(self, *, connector: bool = False) -> bool:
         """False if the engine declined. `connector` also tells the connector: all it holds becomes unusable."""
         return self._call(ResetPrefixCache(connector), Done, ASK_LIMIT_S).ok
+
+    def load_adapter(self, adapter: tuple[str, int, str], *, in_place: bool = False) -> bool:
+        """The engine loads this adapter (name, number, folder) now, and not when it is first used."""
+        return self._call(LoadAdapter(adapter, in_place), Done, ASK_LIMIT_S).ok
 
     def metrics(self) -> dict[str, float]:
         return self._call(GetMetrics(), Metrics, ASK_LIMIT_S).values

@@ -32,6 +32,7 @@ from stepwell.demo.wire import (
     Done,
     Failed,
     GetMetrics,
+    LoadAdapter,
     Metrics,
     Question,
     Ready,
@@ -144,7 +145,8 @@ class Session:
         chosen = {"temperature": 0.0, "ignore_eos": True, "max_tokens": question.max_tokens} | question.sampling
         params = SamplingParams(output_kind=RequestOutputKind.CUMULATIVE, **chosen)
         self.live[name] = Live(time.perf_counter())
-        self.engine.add_request(name, prompt, params)
+        lora = _lora(question.adapter) if question.adapter is not None else None
+        self.engine.add_request(name, prompt, params, lora_request=lora)
         return name
 
     def metrics(self) -> dict[str, float]:
@@ -159,6 +161,8 @@ class Session:
         match command:
             case Ask(questions):
                 return Answers(self.ask(questions))
+            case LoadAdapter(adapter, in_place):
+                return Done(bool(self.engine.add_lora(_lora(adapter, in_place))))
             case ResetPrefixCache(connector):
                 return Done(bool(self.engine.reset_prefix_cache(reset_connector=connector)))
             case GetMetrics():
@@ -166,6 +170,12 @@ class Session:
             case Shutdown():
                 self.engine.engine_core.shutdown()
                 return Done()
+
+
+def _lora(adapter: tuple[str, int, str], in_place: bool = False) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(*adapter, load_inplace=in_place)
 
 
 def _answer(out: Any, live: Live, now: float) -> Answer:

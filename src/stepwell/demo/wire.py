@@ -15,7 +15,8 @@ import msgspec
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else.
 
-    It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do.
+    It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do. It runs
+    with `adapter`, if there is one: name, number and folder of a LoRA adapter.
     """
 
     prompt: list[int] | str
@@ -23,6 +24,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     salt: str | None = None
     sampling: dict[str, Any] = {}
     after: int = 0
+    adapter: tuple[str, int, str] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -56,6 +58,13 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget the engine's own prefix cache, and with `connector` tell the connector to; answered by `Done`."""
 
     connector: bool = False
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Load this adapter (name, number, folder) now, as a server does that is told of one; answered by `Done`."""
+
+    adapter: tuple[str, int, str]
+    in_place: bool = False
 
 
 class GetMetrics(msgspec.Struct, frozen=True, tag=True):
@@ -94,5 +103,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Ask | ResetPrefixCache | GetMetrics | Shutdown
+Command = Ask | LoadAdapter | ResetPrefixCache | GetMetrics | Shutdown
 Reply = Ready | Answers | Metrics | Done | Failed

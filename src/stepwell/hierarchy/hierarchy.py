@@ -440,6 +440,17 @@ class Hierarchy:
             "trouble": str(self.arena.trouble or ""),
         }
 
+    def stats_of(self, tenant: str) -> dict[str, int | float | str]:
+        """What one tenant may know: nothing in it depends on what the others hold or do."""
+        sessions = sum(session.tenant == tenant for session in self.roster.sessions.values())
+        return {
+            "well": self.well,
+            "uptime_s": round(self._clock.now() - self._started, 3),
+            "tenant": tenant,
+            "sessions": sessions,
+            "host_bytes": self.limits.host_bytes,
+        }
+
     def check(self) -> None:
         """Raises IntegrityError unless all books balance. Walks everything: for tests and idle moments."""
         self.arena.check()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -61,7 +62,7 @@ class LocalWell:
         with self._lock:
             if self._closed:
                 raise BackendDown("SW-505", what="the well is closed", why="it was closed", fix="open another")
-            peer = Peer(os.getuid(), os.getpid(), watched=True)
+            peer = Peer(os.getuid(), os.getpid(), watched=True, tenant=DEFAULT_TENANT)
             link.member = self.hierarchy.join(peer, hello, link.deliver, link.sever)
             if link.member is None:
                 link.sever()

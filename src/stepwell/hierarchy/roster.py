@@ -16,7 +16,6 @@ from stepwell.hierarchy.slab import Owner
 from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
 
 MAX_SESSIONS = 256
-DEFAULT_TENANT = "default"
 
 
 class Roster:
@@ -29,7 +28,7 @@ class Roster:
     def enter(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member:
         """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
         _examine(peer, hello)
-        engine = (peer.uid, hello.engine)
+        engine = (peer.uid, peer.tenant, hello.engine)
         session = next((s for s in self.sessions.values() if s.engine == engine and s.phase is Phase.ASSEMBLING), None)
         if session is None:
             if len(self.sessions) >= MAX_SESSIONS:
@@ -39,7 +38,7 @@ class Roster:
                     why=f"{MAX_SESSIONS} engines are connected",
                     fix="give some engines a well of their own with STEPWELL_HOME",
                 )
-            session = Session(next(self._numbers), engine, DEFAULT_TENANT)
+            session = Session(next(self._numbers), engine, peer.tenant)
             self.sessions[session.number] = session
         member = Member(next(self._numbers), peer, hello, send, close, session)
         if member.is_scheduler:

@@ -18,17 +18,20 @@ from stepwell.hierarchy.slab import Owner, Slab
 from stepwell.protocol.messages import Hello, Message
 
 Send = Callable[[Message, tuple[int, ...]], None]
-Engine = tuple[int, str]
-"""The user it runs as, and its own name for itself: no user's process speaks for an engine of another one."""
+Engine = tuple[int, str, str]
+"""The user it runs as, its tenant, and its own name for itself: no process speaks for an engine of another user or
+tenant, and no session has members of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the operating system says about the other end. `watched`: its exit will be reported by a pidfd."""
+    """What the operating system says about the other end. `watched`: its exit will be reported by a pidfd. `tenant`:
+    whose it is, by its user or the socket that it came in by."""
 
     uid: int
     pid: int
     watched: bool
+    tenant: str
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +48,7 @@ class Member:
 
     @property
     def engine(self) -> Engine:
-        return self.peer.uid, self.hello.engine
+        return self.peer.uid, self.peer.tenant, self.hello.engine
 
     @property
     def is_scheduler(self) -> bool:

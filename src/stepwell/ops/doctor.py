@@ -33,13 +33,16 @@ def examine(
 
     def well() -> list[Check]:
         nonlocal held
-        checks, held = places.well(home, settings.socket, shared=bool(settings.allow_uids))
+        shared = bool(settings.allow_uids) or any(tenant.socket is None for tenant in settings.tenants.values())
+        checks, held = places.well(home, settings.socket, shared=shared)
         return checks
 
     yield from guarded("home", lambda: places.home(home))
     yield from guarded("keyring", lambda: places.keyring(home))
     yield from guarded("runtime-directory", places.runtime)
     yield from guarded("well", well)
+    for name in settings.tenants:
+        yield from guarded("tenant", partial(places.tenant, settings, name), name)
     yield from guarded("metrics", lambda: places.metrics(home, settings))
     yield from guarded("engine", places.engine)
     yield from guarded("memory", lambda: memory.host(settings, held))

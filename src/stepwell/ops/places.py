@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -81,8 +82,32 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
     facts: Facts = {"version": version, "answer_seconds": round(seconds, 6)}
     if version != __version__:
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
-        return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
-    return [Check("well", "ok", text, facts=facts)], int(values["slab_bytes"])
+        return [Check("well", "warn", text, fix, facts=facts)], int(values.get("slab_bytes", 0))
+    return [Check("well", "ok", text, facts=facts)], int(values.get("slab_bytes", 0))
+
+
+def tenant(settings: Settings, name: str) -> Iterator[Check]:
+    """The well can listen for the tenant, its users can get there, and nothing that anybody may read tells of it."""
+    tenant = settings.tenants[name]
+    at = tenant.socket or settings.socket
+    if at is None:
+        return  # the settings contradict each other, which is a check of its own
+    if tenant.socket is not None:
+        check_socket_dir(at, shared=bool(tenant.uids))
+    users = "users " + ", ".join(map(str, tenant.uids)) if tenant.uids else "the well's own user"
+    text = f"{users} at {at}{'' if tenant.socket else ', told apart by user'}"
+    bits = at.parent.stat().st_mode
+    if tenant.uids and not bits & (stat.S_IXGRP | stat.S_IXOTH):
+        fix = f"let their group in: chgrp GROUP {at.parent} && chmod 2750 {at.parent}"
+        yield Check(
+            "tenant", "warn", f"{text}; only its owner may enter {at.parent} (mode {bits & 0o7777:04o})", fix, name
+        )
+    elif settings.metrics is not None and not settings.metrics.startswith("/"):
+        fix = "set metrics to the path of a Unix socket in a directory that only you may enter"
+        shown = f"{text}; /metrics at {settings.metrics} shows every local user what all tenants do together"
+        yield Check("tenant", "warn", shown, fix, name)
+    else:
+        yield Check("tenant", "ok", text, of=name)
 
 
 def metrics(home: Path, settings: Settings) -> Iterator[Check]:

@@ -90,15 +90,15 @@ def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
     return list(parts.values())
 
 
-def remove(home: Path, parts: Iterable[Part], socket: Path | None = None) -> list[Removed]:
+def remove(home: Path, parts: Iterable[Part], *sockets: Path) -> list[Removed]:
     """Deletes what is ours in these parts, as they are now, then lock and socket of home's well, and those of one that
-    was told to listen at `socket`. No well of `home` can start meanwhile.
+    was told to listen at `sockets`. No well of `home` can start meanwhile.
 
     Raises BackendDown SW-501 if one runs. What the system does not let us delete is left and, in parts, named.
     """
     places = [rendezvous(home)]
-    if socket is not None and os.path.lexists(Rendezvous.named(socket).lock):  # else its directory may be gone too
-        places.append(Rendezvous.named(socket))
+    named = [Rendezvous.named(socket) for socket in sockets]
+    places += [place for place in named if os.path.lexists(place.lock)]  # else its directory may be gone too
     with contextlib.ExitStack() as held:
         for place in places:
             if held.enter_context(lock(place.lock)) is None or pid_at(place.socket) is not None:

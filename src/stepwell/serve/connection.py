@@ -15,6 +15,7 @@ from stepwell.hierarchy.session import Member
 from stepwell.io import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.messages import FromEngine, Message
+from stepwell.serve.gates import Gate
 
 MAX_OUTPUT = 64 << 20
 """Bytes that may wait for a peer that does not read; one more ends the connection."""
@@ -28,7 +29,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Connection:
-    """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited.
+    """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited. `tenant`:
+    whose it is, None if it is nobody's and only to be told so. `operator`: it may change the well and see all of it.
 
     `ending`: closed as soon as the output is sent, and read no more. `pidfd` is the door's to close.
     """
@@ -42,18 +44,22 @@ class Connection:
         "closed",
         "ending",
         "member",
+        "operator",
         "pid",
         "pidfd",
         "sock",
+        "tenant",
         "uid",
         "unread",
         "wants_write",
     )
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, gate: Gate) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.pid, self.uid, _ = peer(sock)
+        self.tenant = gate.tenants.get(self.uid)
+        self.operator = self.uid in gate.operators
         self.member: Member | None = None
         self.admin = False
         self.ending = False

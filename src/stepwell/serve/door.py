@@ -14,7 +14,7 @@ import os
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -40,6 +40,7 @@ from stepwell.protocol.messages import (
 )
 from stepwell.serve import admin
 from stepwell.serve.connection import Connection, is_pidfd
+from stepwell.serve.gates import Gate
 
 MAX_CONNECTIONS = 1024
 _WATCHED_TIDY = 64  # from here on those that matter no more are looked for at each hello
@@ -65,21 +66,19 @@ class Door:
     def __init__(
         self,
         hierarchy: Hierarchy,
-        listener: socket.socket,
+        gates: Sequence[Gate],
         selector: selectors.BaseSelector,
         clock: Clock,
         stop: Callable[[str], None],
-        allow_uids: Collection[int] = (),
     ) -> None:
         self.until = 0.0
         self._hierarchy = hierarchy
-        self._listener = listener
+        self._gates = gates
+        self._tenants = len({tenant for gate in gates for tenant in gate.tenants.values()})
         self._selector = selector
         self._clock = clock
         self._stop = stop
         self._uid = os.geteuid()
-        self._owners = frozenset((self._uid, 0))  # they may change the well; root could anyway
-        self._admitted = self._owners.union(allow_uids)  # one trust domain: their engines share one tenant
         self._connections: set[Connection] = set()
         self._watched: dict[int, Connection] = {}  # by pidfd
         self._unread: deque[Connection] = deque()
@@ -87,8 +86,9 @@ class Door:
         self._severed: list[Connection] = []
         self._overdue: deque[tuple[float, Connection]] = deque()  # in order of time
         self._deaf_until: float | None = None
-        listener.setblocking(False)
-        self._watch(listener, self._accept)
+        for gate in gates:
+            gate.listener.setblocking(False)
+        self._listen()
 
     @property
     def busy(self) -> bool:
@@ -113,7 +113,7 @@ class Door:
                 self._drop(connection)
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
-            self._watch(self._listener, self._accept)
+            self._listen()
 
     def next_moment(self) -> float | None:
         """When `keep_time` will have something to do."""
@@ -122,37 +122,44 @@ class Door:
             moments.append(self._deaf_until)
         return min(moments, default=None)
 
+    def _listen(self) -> None:
+        for gate in self._gates:
+            self._watch(gate.listener, functools.partial(self._accept, gate))
+
     def _watch(self, what: socket.socket | int, call: Callable[[int], None]) -> None:
         self._selector.register(what, selectors.EVENT_READ, call)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def _accept(self, _: int) -> None:
+    def _accept(self, gate: Gate, _: int) -> None:
         for _ in range(_ACCEPTS):
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = gate.listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # out of descriptors: waiting connections stay readable, so look away for a moment
                 limited.log(logging.WARNING, "accept", "connections cannot be accepted: %s", error)
-                self._selector.unregister(self._listener)
+                if self._deaf_until is None:
+                    for each in self._gates:
+                        self._selector.unregister(each.listener)
                 self._deaf_until = self._clock.now() + _DEAF_SECONDS
                 return
-            self._admit(Connection(sock))
+            self._admit(Connection(sock, gate))
 
     def _admit(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._watch(connection.sock, functools.partial(self._ready, connection))
         self._overdue.append((self._clock.now() + HELLO_SECONDS, connection))
-        if connection.uid not in self._admitted:
+        if connection.tenant is None:
             self._refuse(
                 connection,
                 AccessDenied(
                     "SW-606",
                     what=f"this well serves user {self._uid}, not user {connection.uid}",
-                    why="a well holds its user's data in plain memory, for this user and those it was told to allow",
-                    fix="run engine and well as the same user, give this user a home of its own, or, if it may read "
-                    f"all that the well holds, add {connection.uid} to the well's allow_uids",
+                    why="a well holds its users' data in plain memory, for those that it was told of at this socket",
+                    fix="run engine and well as the same user, give this user a home of its own, make it a tenant of "
+                    f"the well (tenants), or, if it may read what the well's own user spills, add {connection.uid} to "
+                    "allow_uids",
                 ),
             )
         elif len(self._connections) > MAX_CONNECTIONS:
@@ -221,14 +228,15 @@ class Door:
         """Something that only a person asks. False: it is nothing of that kind."""
         answer = functools.partial(self._send, connection)
         if isinstance(message, StatsQuery):
-            answer(Stats(self._stats()))
+            answer(Stats(self._stats(connection)))
             return True
-        if connection.uid not in self._owners:
+        if not connection.operator:
             raise AccessDenied(
                 "SW-606",
-                what=f"{type(message).__name__} is not for user {connection.uid}",
-                why=f"only user {self._uid}, who runs the well, and root may change or end it",
-                fix=f"run the command as user {self._uid}, for example with sudo",
+                what=f"{type(message).__name__} is not for user {connection.uid} at this socket",
+                why=f"only user {self._uid}, who runs the well, and root may see all of it, change or end it, and that"
+                " not at a tenant's own socket",
+                fix=f"run the command as user {self._uid}, for example with sudo, and with the well's main socket",
             )
         match message:
             case NamespacesQuery():
@@ -262,7 +270,9 @@ class Door:
             self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
             return
         send, sever = functools.partial(self._send, connection), functools.partial(self._sever, connection)
-        member = self._hierarchy.join(Peer(connection.uid, connection.pid, watched), hello, send, sever)
+        assert connection.tenant is not None  # or it would be ending, and not listened to
+        peer = Peer(connection.uid, connection.pid, watched, connection.tenant)
+        member = self._hierarchy.join(peer, hello, send, sever)
         if member is None:
             self._end(connection)
             return
@@ -378,13 +388,16 @@ class Door:
         for pidfd, connection in self._watched.items():
             if connection.pidfd == pidfd:
                 os.close(pidfd)
-        self._listener.close()
+        for gate in self._gates:
+            gate.listener.close()
 
-    def _stats(self) -> dict[str, int | float | str]:
-        return self._hierarchy.stats() | {
-            "pid": os.getpid(),
-            "connections": len(self._connections),
-        }
+    def _stats(self, connection: Connection) -> dict[str, int | float | str]:
+        """Sums over all tenants are for the operator, or where there is but one: how they change tells one tenant what
+        the others do."""
+        ours: dict[str, int | float | str] = {"pid": os.getpid()}
+        if self._tenants > 1 and not connection.operator:
+            return ours | self._hierarchy.stats_of(str(connection.tenant))
+        return ours | self._hierarchy.stats() | {"connections": len(self._connections)}
 
 
 def _too_many(what: str, limit: int) -> CapacityError:

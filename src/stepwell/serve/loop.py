@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import select
 import selectors
-import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -18,6 +17,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.dumps import clear_registers
 from stepwell.serve.door import Door
 from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.gates import Gate
 
 GRACE_SECONDS = 5.0
 """A new well waits at least this long for the engine that started it."""
@@ -35,18 +35,17 @@ class Linger:
 
 
 class Loop:
-    """Serves `listener`, which is closed when `run` returns. Without `linger` only `stop` ends it."""
+    """Serves `gates`, which are closed when `run` returns. Without `linger` only `stop` ends it."""
 
     def __init__(
         self,
         hierarchy: Hierarchy,
-        listener: socket.socket,
+        gates: Sequence[Gate],
         clock: Clock,
         executors: Sequence[ThreadExecutor],
         wakeup: Wakeup,
         *,
         linger: Linger | None = None,
-        allow_uids: Collection[int] = (),
     ) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
@@ -57,7 +56,7 @@ class Loop:
         self._idle_since: float | None = clock.now() + GRACE_SECONDS
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ, self._woken)
-        self._door = Door(hierarchy, listener, self._selector, clock, self.stop, allow_uids)
+        self._door = Door(hierarchy, gates, self._selector, clock, self.stop)
 
     def stop(self, why: str) -> None:
         """Ends `run` after the current round. For the loop's own thread and for signal handlers."""

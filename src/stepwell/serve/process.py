@@ -13,7 +13,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from stepwell import __version__
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings, check_host, check_together, queue_bytes
-from stepwell.errors import AccessDenied, BackendDown, ConfigError, StepwellError
+from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -36,6 +36,7 @@ from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.serve.gates import Gate, opened, ways
 from stepwell.serve.loop import Linger, Loop
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
@@ -46,7 +47,6 @@ from stepwell.vault.keyring import Keyring
 from stepwell.vault.memory import cells, lock_limit
 
 KEYRING_NAME = "keyring"
-_BACKLOG = 128
 _OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
 _JOB_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
@@ -70,28 +70,27 @@ def run(
     """
     check_together(settings)
     prepare_home(home)
-    by_home = place = rendezvous(home)
-    shared = bool(settings.allow_uids)
+    by_home = rendezvous(home)
+    doors = ways(settings, settings.socket or by_home.socket, os.geteuid())
     with contextlib.ExitStack() as held:
-        if settings.socket is not None:
-            place = _named(settings.socket, shared=shared)
+        for way in doors if settings.socket is not None else doors[1:]:
+            place = _named(way.path, shared=way.shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
         held.enter_context(_locked(home, by_home, locked))
         host = _host_bytes(settings)
         dumps.forbid()  # before there are keys and KV in memory
         _raise_open_files()
-        keyring = Keyring.open(home / KEYRING_NAME)
+        keyring = Keyring.open(home / KEYRING_NAME, (DEFAULT_TENANT, *settings.tenants))
         held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
         if not cells.locked:
             log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
-        with (
-            _listening(place.socket, shared=shared) as listener,
-            _metrics(settings.metrics, home, settings.socket),
-        ):
+        with contextlib.ExitStack() as listening:
+            gates = [listening.enter_context(opened(way)) for way in doors]
+            listening.enter_context(_metrics(settings.metrics, home, settings.socket))
             try:
                 sites = take_sites(settings)
                 _remember(home, settings)
-                return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
+                return _serve(settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
             except StepwellError:
                 raise
             except Exception:
@@ -104,7 +103,7 @@ def _serve(
     host: int,
     keyring: Keyring,
     sites: Sequence[Site],
-    listener: socket.socket,
+    gates: Sequence[Gate],
     linger: bool,
     ready: Callable[[], None],
 ) -> str:
@@ -131,7 +130,7 @@ def _serve(
         sink=log_event,
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
-    loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers, allow_uids=settings.allow_uids)
+    loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers)
     with _signals(loop, wakeup):
         log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
         hierarchy.recover()
@@ -200,32 +199,6 @@ def _locked(home: Path, place: Rendezvous, inherited: int | None) -> Iterator[No
                 fix="use it, end it with `stepwell stop`, or set STEPWELL_HOME to another directory",
             )
         yield
-
-
-@contextlib.contextmanager
-def _listening(path: Path, *, shared: bool) -> Iterator[socket.socket]:
-    """The listening socket; what lies at `path` is nobody's, because we hold the lock. `shared`: for its group too."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117 if shared else 0o177)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise AccessDenied(
-            "SW-604",
-            what=f"the socket {path} cannot be made",
-            why=error.strerror or str(error),
-            fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
-        ) from error
-    finally:
-        os.umask(before)
-    try:
-        listener.listen(_BACKLOG)
-        yield listener
-    finally:
-        path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
-        listener.close()
 
 
 def _metrics(address: str | None, home: Path, at: Path | None) -> contextlib.AbstractContextManager[object]:

@@ -7,7 +7,11 @@ from operator import attrgetter
 
 from stepwell.config.loader import from_overrides, merge
 from stepwell.config.settings import Settings, texts
+from stepwell.errors import ConfigError
 from stepwell.units import Amount
+
+_PRIVATE = frozenset({"allow_uids", "tenants"})
+"""Who else is served is nothing for an engine to know, or to wish for."""
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 
@@ -21,6 +25,13 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
     in_force = settings if host is None else settings.model_copy(update={"host": Amount(size=host)})
 
     def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
+        if private := sorted({name.partition(".")[0] for name in wishes} & _PRIVATE):
+            raise ConfigError(
+                "SW-102",
+                what=f"kv_connector_extra_config: {private[0]} is not for an engine to set",
+                why="it decides who else may use the well",
+                fix="write it into the well's stepwell.yaml",
+            )
         wished = merge(Settings, from_overrides(wishes, "kv_connector_extra_config")).settings
         ours, theirs = texts(in_force), texts(wished)
         return [

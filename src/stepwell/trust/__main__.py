@@ -20,6 +20,7 @@ from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
 NAMES: tuple[str, ...] = (
+    "tenants",
     "secrets",
     "devices",
     "powercut",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepwell.block.namespace import Namespace, layout_of_session
+from stepwell.block.namespace import DEFAULT_TENANT, Namespace, layout_of_session
 from stepwell.client import control
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.tiers.disk.layout import Head
@@ -19,7 +19,7 @@ from stepwell.trust import cores, courier
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
 from stepwell.trust.stage import Stage
-from stepwell.vault.keyring import DEFAULT_TENANT, Keyring
+from stepwell.vault.keyring import Keyring
 
 BLOCKS = 8
 _WELL = "no key in a core dump of the well"

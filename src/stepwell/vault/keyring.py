@@ -8,16 +8,19 @@ be read once it is restored. `wrap` says how the keys lie in it; "file" means as
      "tenants": [{"name": "default", "epochs": [{"number": 1, "key": <base64 of 32 bytes>}]}],   newest epoch first
      "checksum": <hex BLAKE3 of this file with an empty checksum>}
 
-A file must be, byte for byte, what `_render` writes. Engines never open it; only the well does.
+A file must be, byte for byte, what `_render` writes. It only ever gains tenants: whoever leaves the settings keeps the
+keys, since what they seal is still on disk. Engines never open it; only the well does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,15 +29,15 @@ import msgspec
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import AccessDenied, IntegrityError, Unsupported
 from stepwell.vault.memory import KEY_BYTES, cells, wipe
 
-DEFAULT_TENANT = "default"
 _FORMAT = "stepwell keyring"
 _VERSION = 1
 _WRAP = "file"
 _MAX_BYTES = 1 << 20
-_ROOM = 1 << 12
+_ROOM = 1 << 14
 _encoder = msgspec.json.Encoder()
 _BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
 
@@ -89,20 +92,25 @@ class Keyring:
     tenants: tuple[TenantKeys, ...]
 
     @classmethod
-    def open(cls, path: Path) -> Keyring:
-        """Read the keyring at `path`; create it with the tenant "default" if there is none.
+    def open(cls, path: Path, tenants: Iterable[str] = (DEFAULT_TENANT,)) -> Keyring:
+        """Read the keyring at `path`, which then has keys for `tenants`: those that it lacks get new ones, and where
+        there is no keyring one is made. Keys that are there are never changed.
 
-        Of several processes that create it at once, one wins and all read the same keys; a new keyring is on disk
-        before this returns. An existing file is never changed. Raises IntegrityError SW-303 (corrupt), AccessDenied
-        SW-605 (unreadable, of another user, or open to others), Unsupported SW-711 (of another version).
+        Of several processes that do so at once, each has what the others have added; new keys are on disk before this
+        returns. Raises IntegrityError SW-303 (corrupt), AccessDenied SW-605 (unreadable, of another user, open to
+        others, or cannot be written), Unsupported SW-711 (of another version).
         """
+        wanted = tuple(tenants)
         try:
             if not os.path.lexists(path):
-                _create(path)
+                _create(path, wanted)
+            keyring = cls.read(path)
+            names = {keys.name for keys in keyring.tenants}
+            if not names.issuperset(wanted):
+                keyring = _add(path, wanted)
+            _remove_leftovers(path)
         except OSError as error:
             raise _denied(path, error.strerror or str(error)) from error
-        keyring = cls.read(path)
-        _remove_leftovers(path)
         return keyring
 
     @classmethod
@@ -118,10 +126,9 @@ class Keyring:
             wipe(raw)
 
     @classmethod
-    def ephemeral(cls) -> Keyring:
-        """A keyring with the tenant "default" and random keys that is never written: what it names and seals ends with
-        this process."""
-        return cls((TenantKeys(DEFAULT_TENANT, (Epoch(1, cells.take(secrets.token_bytes(KEY_BYTES))),)),))
+    def ephemeral(cls, tenants: Iterable[str] = (DEFAULT_TENANT,)) -> Keyring:
+        """A keyring with random keys that is never written: what it names and seals ends with this process."""
+        return cls(tuple(TenantKeys(name, (Epoch(1, cells.take(secrets.token_bytes(KEY_BYTES))),)) for name in tenants))
 
     def tenant(self, name: str) -> TenantKeys:
         """The keys of tenant `name`. Raises AccessDenied SW-607 if it has none."""
@@ -230,35 +237,82 @@ def _read(path: Path) -> bytearray:
     return raw
 
 
-def _create(path: Path) -> None:
-    key = secrets.token_bytes(KEY_BYTES)
-    content = _render([_TenantRecord(DEFAULT_TENANT, [_EpochRecord(1, key)])])
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _new(name: str) -> _TenantRecord:
+    return _TenantRecord(name, [_EpochRecord(1, secrets.token_bytes(KEY_BYTES))])
+
+
+def _create(path: Path, tenants: Iterable[str]) -> None:
+    temporary = _written(path, [_new(name) for name in tenants])
     try:
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(fd)
         # Unlike a rename, a link never replaces: the first creator wins. The temporary file is missing only if the
         # winner has already swept it away as a leftover.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path, follow_symlinks=False)
     finally:
         temporary.unlink(missing_ok=True)
-        wipe(content)
-        wipe(key)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(path.parent)
+
+
+def _add(path: Path, tenants: Iterable[str]) -> Keyring:
+    """New keys for those of `tenants` that have none. The file is replaced as a whole, by one process at a time: what
+    another one has added since it was read must not be lost."""
+    with _opened(path.parent) as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        known = Keyring.read(path).tenants
+        records = [_TenantRecord(t.name, [_EpochRecord(e.number, bytes(e.key)) for e in t.epochs]) for t in known]
+        have = {record.name for record in records}
+        records += [_new(name) for name in dict.fromkeys(tenants) if name not in have]
+        temporary = _written(path, records)
+        try:
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+        return Keyring.read(path)
+
+
+def _written(path: Path, records: list[_TenantRecord]) -> Path:
+    """A file beside `path` with these records, on disk; their keys are wiped. A killed process leaves it behind."""
+    content = _render(records)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
-        os.fsync(directory)
+        if len(content) > _MAX_BYTES:
+            raise _denied(path, "it would be larger than 1 MiB")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            if file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     finally:
-        os.close(directory)
+        wipe(content)
+        for epoch in (epoch for record in records for epoch in record.epochs):
+            wipe(epoch.key)
+    return temporary
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync(directory: Path) -> None:
+    with _opened(directory) as fd:
+        os.fsync(fd)
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Unlink what a killed creator left; with a keyring in place nobody can need it."""
-    for leftover in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.new"):
-        leftover.unlink(missing_ok=True)
+    """Unlink what a killed process left; with a keyring in place nobody needs it but who adds to it at this moment."""
+    with _opened(path.parent) as alone, contextlib.suppress(BlockingIOError):
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for leftover in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.new"):
+            leftover.unlink(missing_ok=True)
 
 
 def _corrupt(path: Path, why: str) -> IntegrityError:

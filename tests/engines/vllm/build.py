@@ -20,6 +20,7 @@ from vllm.config import (
     DeviceConfig,
     KVTransferConfig,
     LoadConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -80,6 +81,8 @@ class Setup:
     """Schedule step N+1 before the output of step N is processed, as CUDA does by default."""
     runner_v2: bool = False
     """Hooks in the order of CUDA's default model runner, which lists resumed requests among the new ones."""
+    lora: bool = False
+    """Adapters are switched on; none is ever loaded."""
     weights: int = 0
     """Names the parameters: another number is another model under the same name."""
 
@@ -200,6 +203,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         device_config=DeviceConfig("cpu"),
         load_config=LoadConfig(),
         kv_transfer_config=KVTransferConfig(**transfer),
+        lora_config=LoRAConfig() if setup.lora else None,
     )
     config.scheduler_config.async_scheduling = setup.async_scheduling  # the CPU platform has just forced it off
     return config

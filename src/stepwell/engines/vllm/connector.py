@@ -24,6 +24,7 @@ from stepwell.client import scheduler as scheduler_client
 from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
 from stepwell.engines.vllm import identity, settings, stats, voice
+from stepwell.engines.vllm.adapters import Adapters, lora_facts, watch_loads
 from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
@@ -90,6 +91,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         self._work: WorkerHalf | None = None
         self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
         self._fingerprint: Fingerprint | None = None
+        self._adapters: Adapters | None = None
         self._config, self._kv_cache_config = vllm_config, kv_cache_config
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         transfer = vllm_config.kv_transfer_config
@@ -160,7 +162,18 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             counted=self._tally.counted,
             threaded=self.threaded,
         )
-        self._sched = SchedulerHalf(shape, client, self._caught, self._tally)
+        if (lora := self._config.lora_config) is not None:
+            self._open_adapters(lora)
+        self._sched = SchedulerHalf(shape, client, self._caught, self._tally, adapters=self._adapters)
+
+    def _open_adapters(self, lora_config: Any) -> None:
+        """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
+        try:
+            watch_loads()
+            cache = self._settings.home / CACHE_NAME
+            self._adapters = Adapters(lora_facts(lora_config), cache, voice.tell_of_adapter, threaded=self.threaded)
+        except (ImportError, AttributeError, StepwellError) as error:
+            log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""
@@ -371,6 +384,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         """Tidy where it is called; nothing relies on it."""
         if self._fingerprint is not None:
             self._fingerprint.close()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._work is not None:
             self._work.close()
         if self._client is not None:

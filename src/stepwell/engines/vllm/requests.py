@@ -8,6 +8,7 @@ from typing import Any
 
 from stepwell.block.digest import Chain
 from stepwell.client.scheduler import Ask, Spill
+from stepwell.engines.vllm.adapters import Adapter
 from stepwell.engines.vllm.plan import Load, Save
 
 
@@ -55,6 +56,7 @@ class Tracked:
     chain: Chain | None
     epoch: int
     life: int
+    adapter: Adapter | None = None
     ask: Ask | None = None
     answer: Ask | None = None  # of an ask that is finished: its blocks need not be offered to the well
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
@@ -114,9 +116,7 @@ class Tracked:
 
 
 def foreign_input(request: Any) -> str:
-    """The name of an input that shapes the KV and that the digest does not know, or ""."""
-    if request.lora_request is not None:
-        return "adapter"
+    """The name of an input that shapes the KV and that the digest does not know, or "". Adapters it may know."""
     if request.mm_features:
         return "multimodal"
     if request.prompt_embeds is not None:

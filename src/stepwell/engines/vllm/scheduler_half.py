@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from stepwell.block.digest import Chain, salt_extras
+from stepwell.block.digest import Chain, adapter_extras, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
+from stepwell.engines.vllm.adapters import Adapter, Adapters, Unread
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
@@ -63,7 +64,9 @@ class SchedulerHalf:
         trouble: Trouble,
         tally: Tally | None = None,
         clock: Callable[[], float] = time.monotonic,
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._shape = shape
         self._client = client
         self._trouble = trouble
@@ -97,15 +100,36 @@ class SchedulerHalf:
                 return known
             self._forget(request.request_id)  # its id is used again
         chain: Chain | None = None
-        reason = foreign_input(request)
+        reason, adapter = foreign_input(request), None
+        if not reason and request.lora_request is not None:
+            adapter, reason = self._adapter(request.lora_request)
         if reason:
             self._client.count(f"bypassed_{reason}")
         else:
-            chain = Chain(self._shape.block_tokens, salt_extras(request.cache_salt))
+            extras = salt_extras(request.cache_salt) + adapter_extras(adapter.digest if adapter else None)
+            chain = Chain(self._shape.block_tokens, extras)
             chain.extend(request.all_token_ids[:])
-        tracked = Tracked(request, next(self._orders), chain, self._epoch, next(self._lives))
+        tracked = Tracked(request, next(self._orders), chain, self._epoch, next(self._lives), adapter)
         self._tracked[request.request_id] = tracked
         return tracked
+
+    def _adapter(self, lora_request: Any) -> tuple[Adapter | None, str]:
+        """The request's adapter, or why it bypasses."""
+        found = self._adapters.of(lora_request) if self._adapters is not None else None
+        match found:
+            case Adapter():
+                return found, ""
+            case Unread():
+                return None, "adapter_unread"
+        return None, "adapter"
+
+    def _as_it_was(self, tracked: Tracked) -> bool:
+        """The request's adapter, if it has one, is what its digest says. Else it goes on without stepwell."""
+        if tracked.adapter is None or self._adapters is None or self._adapters.holds(tracked.adapter):
+            return True
+        self._client.count("bypassed_adapter")
+        self.drop(tracked.request.request_id)
+        return False
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that can be recalled now; None: ask again."""
@@ -122,6 +146,8 @@ class SchedulerHalf:
             if tracked.ask is None:
                 self._client.count("missed_no_session" if tracked.chain.digests else "missed_short_prompt")
         first = not tracked.asked
+        if first and not self._as_it_was(tracked):
+            return 0, False
         if first:
             tracked.asked, tracked.asked_at = True, self._clock()
         ask = tracked.ask
@@ -153,8 +179,15 @@ class SchedulerHalf:
     def _hurry_out(self, tracked: Tracked) -> None:
         """Its pages are the engine's again: what can be saved is saved before the next forward, the rest is given up
         and will be offered anew when it has been computed again."""
-        self._urgent += tracked.ready(self._shape.block_tokens, self._shape.pages_per_block)
+        self._urgent += self._saves(tracked)
         self._give_up(tracked)
+
+    def _saves(self, tracked: Tracked) -> Iterator[Save]:
+        """What of it can be saved now. What a changed adapter may have computed is given up instead; a change that
+        comes later is none of what was computed before."""
+        if not tracked.pending or not self._as_it_was(tracked):
+            return iter(())
+        return tracked.ready(self._shape.block_tokens, self._shape.pages_per_block)
 
     def _end_ask(self, tracked: Tracked) -> None:
         for ask in (tracked.ask, tracked.answer):
@@ -314,7 +347,7 @@ class SchedulerHalf:
         now = self._clock()
         for request_id, tracked in list(self._spilling.items()):
             with self._apart(request_id):
-                for save in tracked.ready(self._shape.block_tokens, self._shape.pages_per_block):
+                for save in self._saves(tracked):
                     saves.append(save)
                     room -= self._shape.shard_bytes
                     if room <= 0:

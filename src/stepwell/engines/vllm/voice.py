@@ -55,6 +55,11 @@ def tell(error: StepwellError) -> None:
     log.log(level, "stepwell: no recalls for now: %s", error)
 
 
+def tell_of_adapter(error: StepwellError) -> None:
+    """Requests with one adapter bypass; all others are served."""
+    log.warning("stepwell: %s", error)
+
+
 def tell_of_worker(error: StepwellError) -> None:
     """Trouble of a worker's member. What settings, well and permissions have to say, the scheduler's member is told
     too, and one line is enough."""

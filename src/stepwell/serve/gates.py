@@ -1,0 +1,91 @@
+"""The sockets that a well listens at, and whose a connection is that comes in by one.
+
+A connection's tenant follows from the socket and from the user that the kernel names, never from what it says. The
+well's operator is its own user, or root, at the main gate: at a tenant's own socket everybody is that tenant, or
+whoever is given nothing but that socket (a container, say) could ask for what is another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.config import Settings
+from stepwell.errors import AccessDenied, ConfigError
+
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One listening socket. `tenants`: by user, all that are let in. `operators`: users who may change the well too."""
+
+    listener: socket.socket
+    tenants: Mapping[int, str]
+    operators: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A gate before it is open: where it will be. `shared`: for the group of the socket too, not only for its user."""
+
+    path: Path
+    tenants: Mapping[int, str]
+    operators: frozenset[int] = frozenset()
+    shared: bool = field(default=False)
+
+
+def ways(settings: Settings, main: Path, uid: int) -> list[Way]:
+    """The main way in, at `main`, and that of each tenant with a socket of its own. `uid` runs the well.
+
+    Raises ConfigError SW-102 if that user is listed as another tenant's at the main gate.
+    """
+    ours = frozenset((uid, 0))  # root could change anything anyway
+    guests = dict.fromkeys(settings.allow_uids, DEFAULT_TENANT)
+    apart: list[Way] = []
+    for name, tenant in settings.tenants.items():
+        users = dict.fromkeys(tenant.uids, name)
+        if tenant.socket is not None:
+            apart.append(Way(tenant.socket, dict.fromkeys(ours, name) | users, shared=bool(users)))
+            continue
+        if uid in users:
+            raise ConfigError(
+                "SW-102",
+                what=f"user {uid} runs this well and is in tenants.{name}.uids",
+                why="at the well's own socket its own user is its operator, with a tenant of its own",
+                fix=f"run the well as another user, or give the tenant {name} a socket of its own",
+            )
+        guests |= users
+    return [Way(main, dict.fromkeys(ours, DEFAULT_TENANT) | guests, ours, bool(guests)), *apart]
+
+
+@contextlib.contextmanager
+def opened(way: Way) -> Iterator[Gate]:
+    """The gate, listening; what lies at its path is nobody's, because the caller holds its lock. Raises AccessDenied
+    SW-604 if it cannot be made."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117 if way.shared else 0o177)
+    try:
+        way.path.unlink(missing_ok=True)
+        listener.bind(str(way.path))
+    except OSError as error:
+        listener.close()
+        raise AccessDenied(
+            "SW-604",
+            what=f"the socket {way.path} cannot be made",
+            why=error.strerror or str(error),
+            fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
+        ) from error
+    finally:
+        os.umask(before)
+    try:
+        listener.listen(_BACKLOG)
+        yield Gate(listener, way.tenants, way.operators)
+    finally:
+        way.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
+        listener.close()

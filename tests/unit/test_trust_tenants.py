@@ -1,0 +1,73 @@
+"""The campaign about tenants: quiet where they are kept apart, and loud where they are not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stepwell.trust import strangers, tenants
+from stepwell.trust.budget import Budget
+from stepwell.trust.strangers import auc
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open")
+
+
+def budget(seed: int, scale: float) -> Budget:
+    return Budget(seed, scale, tell=lambda text: None)
+
+
+def test_tenants_do_not_meet_and_the_walks_go_where_they_could() -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    row = tenants.interleavings(budget(seed, 0.006), tenants.NAMES)
+    assert (row.cases, row.violations, row.seed) == (600, 0, seed), row.evidence
+    compared, from_tier, moved = (
+        int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:blocks|read|slabs)", row.remark)
+    )
+    assert compared > 600 and from_tier > 10 and moved > 10, row.remark
+
+
+def test_engines_of_one_tenant_are_seen_to_meet() -> None:
+    row = tenants.interleavings(budget(1, 0.0005), ("a", "a", "b", "c"))
+    assert row.violations > 0 and len(row.evidence) == 5
+
+
+def test_the_area_is_that_of_all_pairs_and_its_interval_holds_it() -> None:
+    dice = np.random.default_rng(5)
+    outside = 0
+    for _ in range(300):
+        x, y = dice.normal(0.5, 1, 150).round(1), dice.normal(0, 1, 120).round(1)
+        found = auc(list(x), list(y))
+        pairs = (x[:, None] > y).mean() + (x[:, None] == y).mean() / 2
+        assert found.value == pytest.approx(pairs)
+        outside += not found.low <= 0.63816 <= found.high  # of two normal distributions half a deviation apart
+    assert outside <= 15, "a 99 % interval misses three times in 300"
+    assert auc([2.0, 3.0], [0.0, 1.0]).value == 1.0
+
+
+def test_a_well_that_shares_is_seen_by_asking_and_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B comes in by A's socket: then it is A."""
+    apart = strangers._well
+
+    @contextmanager
+    def shared() -> Iterator[strangers.Well]:
+        with apart() as well:
+            yield replace(well, b=well.a)
+
+    monkeypatch.setattr(strangers, "_well", shared)
+    hits, host, disk = strangers.run(budget(3, 0.03))
+    assert hits.violations > 100
+    assert (host.cases, host.violations) == (150, 1), host
+    assert disk.violations == 1, disk
+
+
+def test_a_clock_that_tells_nothing_apart_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = strangers.Session.found
+    monkeypatch.setattr(strangers.Session, "found", lambda self, prefix: (found(self, prefix)[0], 1.0))
+    _, host, disk = strangers.run(budget(4, 0.002))
+    assert host.violations == disk.violations == 1 and "proves nothing" in host.evidence[0]
