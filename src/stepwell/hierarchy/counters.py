@@ -81,6 +81,12 @@ class Counters:
                 self.total["slabs_retired"] += 1
             case e.ArenaTroubled():
                 self.total["troubles"] += 1
+            case e.CanaryHeard(excess):
+                self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
+            case e.NamespaceQuarantined():
+                self.total["quarantines"] += 1
+            case e.QuarantineLifted():
+                pass
             case e.EngineReported(counts):
                 self._reported(counts)
             case never:

@@ -53,6 +53,7 @@ class Recalls:
         emit: Sink,
         ghosts: Ghosts,
         origins: Callable[[Session, int], tuple[Origin, ...]],
+        barred: Callable[[Iterable[Origin]], bool],
         later: Callable[[Work], None],
     ) -> None:
         self._arena = arena
@@ -61,6 +62,7 @@ class Recalls:
         self._emit = emit
         self._ghosts = ghosts
         self._origins = origins
+        self._barred = barred
         self._later = later
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
@@ -103,6 +105,8 @@ class Recalls:
 
     def _follow(self, session: Session, ticket: Ticket) -> Work:
         origins = self._origins(session, ticket.epoch)
+        if self._barred(origins):
+            ticket.ends = "quarantined"
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 return
@@ -266,7 +270,8 @@ class Recalls:
         self.release(session, message.ticket)
         ranks = {m.hello.rank for m in session.workers.values()}
         session.transfers[message.transfer] = Transfer(entries, ranks)
-        self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
+        if not message.compare:
+            self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
     def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
         for number in transfers:

@@ -37,6 +37,7 @@ from stepwell.log import well_log
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.quarantine import QuarantineList
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
@@ -88,7 +89,7 @@ def run(
             try:
                 sites = take_sites(settings)
                 _remember(home, settings)
-                return _serve(settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
+                return _serve(home, settings, host, keyring, sites, listener, linger, lambda: ready(place.socket))
             except StepwellError:
                 raise
             except Exception:
@@ -97,6 +98,7 @@ def run(
 
 
 def _serve(
+    home: Path,
     settings: Settings,
     host: int,
     keyring: Keyring,
@@ -115,6 +117,7 @@ def _serve(
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
+    quarantine = QuarantineList(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
@@ -126,6 +129,8 @@ def _serve(
         well=__version__,
         judge=judge(settings, host),
         sink=log_event,
+        barred=quarantine.read(),
+        keep=lambda barred: quarantine.keep(barred, executor),
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, listener, clock, executors, wakeup, linger=lingers, allow_uids=settings.allow_uids)
@@ -139,6 +144,7 @@ def _serve(
         log.info("the well ends: %s", why)
         if not loop.drain(_DRAIN_SECONDS):
             log.warning("what still waited to be written to disk is given up")
+        quarantine.flush()
     stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
     if not stuck:
         hierarchy.close()

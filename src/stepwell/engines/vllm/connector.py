@@ -24,6 +24,8 @@ from stepwell.client import scheduler as scheduler_client
 from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
 from stepwell.engines.vllm import identity, settings, stats, voice
+from stepwell.engines.vllm.canaries import Canaries
+from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
@@ -160,7 +162,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             counted=self._tally.counted,
             threaded=self.threaded,
         )
-        self._sched = SchedulerHalf(shape, client, self._caught, self._tally)
+        self._sched = SchedulerHalf(shape, client, self._caught, self._tally, self._canaries(shape, client))
+
+    def _canaries(self, shape: Shape, client: scheduler_client.SchedulerClient) -> Canaries:
+        kind = kind_of(self._spec.dtype)
+        if kind is None and self._settings.canary:
+            log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
+        return Canaries(shape, client, self._settings.canary, kind)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""
