@@ -6,7 +6,7 @@ itself: messages are handled when said, work is done in `turns`, jobs in `execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.block.layout import PAGE
+from stepwell.hierarchy.canaries import Tags
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -45,6 +46,7 @@ class Rig:
         tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
+        barred: Iterable[Tags] = (),
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -60,6 +62,7 @@ class Rig:
             executor=self.executor,
             memory=self.memory,
             well="rig",
+            barred=barred,
         )
 
     def turns(self, limit: int = 10_000) -> None:
