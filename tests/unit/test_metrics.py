@@ -97,6 +97,8 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
         e.SpillRefused("no_room"),
         e.BlockDropped("evicted"),
         e.BlockDropped("failed_check"),
+        e.CanaryHeard(0.5),
+        e.CanaryHeard(2.0),
         e.EngineReported({"bypassed_adapter": 1}),
         e.ArenaTroubled("no memory"),
         e.BlocksStaged("disk", 6, 5, 0.25),

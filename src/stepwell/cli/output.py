@@ -34,7 +34,6 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
     ]
     if "disk_capacity_bytes" in v:
         lines += _disk(v)
-    v.pop("quarantines", None)
     clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
     if clean or mismatched:
         lines.append(f"canaries: {clean} clean, {mismatched} not")

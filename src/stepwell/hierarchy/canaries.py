@@ -29,7 +29,7 @@ MARGIN = 4.0
 PRIOR = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.25}
 """The most that a bound may be, and what it is until KNOWN canaries were clean, by the kind of the numbers."""
 
-FLOOR = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.05}
+FLOOR = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.03}
 """The least: an engine that has only ever run one request at a time has seen no rounding differ at all."""
 
 MOST_ERRORS = 1 << 14

@@ -335,7 +335,6 @@ class Hierarchy:
         if self.canaries.heard(origins, kind, errors):
             for origin in origins:
                 self._clear(self.tiers, origin.tag, lambda sums: None)
-            self._recalls.changed = True  # whoever waits is told
 
     def _emit(self, event: Event) -> None:
         self.counters(event)

@@ -219,7 +219,6 @@ NOT_METRICS = frozenset(
         "hits_staged",  # disk's transfer_blocks say it
         "leased_blocks",  # comes and goes within a step
         "pid",
-        "quarantines",  # since the start; the gauge says how many there are
         "quarantined_sessions",  # quarantined_slots says what they cost
         "sessions_opened",
         "slabs",

@@ -37,6 +37,8 @@ def verdicts(h: Engine) -> tuple[int, int, int]:
 @pytest.mark.parametrize("blocks", [{}, {"block_tokens": 64}], ids=str)
 def test_a_canary_is_computed_compared_and_clean(tmp_path: Path, order: dict[str, Any], blocks: dict[str, int]) -> None:
     with engine(tmp_path, batch_tokens=96, extra=ALL | blocks, **order) as h:
+        told, tell = [], h.client.canary
+        h.client.canary = lambda *said: (told.append(said), tell(*said))
         for seed in range(12):
             h.serve(prompt(200, seed), max_tokens=1 + seed % 3)
             assert h.right(again := h.recall(prompt(200, seed), max_tokens=1 + seed % 2))
@@ -44,6 +46,7 @@ def test_a_canary_is_computed_compared_and_clean(tmp_path: Path, order: dict[str
             assert again.kv_transfer_params["stepwell"]["canary_tokens"] == 192
         assert verdicts(h) == (12, 0, 0)
         assert h.counted("canaries") == 12
+        assert [(kind, len(errors)) for _, _, kind, errors in told] == [("float32", 2 * 2 * len(h.workers))] * 12
         assert h.stat("recalled_blocks") == 0, "a comparison is no recall"
         h.assert_quiet()
 
@@ -165,6 +168,21 @@ def test_a_canary_under_way_when_weights_change_says_nothing(tmp_path: Path) -> 
             h.assert_quiet()
 
 
+def test_what_was_compared_before_a_reset_and_is_told_after_it_counts_for_nothing(tmp_path: Path) -> None:
+    """Weights change, a step is made, and only then the connector is told."""
+    with engine(tmp_path, extra=ALL) as h:
+        h.serve(prompt(100))
+        canaries, late = h.half._canaries, []
+        with patch.object(canaries, "compared", lambda *said: late.append(said)):
+            h.oracle.weights = 1
+            h.recall(prompt(100))
+        assert late
+        assert h.reset_prefix_cache(connector=True)
+        for said in late:
+            canaries.compared(*said)
+        assert verdicts(h) == (0, 0, 0)
+
+
 # whatever happens to a canary -----------------------------------------------------------------------------------------
 
 
@@ -203,7 +221,7 @@ def test_a_preempted_canary_is_one_less(tmp_path: Path, order: dict[str, Any]) -
             h.run()
             assert h.right(h.requests[rid]) and h.right(h.requests[other])
             h.assert_quiet()
-        assert verdicts(h)[0] >= 8
+        assert verdicts(h)[0] >= 4, "the others went on with an engine hit"
         assert verdicts(h)[1:] == (0, 0)
 
 
@@ -220,6 +238,7 @@ def test_pages_are_held_only_for_a_canary_that_is_computed(tmp_path: Path) -> No
             h.step()
             h.abort(rid)
         assert not h.half._held
+        assert h.half.busy, "its lease is still to be ended"
         h.run()
         h.assert_quiet()
 
@@ -235,6 +254,24 @@ def test_slots_that_change_meanwhile_are_not_compared(tmp_path: Path) -> None:
                 slab.renew(slot)
         h.run()
         assert h.right(h.requests[rid])
+        assert verdicts(h) == (0, 0, 0)
+        h.assert_quiet()
+
+
+def test_a_slot_that_changes_while_it_is_compared(tmp_path: Path) -> None:
+    compare = CpuCopies.errors
+
+    def then_renew(self: CpuCopies, shard: Any) -> list[float]:
+        errors = compare(self, shard)
+        for entry in h.entries():
+            for slab, slot in entry.slots:
+                slab.renew(slot)
+        return [9.0] * len(errors)
+
+    with engine(tmp_path, extra=ALL) as h:
+        h.serve(prompt(100))
+        with patch.object(CpuCopies, "errors", then_renew):
+            assert h.right(h.recall(prompt(100)))
         assert verdicts(h) == (0, 0, 0)
         h.assert_quiet()
 

@@ -69,7 +69,7 @@ class WorkerHalf:
         if not raised:
             self._save(plan.saves)
         for compare in plan.compares:
-            self._compare(compare, give_up=raised)
+            self._compare(compare)
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
         with self._lock:
@@ -162,11 +162,11 @@ class WorkerHalf:
                 return good
         return len(shards)
 
-    def _compare(self, compare: Compare, *, give_up: bool) -> None:
+    def _compare(self, compare: Compare) -> None:
         """A canary. Reports in any case, and raises nothing: a lease that nobody ends would stay until the session
         does."""
         errors: list[float] = []
-        if compare.blocks and not give_up:
+        if compare.blocks:
             try:
                 with self._client.copying():
                     errors = self._errors(compare)
