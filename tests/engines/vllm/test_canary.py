@@ -269,9 +269,9 @@ def test_a_slot_that_changes_while_it_is_compared(tmp_path: Path) -> None:
         return [9.0] * len(errors)
 
     with engine(tmp_path, extra=ALL) as h:
-        h.serve(prompt(100))
+        h.serve(prompt(20))
         with patch.object(CpuCopies, "errors", then_renew):
-            assert h.right(h.recall(prompt(100)))
+            assert h.right(h.recall(prompt(20)))
         assert verdicts(h) == (0, 0, 0)
         h.assert_quiet()
 
@@ -310,6 +310,24 @@ def test_a_well_that_is_lost_during_a_canary(tmp_path: Path, ranks: int) -> None
         assert h.right(h.recall(prompt(300)))
         assert verdicts(h)[0] >= 1
         assert verdicts(h)[1:] == (0, 0)
+
+
+def test_a_well_that_is_lost_before_the_pages_are_there(tmp_path: Path) -> None:
+    with engine(tmp_path, extra=ALL) as h:
+        h.serve(prompt(100))
+        takes = h.half._canaries.takes
+
+        def then_lose(*asked: Any) -> bool:
+            taken = takes(*asked)
+            lose(h)
+            return taken
+
+        with patch.object(h.half._canaries, "takes", then_lose):
+            assert h.right(h.recall(prompt(100)))
+        assert (h.counted("canaries"), h.counted("hook_errors")) == (0, 0)
+        rejoin(h)
+        h.serve(prompt(20, seed=2))
+        h.assert_quiet()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
