@@ -119,7 +119,7 @@ def _engine(rig: Rig, name: str) -> FakeEngine:
 def _clean(budget: Budget) -> Row:
     """Two engines of one model, one namespace; a case is a canary. A violation is a mismatch, or a request that was
     told nothing of a block that is there."""
-    wanted, cases = budget.of(ci=20_000, full=500_000), 0
+    wanted, cases = budget.of(ci=12_000, full=500_000), 0
     evidence: list[str] = []
     for number, dice in _dice(budget, "clean"):
         if cases >= wanted:
@@ -147,7 +147,7 @@ def _clean(budget: Budget) -> Row:
 def _others(budget: Budget) -> Row:
     """One namespace that an engine of other weights joins; a case is a namespace. It must be in quarantine after the
     second canary, empty, and closed for both engines."""
-    wanted, cases = budget.of(ci=120, full=5_000), 0
+    wanted, cases = budget.of(ci=100, full=5_000), 0
     evidence: list[str] = []
     for number, dice in _dice(budget, "others"):
         if cases >= wanted or budget.over:
