@@ -20,7 +20,7 @@ A well reads its settings once, when it starts, from these places; the last one 
 2. one YAML file: `--config FILE`, else `$STEPWELL_CONFIG`, else `stepwell.yaml` in the well's home;
 3. environment variables: `STEPWELL_` and the name in capitals;
 4. options of the command, or, for a well that an engine starts, the keys of `kv_connector_extra_config` that are not
-   the connector's own (`home`, `socket`, `strict`, `block_tokens`, `weights_id`).
+   the connector's own (`home`, `socket`, `strict`, `block_tokens`, `weights_id`, `canary`).
 
 A name or value that is not understood is an error that names its place ([codes](errors.md)). A well that runs already
 keeps its settings: an engine that asks for others gets one warning, SW-111. `stepwell config show --origin` prints each

@@ -50,6 +50,7 @@ CODES = _table(
     ("SW-403", "the fingerprint of the weights could not be computed"),
     ("SW-404", "a member does not belong to the session that it names"),
     ("SW-405", "requests with an adapter bypass stepwell (warning)"),
+    ("SW-406", "a namespace has blocks of other weights and is in quarantine (alarm)"),
     # 5xx BackendDown: the well or a tier does not serve
     ("SW-501", "a well is already running for this home"),
     ("SW-502", "the well did not start"),

@@ -127,6 +127,28 @@ class TierRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryHeard:
+    """An engine has computed stored blocks once more. `excess`: the largest error of a layer over its bound; above 1 it
+    is a mismatch."""
+
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceQuarantined:
+    """Its blocks were made by other weights than its engines have, or its engines do not compute what they did. `tag`
+    stands for it; `excess` as in the last canary."""
+
+    tag: bytes
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineLifted:
+    tag: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReported:
     """Counts of what only the engine side sees."""
 
@@ -156,6 +178,9 @@ Event = (
     | BlockNotWritten
     | TierBreakerMoved
     | TierRecovered
+    | CanaryHeard
+    | NamespaceQuarantined
+    | QuarantineLifted
     | EngineReported
     | ArenaTroubled
 )

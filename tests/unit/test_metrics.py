@@ -69,7 +69,7 @@ def test_a_family_without_samples_is_left_out() -> None:
 
 def test_names_and_labels_follow_the_rules() -> None:
     names = [metric.name for metric in METRICS]
-    assert len(names) == len(set(names)) <= 26
+    assert len(names) == len(set(names)) <= 28
     for metric in METRICS:
         assert metric.name.startswith("stepwell_") and ":" not in metric.name
         assert metric.name.endswith("_total") == (metric.kind == "counter")
@@ -97,6 +97,8 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
         e.SpillRefused("no_room"),
         e.BlockDropped("evicted"),
         e.BlockDropped("failed_check"),
+        e.CanaryHeard(0.5),
+        e.CanaryHeard(2.0),
         e.EngineReported({"bypassed_adapter": 1}),
         e.ArenaTroubled("no memory"),
         e.BlocksStaged("disk", 6, 5, 0.25),

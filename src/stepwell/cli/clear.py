@@ -68,18 +68,26 @@ def clear(
 def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """Which namespaces (tenant, model as it is run, layout) hold blocks in host memory, by tag.
 
-    JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes"}]}.
+    JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes", "quarantined"}]}.
     """
     from stepwell.client import control
 
     place = home_of(home)
     rows = control.namespaces(place, socket=socket_of(socket, place))
     shape = [
-        {"tag": r.tag.hex(), "tenant": r.tenant, "engines": r.engines, "blocks": r.blocks, "bytes": r.nbytes}
+        {
+            "tag": r.tag.hex(),
+            "tenant": r.tenant,
+            "engines": r.engines,
+            "blocks": r.blocks,
+            "bytes": r.nbytes,
+            "quarantined": r.quarantined,
+        }
         for r in rows
     ]
     lines = [
         f"{r.tag.hex()}  {format_size(r.nbytes):>9}  {r.blocks} blocks  {', '.join(r.engines) or 'no engine'}"
+        f"{', in quarantine' if r.quarantined else ''}"
         for r in rows
     ]
     emit({"namespaces": shape}, as_json=as_json, text="\n".join(lines) or "host memory holds nothing")

@@ -39,6 +39,11 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
     ]
     if "disk_capacity_bytes" in v:
         lines += _disk(v)
+    clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
+    if clean or mismatched:
+        lines.append(f"canaries: {clean} clean, {mismatched} not")
+    if barred := v.pop("quarantined_namespaces", 0):
+        lines.append(f"ALARM: {barred} namespace(s) in quarantine, with blocks of other weights (SW-406 in the log)")
     for title, prefix in (
         ("blocks missed", "misses_"), ("blocks not spilled", "spills_refused_"), ("blocks dropped", "dropped_"),
         ("counted by engines", "engine_"),

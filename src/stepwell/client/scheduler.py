@@ -188,12 +188,12 @@ class SchedulerClient:
             ask.offered = ask.blocks > 0
             return ask.blocks
 
-    def recall(self, ask: Ask, first: int, blocks: int) -> tuple[int, SlotRefs]:
+    def recall(self, ask: Ask, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
-        the ask."""
+        the ask. `compare`: they are only looked at."""
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
-        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks))
+        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare))
         with self._lock:
             self._asks.pop(ask.ticket, None)
             self._moved = self._clock()
@@ -246,6 +246,10 @@ class SchedulerClient:
     def forget(self, session: int, digests: bytes, epoch: int) -> None:
         """Blocks that failed their check when this session recalled them."""
         self._post(session, m.Forget(epoch, digests))
+
+    def canary(self, session: int, epoch: int, kind: str, errors: list[float]) -> None:
+        """What blocks of this session, computed once more, have shown."""
+        self._post(session, m.Canary(epoch, kind, errors))
 
     def count(self, name: str, n: int = 1) -> None:
         """Counts what only the engine side sees, for the next `report`."""

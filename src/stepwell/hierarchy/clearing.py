@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from stepwell.block.state import State
 from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.canaries import Tags
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.session import Session
@@ -34,9 +35,10 @@ class Sum:
 
 @dataclass(slots=True)
 class NamespaceSum(Sum):
-    """`engines`: labels of live sessions."""
+    """`engines`: labels of live sessions. `quarantined`: nothing of it is recalled or spilled."""
 
     tenant: str = ""
+    quarantined: bool = False
     engines: set[str] = field(default_factory=set)
 
 
@@ -100,13 +102,20 @@ class Clearing:
             yield Step.DONE
 
 
-def count(arena: Arena, sessions: Iterable[Session], done: Callable[[dict[bytes, NamespaceSum]], None]) -> Work:
-    """Blocks and bytes in `host` by namespace; those of live sessions are named even if they hold nothing."""
-    sums: dict[bytes, NamespaceSum] = {}
+def count(
+    arena: Arena,
+    sessions: Iterable[Session],
+    barred: Iterable[Tags],
+    done: Callable[[dict[bytes, NamespaceSum]], None],
+) -> Work:
+    """Blocks and bytes in `host` by namespace; those of live sessions and those in quarantine are named even if they
+    hold nothing."""
+    sums = {tags[0]: NamespaceSum(quarantined=True) for tags in barred}
     for session in sessions:
         label = session.scheduler.label if session.scheduler is not None else ""
         for origins in session.origins.values():
-            of = sums.setdefault(origins[0].tag, NamespaceSum(tenant=session.tenant))
+            of = sums.setdefault(origins[0].tag, NamespaceSum())
+            of.tenant = session.tenant
             of.engines.add(label)
     for entry in held(arena):
         if entry.origin is not None and entry.state is State.RESIDENT:

@@ -84,6 +84,10 @@ class Counters:
                 self.total["slabs_retired"] += 1
             case e.ArenaTroubled():
                 self.total["troubles"] += 1
+            case e.CanaryHeard(excess):
+                self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
+            case e.NamespaceQuarantined() | e.QuarantineLifted():
+                pass  # how many there are is asked of those who keep them
             case e.EngineReported(counts):
                 self._reported(counts)
             case never:

@@ -12,7 +12,7 @@ executor that reorders, delays and fails completions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
@@ -22,6 +22,7 @@ from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy import audit, clearing
 from stepwell.hierarchy.arena import Arena, Watch
+from stepwell.hierarchy.canaries import MOST_ERRORS, Canaries, Tags
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
@@ -56,7 +57,8 @@ _EPOCHS_KEPT = 4
 
 class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
-    for: returns warnings, raises ConfigError for nonsense."""
+    for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
+    well's end; `keep` is told whenever they change, and must not block."""
 
     def __init__(
         self,
@@ -70,6 +72,8 @@ class Hierarchy:
         tier: Tier | None = None,
         judge: Callable[[Mapping[str, str | int | float]], list[str]] = lambda wishes: [],
         sink: Sink = lambda event: None,
+        barred: Iterable[Tags] = (),
+        keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
     ) -> None:
         self._sealing = sealing
         self._clock = clock
@@ -89,16 +93,31 @@ class Hierarchy:
         )
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
         self.roster = Roster()
+        self.canaries = Canaries(self._emit, list(barred), keep)
         self._work: deque[Work] = deque()
         self._recalls = Recalls(
-            self.arena, self.index, limits, self._emit, self._ghosts, self._origins, self._work.append
+            self.arena,
+            self.index,
+            limits,
+            self._emit,
+            self._ghosts,
+            self._origins,
+            self.canaries.bars,
+            self._work.append,
         )
         below = NullTier() if tier is None else tier
         self.mover = self._recalls.mover = Mover(
             self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed, self._recalls.freed
         )
         self._spills = Spills(
-            self.arena, self.index, clock, self._emit, self._origins, self.mover.spilled, self.mover.disown
+            self.arena,
+            self.index,
+            clock,
+            self._emit,
+            self._origins,
+            self.canaries.bars,
+            self.mover.spilled,
+            self.mover.disown,
         )
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
@@ -275,6 +294,10 @@ class Hierarchy:
                 self._recalls.changed = True
             case m.Forget():
                 self._work.append(self._forget(session, message))
+            case m.Canary(epoch=epoch, kind=kind, errors=errors):
+                if not 0 < len(errors) <= MOST_ERRORS:
+                    raise _not_now(message)
+                self._heard(self._origins(session, epoch), kind, errors)
             case m.Report(counts=counts):
                 self._emit(e.EngineReported(counts))
             case _:
@@ -307,6 +330,11 @@ class Hierarchy:
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE
+
+    def _heard(self, origins: tuple[Origin, ...], kind: str, errors: list[float]) -> None:
+        if self.canaries.heard(origins, kind, errors):
+            for origin in origins:
+                self._clear(self.tiers, origin.tag, lambda sums: None)
 
     def _emit(self, event: Event) -> None:
         self.counters(event)
@@ -385,8 +413,12 @@ class Hierarchy:
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
-        `turn`, with what went. Tiers that are not there are left out."""
+        `turn`, with what went. Tiers that are not there are left out. Cleared from all, it leaves quarantine."""
+        if tiers >= self.tiers:
+            self.canaries.lift(namespace)
+        self._clear(tiers, namespace, done)
 
+    def _clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         def cleared(sums: dict[str, clearing.Sum]) -> None:
             self._recalls.changed = True
             done(sums)
@@ -397,7 +429,8 @@ class Hierarchy:
 
     def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
-        self._work.append(clearing.count(self.arena, list(self.roster.sessions.values()), done))
+        sessions = list(self.roster.sessions.values())
+        self._work.append(clearing.count(self.arena, sessions, self.canaries.barred, done))
 
     # looking ----------------------------------------------------------------------------------------------------------
 
@@ -433,6 +466,7 @@ class Hierarchy:
             "uptime_s": round(self._clock.now() - self._started, 3),
             "sessions": self.sessions,
             "quarantined_sessions": len(self.roster.quarantines),
+            "quarantined_namespaces": len(self.canaries.barred),
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),

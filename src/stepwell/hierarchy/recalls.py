@@ -56,6 +56,7 @@ class Recalls:
         emit: Sink,
         ghosts: Ghosts,
         origins: Callable[[Session, int], tuple[Origin, ...]],
+        barred: Callable[[Iterable[Origin]], bool],
         later: Callable[[Work], None],
     ) -> None:
         self._arena = arena
@@ -64,6 +65,7 @@ class Recalls:
         self._emit = emit
         self._ghosts = ghosts
         self._origins = origins
+        self._barred = barred
         self._later = later
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
@@ -106,6 +108,8 @@ class Recalls:
 
     def _follow(self, session: Session, ticket: Ticket) -> Work:
         origins = self._origins(session, ticket.epoch)
+        if self._barred(origins):
+            ticket.ends = "quarantined"
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 return
@@ -272,7 +276,8 @@ class Recalls:
                 self._arena.lease(entry)
             session.transfers[message.transfer] = Transfer(entries, missing)
         self.release(session, message.ticket)
-        self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
+        if not message.compare:
+            self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
     def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
         for number in transfers:

@@ -3,7 +3,7 @@ its shard. Until then nobody can read it; if any rank drops it, nobody ever will
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
@@ -28,6 +28,7 @@ class Spills:
         clock: Clock,
         emit: Sink,
         origins: Callable[[Session, int], tuple[Origin, ...]],
+        barred: Callable[[Iterable[Origin]], bool],
         published: Callable[[Entry], None],
         disown: Callable[[Entry], bool],
     ) -> None:
@@ -36,6 +37,7 @@ class Spills:
         self._clock = clock
         self._emit = emit
         self._origins = origins
+        self._barred = barred
         self._published = published
         self._disown = disown
         self._leases = 0
@@ -44,7 +46,11 @@ class Spills:
         """Leases a slot set per block, in order; stops at the first that finds no room (a tail without its head is
         useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
         assert session.owner is not None
-        origin = self._origins(session, message.epoch)[0]
+        origins = self._origins(session, message.epoch)
+        if self._barred(origins):
+            self._refuse(session, message, "quarantined")
+            return
+        origin = origins[0]
         parent = self._index.get(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
@@ -88,6 +94,13 @@ class Spills:
             session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
         self._arena.populate(session.owner)
 
+    def _refuse(self, session: Session, message: Reserve, reason: str) -> None:
+        blocks = len(message.digests) // 32
+        for _ in range(blocks):
+            self._emit(SpillRefused(reason))
+        if session.scheduler is not None:
+            session.scheduler.send(Granted(message.spill, [0] * blocks, b""), ())
+
     def _lease(self, session: Session, entry: Entry) -> int:
         self._leases += 1
         self._index[entry.id] = entry
@@ -107,7 +120,7 @@ class Spills:
             if fill.missing:
                 continue
             ended = True
-            if fill.dropped:
+            if fill.dropped or (fill.entry.origin is not None and self._barred((fill.entry.origin,))):
                 self.abandon(session, number, quarantine=False)
                 continue
             self._settle(session, number)

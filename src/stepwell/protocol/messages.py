@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-PROTOCOL = 1
-"""Version spoken here. A well accepts this one and the one before it."""
+PROTOCOL = 2
+"""Version spoken here. A well accepts this one and the one before it, which has no `Canary`."""
 
 OLDEST_PROTOCOL = 1
 MAX_MESSAGE = 16 << 20
@@ -75,12 +75,14 @@ class Ask(Message, frozen=True):
 
 
 class Recall(Message, frozen=True):
-    """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`."""
+    """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
+    `compare`: they are only looked at, beside what the engine computes itself."""
 
     ticket: int
     transfer: int
     first: int
     count: int
+    compare: bool = False
 
 
 class Release(Message, frozen=True):
@@ -109,6 +111,16 @@ class Forget(Message, frozen=True):
 
     epoch: int
     digests: bytes
+
+
+class Canary(Message, frozen=True):
+    """How far blocks that the engine computed itself are from those stored under the same digests: the relative error
+    ||computed - stored|| / ||stored|| of each layer's K and V, all ranks' in order, the worst of the blocks. `kind`:
+    the numbers that they are made of ("bfloat16")."""
+
+    epoch: int
+    kind: str
+    errors: list[float]
 
 
 class Report(Message, frozen=True):
@@ -253,13 +265,15 @@ class Stats(Message, frozen=True):
 
 
 class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
-    """`tag`: 16 bytes that stand for the namespace. `engines`: labels of live sessions."""
+    """`tag`: 16 bytes that stand for the namespace. `engines`: labels of live sessions. `quarantined`: nothing of it is
+    recalled or spilled."""
 
     tag: bytes
     tenant: str
     engines: list[str]
     blocks: int
     nbytes: int
+    quarantined: bool = False
 
 
 class Namespaces(Message, frozen=True):
@@ -286,6 +300,7 @@ FromEngine = (
     | Reserve
     | Abandon
     | Forget
+    | Canary
     | Report
     | Mapped
     | Filled

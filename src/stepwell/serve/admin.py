@@ -19,7 +19,9 @@ Answer = Callable[[Message], None]
 
 def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
     def counted(sums: dict[bytes, NamespaceSum]) -> None:
-        rows = [NamespaceRow(tag, s.tenant, sorted(s.engines), s.blocks, s.nbytes) for tag, s in sums.items()]
+        rows = [
+            NamespaceRow(tag, s.tenant, sorted(s.engines), s.blocks, s.nbytes, s.quarantined) for tag, s in sums.items()
+        ]
         answer(Namespaces(sorted(rows, key=lambda row: -row.nbytes)))
 
     hierarchy.count_namespaces(counted)

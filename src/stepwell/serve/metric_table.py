@@ -186,6 +186,18 @@ METRICS = (
         (Source("disk_device_written_bytes", _DISK),),
     ),
     Metric(
+        "stepwell_canaries_total",
+        "counter",
+        "Stored blocks that an engine computed once more: as they are (clean), or not (mismatch).",
+        (Source("canaries_clean", {"outcome": "clean"}), Source("canaries_mismatched", {"outcome": "mismatch"})),
+    ),
+    Metric(
+        "stepwell_quarantined_namespaces",
+        "gauge",
+        "Namespaces with blocks of other weights: nothing of them is recalled until they are cleared. Alarm above 0.",
+        (Source("quarantined_namespaces"),),
+    ),
+    Metric(
         "stepwell_engine_reports_total",
         "counter",
         "What only engines see and have reported: bypassed requests, late answers, failed loads.",

@@ -38,6 +38,7 @@ from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate, opened, ways
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.quarantine import QuarantineList
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
@@ -90,7 +91,7 @@ def run(
             try:
                 sites = take_sites(settings)
                 _remember(home, settings)
-                return _serve(settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
+                return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
             except StepwellError:
                 raise
             except Exception:
@@ -99,6 +100,7 @@ def run(
 
 
 def _serve(
+    home: Path,
     settings: Settings,
     host: int,
     keyring: Keyring,
@@ -117,6 +119,7 @@ def _serve(
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
+    quarantine = QuarantineList(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
@@ -128,6 +131,8 @@ def _serve(
         well=__version__,
         judge=judge(settings, host),
         sink=log_event,
+        barred=quarantine.read(),
+        keep=lambda barred: quarantine.keep(barred, executor),
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers)
@@ -141,6 +146,7 @@ def _serve(
         log.info("the well ends: %s", why)
         if not loop.drain(_DRAIN_SECONDS):
             log.warning("what still waited to be written to disk is given up")
+        quarantine.flush()
     stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
     if not stuck:
         hierarchy.close()

@@ -5,10 +5,23 @@ from __future__ import annotations
 import logging
 
 from stepwell import events as e
+from stepwell.errors import IdentityMismatch
 from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell.serve")
 _limited = RateLimited(log)
+
+
+def alarm(tag: bytes, excess: float) -> IdentityMismatch:
+    """The alarm, for a person."""
+    return IdentityMismatch(
+        "SW-406",
+        what=f"namespace {tag.hex()} is in quarantine: its blocks are dropped, nothing of it is recalled or spilled",
+        why="two canaries have shown that its engines do not compute what is stored, by "
+        f"{excess:.3g} times what rounding explains: it has blocks of other weights",
+        fix="give each set of weights a weights_id of its own, or none, and reset the connector's cache when weights "
+        f"change in memory; then `stepwell clear --namespace {tag.hex()}` lifts the quarantine",
+    )
 
 
 def log_event(event: e.Event) -> None:
@@ -36,6 +49,17 @@ def log_event(event: e.Event) -> None:
             )
         case e.TierBreakerMoved(tier, operation, "closed", why):
             log.info("%s tier: %ss as usual: %s", tier, operation, why)
+        case e.CanaryHeard(excess) if excess > 1:
+            _limited.log(
+                logging.WARNING,
+                "canary",
+                "a stored block was computed again and differs by %.3g times what rounding explains [SW-406]",
+                excess,
+            )
+        case e.NamespaceQuarantined(tag, excess):
+            log.error("%s", alarm(tag, excess))
+        case e.QuarantineLifted(tag):
+            log.info("namespace %s has left quarantine: it was cleared", tag.hex())
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:

@@ -6,7 +6,7 @@ itself: messages are handled when said, work is done in `turns`, jobs in `execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy.canaries import Tags
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -46,6 +47,7 @@ class Rig:
         tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
+        barred: Iterable[Tags] = (),
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -61,6 +63,7 @@ class Rig:
             executor=self.executor,
             memory=self.memory,
             well="rig",
+            barred=barred,
         )
 
     def turns(self, limit: int = 10_000) -> None:

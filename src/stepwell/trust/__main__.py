@@ -22,6 +22,7 @@ from stepwell.trust.budget import Budget
 NAMES: tuple[str, ...] = (
     "tenants",
     "secrets",
+    "canary",
     "devices",
     "powercut",
 )

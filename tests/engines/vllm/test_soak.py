@@ -21,6 +21,7 @@ ENGINES: list[dict[str, Any]] = [
     {"num_pages": 49, "max_seqs": 6, "batch_tokens": 96, "ranks": 2, "extra": {"block_tokens": 64}},
     {"num_pages": 49, "max_seqs": 6, "async_scheduling": True, "extra": {"block_tokens": 32}},
     {"num_pages": 33, "max_seqs": 5, "page": 32, "runner_v2": True, "prefix_caching": False},
+    {"num_pages": 49, "max_seqs": 6, "batch_tokens": 96, "ranks": 2, "extra": {"canary": 1}},
 ]
 
 
@@ -96,4 +97,9 @@ def test_anything_in_any_order(tmp_path: Path, seed: int, setup: dict[str, Any])
                 assert h.right(outcome), rid
         h.assert_clean()
         assert h.half.tracked == 0 and not h.half.busy
-        assert h.stat("recalled_blocks") > 10, "it was worth the name"
+        print(h.stat("recalled_blocks"), "blocks recalled,", h.stat("canaries_clean"), "clean canaries")
+        if h.setup.extra.get("canary"):
+            assert h.counted("canaries") > 5
+        else:
+            assert h.stat("recalled_blocks") > 10, "it was worth the name"
+        assert (h.stat("canaries_mismatched"), h.stat("quarantined_namespaces")) == (0, 0)

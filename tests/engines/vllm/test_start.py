@@ -86,6 +86,8 @@ INERT = [
     ({"kv_role": "kv_producer"}, "SW-706"),
     ({"extra": {"block_tokens": 24}}, "SW-102"),
     ({"extra": {"strict": "yes"}}, "SW-102"),
+    ({"extra": {"canary": -1}}, "SW-102"),
+    ({"extra": {"canary": True}}, "SW-102"),
 ]
 
 

@@ -25,6 +25,8 @@ from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
 from stepwell.engines.vllm import identity, settings, stats, voice
 from stepwell.engines.vllm.adapters import Adapters, lora_facts, watch_loads
+from stepwell.engines.vllm.canaries import Canaries
+from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
@@ -162,18 +164,28 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             counted=self._tally.counted,
             threaded=self.threaded,
         )
-        if (lora := self._config.lora_config) is not None:
-            self._open_adapters(lora)
-        self._sched = SchedulerHalf(shape, client, self._caught, self._tally, adapters=self._adapters)
+        adapters = self._open_adapters()
+        self._sched = SchedulerHalf(
+            shape, client, self._caught, self._tally, self._canaries(shape, client), adapters=adapters
+        )
 
-    def _open_adapters(self, lora_config: Any) -> None:
+    def _open_adapters(self) -> Adapters | None:
         """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
+        if (lora := self._config.lora_config) is None:
+            return None
         try:
             watch_loads()
             cache = self._settings.home / CACHE_NAME
-            self._adapters = Adapters(lora_facts(lora_config), cache, voice.tell_of_adapter, threaded=self.threaded)
+            self._adapters = Adapters(lora_facts(lora), cache, voice.tell_of_adapter, threaded=self.threaded)
         except (ImportError, AttributeError, StepwellError) as error:
             log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
+        return self._adapters
+
+    def _canaries(self, shape: Shape, client: scheduler_client.SchedulerClient) -> Canaries:
+        kind = kind_of(self._spec.dtype)
+        if kind is None and self._settings.canary:
+            log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
+        return Canaries(shape, client, self._settings.canary, kind)
 
     def _weights(self) -> Callable[[], bytes | None]:
         """The fingerprint of the weights as far as it is known; without files one that no other start has."""

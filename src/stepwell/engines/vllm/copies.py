@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepwell.client.worker import Slot
+from stepwell.engines.vllm.canary import relative_error
 from stepwell.engines.vllm.team import Copy, Numbers, Team
 from stepwell.errors import Unsupported
 from stepwell.io.memory import Bytes
@@ -37,11 +38,13 @@ class CpuCopies:
     def __init__(self, kv_caches: Mapping[str, Any], num_pages: int) -> None:
         rows: list[Bytes] = []
         seen: set[int] = set()
+        self._kinds: list[tuple[str, int]] = []  # of each row: its numbers, and the heads of a page
         for name, tensor in kv_caches.items():
             if tensor.data_ptr() in seen:
                 continue  # layers may share their KV
             seen.add(tensor.data_ptr())
             rows.append(_rows(name, tensor, num_pages))
+            self._kinds.append((str(tensor.dtype).removeprefix("torch."), int(tensor.shape[1])))
         self._rows = rows
         self._team = Team()
         self.num_pages = num_pages
@@ -61,6 +64,22 @@ class CpuCopies:
         runs = self._runs(shards, _Run)
         copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._layers(run)]
         self._team.copy(copies, self._nbytes(shards))
+
+    def errors(self, shard: Shard) -> list[float]:
+        """How far each layer's K, then its V, in the engine's pages is from the slot: relative errors. A page holds
+        head by head all of K, then all of V. Raises KeyError for numbers that cannot be compared."""
+        self._check(shard)
+        (slots, slot), skip, pages = shard
+        stored = slots[slot].reshape(-1, self.page_bytes)[skip : skip + len(pages)]
+        errors: list[float] = []
+        at = 0
+        for row, (kind, heads) in zip(self._rows, self._kinds, strict=True):
+            size = row.shape[1]
+            shape = (len(pages), heads, 2, -1)
+            fresh, kept = row[np.array(pages)].reshape(shape), stored[:, at : at + size].reshape(shape)
+            errors += [relative_error(fresh[:, :, half], kept[:, :, half], kind) for half in (0, 1)]
+            at += size
+        return errors
 
     def close(self) -> None:
         self._team.close()

@@ -47,6 +47,10 @@ FAMILIES: Mapping[str, Family] = {
         "op",
         ("recall", "spill"),
     ),
+    "canary_tokens": Family(
+        "stepwell_engine_canary_tokens",
+        "Tokens that could have been recalled and were computed instead, to be compared with what is stored.",
+    ),
     "errors": Family(
         "stepwell_engine_errors",
         "What went wrong and cost recalls or spills, never a request: failed loads of each rank, exceptions in hooks of"
@@ -56,7 +60,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-_ERRORS = {"failed_loads": "errors/failed_load", "hook_errors": "errors/hook"}
+_COUNTED = {
+    "failed_loads": "errors/failed_load",
+    "hook_errors": "errors/hook",
+    "canary_tokens": "canary_tokens/",
+}
 
 
 class Tally:
@@ -73,8 +81,8 @@ class Tally:
         kind, _, reason = name.partition("_")
         if kind in ("missed", "bypassed"):
             self._add(f"misses/{reason}", n)
-        elif name in _ERRORS:
-            self._add(_ERRORS[name], n)
+        elif name in _COUNTED:
+            self._add(_COUNTED[name], n)
 
     def answered(self, reason: str) -> None:
         """A request goes on with what the well has of it; `reason` is why it has no more."""

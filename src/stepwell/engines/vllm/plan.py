@@ -35,12 +35,22 @@ class Save:
     pages: list[int]
 
 
+@dataclass(slots=True)
+class Compare:
+    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by rank and
+    its pages. Without blocks nothing is compared any more. Either way `transfer` is acknowledged: its lease ends."""
+
+    session: int
+    transfer: int
+    blocks: list[tuple[list[Ref], list[int]]]
+
+
 @dataclass
 class StepPlan(KVConnectorMetadata):
     """Scheduler to workers, once per step.
 
     urgent: saves from pages that the engine has taken back; only before this step's forward.
-    saves: from pages that stay as they are during this step.
+    saves, compares: from pages that stay as they are during this step.
     release: requests whose pages were held for their saves and are free after them.
     """
 
@@ -48,6 +58,7 @@ class StepPlan(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     urgent: list[Save] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    compares: list[Compare] = field(default_factory=list)
     release: list[str] = field(default_factory=list)
 
 
@@ -57,6 +68,7 @@ class StepReport(KVConnectorWorkerMetadata):
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
     loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
+    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -64,6 +76,7 @@ class StepReport(KVConnectorWorkerMetadata):
     loaded: list[tuple[str, int, float]] = field(default_factory=list)
     recalled_bytes: int = 0
     spilled_bytes: int = 0
+    compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
@@ -74,4 +87,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.loaded + other.loaded,
             self.recalled_bytes + other.recalled_bytes,
             self.spilled_bytes + other.spilled_bytes,
+            self.compared + other.compared,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.block.digest import Chain
 from stepwell.client.scheduler import Ask, Spill
 from stepwell.engines.vllm.adapters import Adapter
-from stepwell.engines.vllm.plan import Load, Save
+from stepwell.engines.vllm.plan import Load, Ref, Save
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,22 @@ class Loading:
 
 
 @dataclass(slots=True, eq=False)
+class Watch:
+    """A canary: blocks from `first` on are leased by `transfer`, `refs` by block and rank, to be compared with what the
+    request computes. `covered`: a step that completes them all is under way or has ended."""
+
+    session: int
+    transfer: int
+    first: int
+    refs: list[list[Ref]]
+    covered: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.refs)
+
+
+@dataclass(slots=True, eq=False)
 class Tracked:
     """One request. Tokens of its sequence, half-open ranges:
 
@@ -61,6 +77,8 @@ class Tracked:
     answer: Ask | None = None  # of an ask that is finished: its blocks need not be offered to the well
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     offered_from: int = 0
+    canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask
+    watch: Watch | None = None
     loading: Loading | None = None  # until the request is scheduled again
     failed: bool = False  # its load has; it is not offered another before it has been scheduled
     pages: list[int] = field(default_factory=list)
@@ -72,6 +90,7 @@ class Tracked:
     held_since: float = 0.0  # its pages are held for its last saves
     asked_at: float = 0.0
     offered_at: float = 0.0
+    canary_tokens: int = 0  # could have been recalled, and were left to be recomputed
     recalled_tokens: int = 0
     staged_tokens: int = 0  # of them, what was brought up from a tier for this request
     wait_s: float = 0.0  # from the scheduler's first ask to the offer; part of recall_s, as is copy_s
@@ -84,7 +103,8 @@ class Tracked:
         tiers = {"host": self.recalled_tokens - self.staged_tokens}
         if self.staged_tokens:
             tiers["disk"] = self.staged_tokens
-        return {
+        canary = {"canary_tokens": self.canary_tokens} if self.canary_tokens else {}
+        return canary | {
             "recalled_tokens": self.recalled_tokens,
             "tiers": tiers,
             "bytes": {tier: tokens * token_bytes for tier, tokens in tiers.items()},

@@ -22,8 +22,9 @@ from stepwell.block.digest import Chain, adapter_extras, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
 from stepwell.engines.vllm.adapters import Adapter, Adapters, Unread
+from stepwell.engines.vllm.canaries import STEP_BYTES, Canaries
 from stepwell.engines.vllm.counts import Tally
-from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
+from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
 from stepwell.engines.vllm.steps import Computes, Steps
 
@@ -63,6 +64,7 @@ class SchedulerHalf:
         client: SchedulerClient,
         trouble: Trouble,
         tally: Tally | None = None,
+        canaries: Canaries | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class SchedulerHalf:
         self._client = client
         self._trouble = trouble
         self._tally = tally or Tally()
+        self._canaries = canaries or Canaries(shape, client)
         self._clock = clock
         self._lives = count(1)
         self._orders = count(1)
@@ -80,7 +83,7 @@ class SchedulerHalf:
         self._steps = Steps(shape.world)
         self._loads: list[Load] = []
         self._urgent: list[Save] = []
-        self._spilling: dict[str, Tracked] = {}  # with reserved blocks, or held
+        self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or held
         self._held: set[str] = set()
         self._released: list[str] = []
         self._restarted: set[str] = set()  # since the last plan
@@ -161,7 +164,9 @@ class SchedulerHalf:
         tracked.known = max(tracked.known, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._clock()
         tokens = min(blocks * self._shape.block_tokens, request.num_tokens) - computed
-        return (tokens, True) if tokens > 0 else (0, False)
+        if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
+            return 0, False
+        return tokens, True
 
     def _restart(self, tracked: Tracked) -> None:
         """The request was preempted, or its load brought nothing: it starts again with other pages."""
@@ -193,7 +198,7 @@ class SchedulerHalf:
         for ask in (tracked.ask, tracked.answer):
             if ask is not None:
                 self._client.release(ask)
-        tracked.ask = tracked.answer = None
+        tracked.ask = tracked.answer = tracked.canary = None
 
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
@@ -207,7 +212,9 @@ class SchedulerHalf:
             else:
                 self._client.count("missed_too_slow")
         if external == 0:
-            if ask is not None:
+            if self._canaries.begins(tracked):
+                self._spilling[request.request_id] = tracked
+            elif ask is not None:
                 self._client.finish(ask)
                 tracked.ask, tracked.answer = None, ask
             return
@@ -239,15 +246,17 @@ class SchedulerHalf:
         leave requests waiting for ever."""
         number = next(self._numbers)
         saves: list[Save] = []
+        compares: list[Compare] = []
         try:
             self._observe(number, out)
-            self._collect(saves)
+            self._collect(saves, compares)
             self._client.report(idle=not self._tracked)
         except Exception as error:  # noqa: BLE001 - page tables may have got out of step with the engine's: trust none
             self._trouble("build_connector_meta", error)
             for request_id in list(self._tracked):
                 self.drop(request_id)
-        plan = StepPlan(number, self._loads, self._urgent, saves, self._released)
+        compares += self._canaries.take_given_up()
+        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
         self._loads, self._urgent, self._released = [], [], []
         return plan
 
@@ -306,6 +315,8 @@ class SchedulerHalf:
             self._admit(tracked, computed)
         after = computed + scheduled
         computes.append((request_id, tracked.life, after))
+        if tracked.watch is not None:
+            tracked.watch.covered = after >= tracked.watch.end * self._shape.block_tokens
         if tracked.answer is not None:
             if not tracked.answer.final:
                 return  # it comes within a step or two
@@ -342,8 +353,8 @@ class SchedulerHalf:
             tracked.recall_s += loading.seconds
             tracked.copy_s += loading.copy_s
 
-    def _collect(self, saves: list[Save]) -> None:
-        room = SAVE_BYTES_PER_STEP
+    def _collect(self, saves: list[Save], compares: list[Compare]) -> None:
+        room, to_compare = SAVE_BYTES_PER_STEP, STEP_BYTES
         now = self._clock()
         for request_id, tracked in list(self._spilling.items()):
             with self._apart(request_id):
@@ -352,12 +363,16 @@ class SchedulerHalf:
                     room -= self._shape.shard_bytes
                     if room <= 0:
                         return
+                if to_compare > 0 and (compare := self._canaries.ready(tracked)) is not None:
+                    compares.append(compare)
+                    to_compare -= self._canaries.cost(compare)
+                busy = tracked.pending or tracked.watch is not None
                 if request_id in self._held:
-                    if not tracked.pending or now - tracked.held_since > HOLD_S:
+                    if not busy or now - tracked.held_since > HOLD_S:
                         self._held.discard(request_id)
                         self._released.append(request_id)
                         self._forget(request_id)
-                elif not tracked.pending:
+                elif not busy:
                     del self._spilling[request_id]
 
     # a step has ended -------------------------------------------------------------------------------------------------
@@ -369,6 +384,8 @@ class SchedulerHalf:
             tracked = self._tracked.get(request_id)
             if tracked is not None and tracked.life == life:
                 tracked.confirmed = max(tracked.confirmed, after)
+        for rank, transfer, errors in report.compared:
+            self._canaries.compared(rank, transfer, errors)
         for request_id, transfer, bad in report.failed:
             with self._apart(request_id):
                 self._load_failed(request_id, transfer, bad)
@@ -406,7 +423,8 @@ class SchedulerHalf:
             return False, None
         self._end_ask(tracked)
         receipt = {"stepwell": tracked.receipt(self._shape.token_bytes)}
-        if tracked.pending and tracked.pages and tracked.loading is None:
+        covered = tracked.watch is not None and tracked.watch.covered
+        if (tracked.pending or covered) and tracked.pages and tracked.loading is None:
             tracked.held_since = self._clock()
             self._held.add(request_id)
             return True, receipt
@@ -422,7 +440,8 @@ class SchedulerHalf:
             self._give_up(tracked)
 
     def _give_up(self, tracked: Tracked) -> None:
-        """What was reserved and is not planned yet will not be copied; it may be offered anew."""
+        """What was reserved and is not planned yet will not be copied; it may be offered anew. A canary is one less."""
+        self._canaries.give_up(tracked)
         for pending in tracked.pending:
             tracked.known = min(tracked.known, pending.first + pending.next)
             self._client.abandon(pending.spill, pending.next)
@@ -434,6 +453,7 @@ class SchedulerHalf:
         """The weights may have changed: a new epoch, in which nothing of before is ever found. Requests that have KV
         now spill nothing more; those that the engine has just preempted for this, or not started, have none."""
         self._epoch = secrets.randbits(64) or 1
+        self._canaries.reset()
         for request_id, tracked in list(self._tracked.items()):
             tracked.epoch = self._epoch
             tracked.mute = tracked.mute or tracked.request.num_computed_tokens > 0
@@ -456,7 +476,7 @@ class SchedulerHalf:
     @property
     def busy(self) -> bool:
         """The engine must go on stepping."""
-        return bool(self._held or self._loads or self._urgent or self._released)
+        return bool(self._held or self._loads or self._urgent or self._released or self._canaries.waits)
 
     @property
     def tracked(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepwell.client.socket import dial
 from stepwell.client.start import find, find_named, find_or_start
+from stepwell.engines.vllm.canary import EVERY
 from stepwell.errors import ConfigError
 from stepwell.io.paths import Rendezvous, home_dir
 from stepwell.protocol.link import Dial
@@ -22,14 +23,16 @@ class ConnectorSettings:
     """home: the well's home directory. socket: where a well listens that its operator runs: it is joined there and
     never started, and home then only keeps the fingerprints of weights. strict: refuse to start the engine where
     stepwell cannot serve it. block_tokens: tokens a block, a multiple of the engine's page (None: decided by size).
-    weights_id: names the weights instead of their fingerprint. wishes: settings for a well that may have to be started;
-    checked by the well."""
+    weights_id: names the weights instead of their fingerprint. canary: of so many prefixes that could be recalled, one
+    is left to be recomputed and compared (0: none). wishes: settings for a well that may have to be started; checked by
+    the well."""
 
     home: Path
     socket: Path | None = None
     strict: bool = False
     block_tokens: int | None = None
     weights_id: str | None = None
+    canary: int = EVERY
     wishes: Wishes = field(default_factory=dict)
 
 
@@ -41,6 +44,7 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     strict = rest.pop("strict", False)
     block_tokens = rest.pop("block_tokens", None)
     weights_id = rest.pop("weights_id", None)
+    canary = rest.pop("canary", EVERY)
     if home is not None and not isinstance(home, str):
         raise _bad("home", home, "a path")
     if socket is not None and not (isinstance(socket, str) and os.path.isabs(socket)):
@@ -52,12 +56,14 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if block_tokens is not None and not (whole and block_tokens > 0 and block_tokens % page == 0):
         raise _bad("block_tokens", block_tokens, f"a multiple of the engine's page of {page} tokens")
+    if not isinstance(canary, int) or isinstance(canary, bool) or canary < 0:
+        raise _bad("canary", canary, "a whole number: one recalled prefix in so many is computed instead, 0 for none")
     for key, value in rest.items():
         if not isinstance(value, str | int | float):
             raise _bad(key, value, "a plain value")
     place = Path(home) if home else home_dir(os.environ)
     at = Rendezvous.named(Path(socket)).socket if socket else None
-    return ConnectorSettings(place, at, strict, block_tokens, weights_id, rest)
+    return ConnectorSettings(place, at, strict, block_tokens, weights_id, canary, rest)
 
 
 def _bad(key: str, value: object, expected: str) -> ConfigError:

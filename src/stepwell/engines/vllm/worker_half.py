@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 from stepwell.client.worker import WorkerClient
 from stepwell.engines.vllm.copies import CpuCopies, Shard
-from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
+from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.errors import StepwellError
 
 log = logging.getLogger("stepwell")
@@ -68,6 +68,8 @@ class WorkerHalf:
         self._drop([*late, *plan.saves] if raised else late)
         if not raised:
             self._save(plan.saves)
+        for compare in plan.compares:
+            self._compare(compare)
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
         with self._lock:
@@ -159,6 +161,31 @@ class WorkerHalf:
                 log.debug("a block was not recalled: %s", error)
                 return good
         return len(shards)
+
+    def _compare(self, compare: Compare) -> None:
+        """A canary. Reports in any case, and raises nothing: a lease that nobody ends would stay until the session
+        does."""
+        errors: list[float] = []
+        if compare.blocks:
+            try:
+                with self._client.copying():
+                    errors = self._errors(compare)
+            except Exception as error:  # noqa: BLE001 - one canary less
+                log.debug("a canary was not compared: %s", error)
+        with self._lock:
+            self._report.compared.append((self._rank, compare.transfer, errors))
+        self._client.recalled(compare.session, [compare.transfer])
+
+    def _errors(self, compare: Compare) -> list[float]:
+        """The worst of each layer over the blocks, which are checked to be those leased before they are read and
+        afterwards. Raises IntegrityError."""
+        worst: list[float] = []
+        for refs, pages in compare.blocks:
+            ref = refs[self._rank]
+            errors = self._copies.errors(Shard(self._client.slot(compare.session, *ref), 0, pages))
+            self._client.verify(compare.session, *ref)
+            worst = [max(pair) for pair in zip(worst, errors, strict=True)] if worst else errors
+        return worst
 
     def _copy_large(self) -> None:
         while (load := self._large.get()) is not None:

@@ -1,0 +1,131 @@
+"""The canaries of one engine, as its scheduler half has them: which prefixes they are, what is leased for them, and
+what the workers found. Everything is bounded, and each lease is ended by the workers, compared or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.engines.vllm.plan import Compare
+from stepwell.engines.vllm.requests import Tracked, Watch
+
+if TYPE_CHECKING:
+    from stepwell.engines.vllm.scheduler_half import Shape
+
+MOST_BLOCKS, MOST_BYTES = 4, 4 << 20
+"""Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""
+
+STEP_BYTES = 8 << 20
+"""Bytes of one rank that a step compares, but one canary at least: some 10 ms."""
+
+MOST_OPEN = 256
+"""Canaries that workers were given and have not answered for; beyond that the earliest are given up."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A canary that is being compared: errors by rank, as they come."""
+
+    session: int
+    epoch: int
+    errors: dict[int, list[float]] = field(default_factory=dict)
+
+
+class Canaries:
+    """`every`: of so many prefixes one is a canary; 0: none. `kind`: numbers of the KV, as `canary.kind_of` says."""
+
+    def __init__(self, shape: Shape, client: SchedulerClient, every: int = 0, kind: str | None = None) -> None:
+        self._shape = shape
+        self._client = client
+        self._every = every if kind is not None else 0
+        self._kind = kind or ""
+        self._prefixes = 0
+        self._open: dict[int, _Open] = {}
+        self._given_up: list[Compare] = []
+
+    def takes(self, tracked: Tracked, computed: int, blocks: int) -> bool:
+        """Whether this prefix, of which the engine has `computed` tokens and the well `blocks`, is left to be computed.
+        Decided once for an ask, however often the engine asks. Counted rather than drawn: the cost is what was
+        promised, and a test of a few recalls has none."""
+        if not self._every or self._first(computed) >= blocks:
+            return False
+        if tracked.canary is None:
+            self._prefixes += 1
+            tracked.canary = self._prefixes % self._every == 0
+        return tracked.canary
+
+    def _first(self, computed: int) -> int:
+        """The first block that the engine computes from its first token on."""
+        return -(-computed // self._shape.block_tokens)
+
+    def begins(self, tracked: Tracked) -> bool:
+        """Its pages are allocated, for it to compute. If it is a canary: leases a stretch of the blocks that were not
+        offered, any of which may be the wrong one, and ends the ask."""
+        ask, first = tracked.ask, self._first(tracked.offered_from)
+        if ask is None or not tracked.canary or first >= ask.blocks:
+            return False
+        tracked.ask, blocks = None, ask.blocks
+        most = max(1, min(MOST_BLOCKS, MOST_BYTES // self._shape.shard_bytes, blocks - first))
+        at = random.randrange(first, blocks - most + 1)
+        transfer, refs = self._client.recall(ask, at, most, compare=True)
+        tracked.watch = Watch(ask.session, transfer, at, refs.tolist())
+        tokens = min(blocks * self._shape.block_tokens, tracked.request.num_tokens) - tracked.offered_from
+        tracked.canary_tokens += tokens
+        self._client.count("canaries")
+        self._client.count("canary_tokens", tokens)
+        return True
+
+    def ready(self, tracked: Tracked) -> Compare | None:
+        """What the workers are to compare in this step, if its blocks are computed and confirmed. Yielded once."""
+        watch = tracked.watch
+        if watch is None or watch.end * self._shape.block_tokens > tracked.confirmed:
+            return None
+        tracked.watch = None
+        n = self._shape.pages_per_block
+        pages = [tracked.pages[at * n : (at + 1) * n] for at in range(watch.first, watch.end)]
+        self._open[watch.transfer] = _Open(watch.session, tracked.epoch)
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        return Compare(watch.session, watch.transfer, list(zip(watch.refs, pages, strict=True)))
+
+    def cost(self, compare: Compare) -> int:
+        """Bytes of one rank."""
+        return len(compare.blocks) * self._shape.shard_bytes
+
+    def give_up(self, tracked: Tracked) -> None:
+        """Its pages are the engine's again, or will not be computed: the lease ends. Idempotent."""
+        watch, tracked.watch = tracked.watch, None
+        if watch is not None:
+            self._given_up.append(Compare(watch.session, watch.transfer, []))
+
+    def take_given_up(self) -> list[Compare]:
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    @property
+    def waits(self) -> bool:
+        """Workers are still to be told that a lease ends."""
+        return bool(self._given_up)
+
+    def compared(self, rank: int, transfer: int, errors: list[float]) -> None:
+        """One rank's result. With the last one's the well is told; one that failed anywhere is no canary."""
+        known = self._open.get(transfer)
+        if known is None:
+            return
+        known.errors[rank] = errors
+        if len(known.errors) < self._shape.world:
+            return
+        del self._open[transfer]
+        if all(known.errors.values()):
+            self._client.canary(known.session, known.epoch, self._kind, _in_order(known.errors))
+
+    def reset(self) -> None:
+        """The weights may have changed: nothing that is under way says anything of the new ones."""
+        self._open.clear()
+
+
+def _in_order(errors: Mapping[int, list[float]]) -> list[float]:
+    return [error for rank in sorted(errors) for error in errors[rank]]

@@ -1,0 +1,130 @@
+"""Does a namespace hold the KV of one model only? What engines say of stored blocks that they have computed once more.
+
+A fingerprint can be wrong: `weights_id` set by hand, weights changed in memory without a reset, a fault in a backend.
+Then blocks of two models meet in one namespace, and each of them is what was spilled, bit for bit. What gives them away
+is that an engine, given the same tokens, computes something else:
+
+    an engine's Canary ──► at most the bound of each layer: clean ──► the first 1,000 of these make the bound
+                      └──► above it: a mismatch ──► a second one, before 1,000 clean ones: quarantine
+
+A namespace in quarantine answers misses and takes no spills until an operator clears it. Why and by which numbers:
+docs/design/adr/0010-canary.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stepwell.events import CanaryHeard, NamespaceQuarantined, QuarantineLifted, Sink
+from stepwell.hierarchy.origin import Origin
+
+KNOWN = 1000
+"""Clean canaries that make a bound; and those after which a single mismatch is forgotten."""
+
+MARGIN = 4.0
+"""A layer's bound is so many times the largest error among them."""
+
+PRIOR = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.25}
+"""The most that a bound may be, and what it is until KNOWN canaries were clean, by the kind of the numbers."""
+
+FLOOR = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.03}
+"""The least: an engine that has only ever run one request at a time has seen no rounding differ at all."""
+
+MOST_ERRORS = 1 << 14
+"""Errors in one Canary: two for each layer of each rank."""
+
+MOST_NAMESPACES = 256
+"""That are calibrated at a time, and that may be in quarantine; beyond it the earliest are forgotten."""
+
+_LARGEST = 1e9  # an error that is not a number, or no bound's multiple, is this many times it
+
+Tags = tuple[bytes, ...]
+"""One namespace: its tag under each of its tenant's key epochs, newest first."""
+
+
+@dataclass(slots=True)
+class Calibration:
+    """What is known of one namespace's rounding. `worst` is the largest error of each layer among the first KNOWN clean
+    canaries; `suspect`, how many had been clean at the last mismatch."""
+
+    worst: list[float]
+    clean: int = 0
+    suspect: int | None = None
+
+    def bounds(self, kind: str) -> list[float]:
+        most, least = PRIOR.get(kind, max(PRIOR.values())), FLOOR.get(kind, max(FLOOR.values()))
+        if self.clean < KNOWN:
+            return [most] * len(self.worst)
+        return [min(most, max(least, MARGIN * error)) for error in self.worst]
+
+    def excess(self, kind: str, errors: Sequence[float]) -> float:
+        """The largest multiple of its bound that an error is."""
+        ratios = (error / bound for error, bound in zip(errors, self.bounds(kind), strict=True))
+        return max(ratio if ratio < _LARGEST else _LARGEST for ratio in ratios)
+
+    def agreed(self, errors: Sequence[float]) -> None:
+        """A clean canary. Once there is a bound it stays: what is clean by it must not widen it."""
+        if self.clean < KNOWN:
+            self.worst = [max(pair) for pair in zip(self.worst, errors, strict=True)]
+        self.clean += 1
+        if self.suspect is not None and self.clean - self.suspect >= KNOWN:
+            self.suspect = None
+
+    def differed(self) -> bool:
+        """A mismatch. True: it is the second."""
+        again, self.suspect = self.suspect is not None, self.clean
+        return again
+
+
+@dataclass(slots=True)
+class Canaries:
+    """`barred`: namespaces in quarantine, as `keep` was last told; it must not block."""
+
+    emit: Sink
+    barred: list[Tags] = field(default_factory=list)
+    keep: Callable[[Sequence[Tags]], None] = lambda barred: None
+    _tags: frozenset[bytes] = frozenset()
+    _known: OrderedDict[bytes, Calibration] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._tags = frozenset(tag for tags in self.barred for tag in tags)
+
+    def bars(self, origins: Iterable[Origin]) -> bool:
+        """Nothing of this namespace may be recalled or spilled."""
+        return bool(self._tags) and any(origin.tag in self._tags for origin in origins)
+
+    def heard(self, origins: Sequence[Origin], kind: str, errors: Sequence[float]) -> bool:
+        """What one canary has shown. True: its namespace is in quarantine from now on, and its blocks are to go."""
+        if self.bars(origins):
+            return False
+        tag = origins[0].tag
+        known = self._known.setdefault(tag, Calibration([0.0] * len(errors)))
+        self._known.move_to_end(tag)
+        if len(self._known) > MOST_NAMESPACES:
+            self._known.popitem(last=False)
+        if len(known.worst) != len(errors):  # one layout has one number of layers: whoever says else compares nothing
+            return False
+        excess = known.excess(kind, errors)
+        self.emit(CanaryHeard(excess))
+        if excess <= 1:
+            known.agreed(errors)
+            return False
+        if not known.differed():
+            return False
+        del self._known[tag]
+        self._bar([*self.barred, tuple(origin.tag for origin in origins)][-MOST_NAMESPACES:])
+        self.emit(NamespaceQuarantined(tag, excess))
+        return True
+
+    def lift(self, namespace: bytes) -> None:
+        """An operator has cleared this namespace, or all (empty): it begins anew."""
+        for tags in [tags for tags in self.barred if not namespace or namespace in tags]:
+            self._bar([other for other in self.barred if other is not tags])
+            self.emit(QuarantineLifted(tags[0]))
+
+    def _bar(self, barred: list[Tags]) -> None:
+        self.barred = barred
+        self._tags = frozenset(tag for tags in barred for tag in tags)
+        self.keep(barred)

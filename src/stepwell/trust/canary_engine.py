@@ -1,0 +1,141 @@
+"""Canaries of a real vLLM: every recalled prefix is one, in batches of all shapes; then the same with other weights."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from stepwell.client import control
+from stepwell.demo import documents
+from stepwell.demo import model as models
+from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.progress import PlainProgress
+from stepwell.demo.wire import Question
+from stepwell.errors import BackendDown, StepwellError
+from stepwell.hierarchy.canaries import KNOWN
+from stepwell.trust.budget import Budget
+from stepwell.trust.report import Row
+
+PAGE, POOL = 32, 60
+TEXTS, LONGEST = 6, 200
+WAIT_S = 60.0
+CLEAN, TRIPPED = "a real vLLM's canaries raise no alarm", "a real vLLM of other weights trips it"
+CHANGE, CHANGE_UNKNOWN = 0.02, 0.1
+"""Noise in each weight matrix, relative to its own size, that must be noticed once the bound is known, and before."""
+
+
+def run(budget: Budget) -> Iterator[Row]:
+    wanted = budget.of(ci=0, full=1000)
+    if not wanted:
+        yield Row(CLEAN, 0, 0, budget.seed, "at full scale only; in CI tests/e2e/test_canary.py")
+        return
+    if find_spec("vllm") is None:
+        yield Row(CLEAN, 0, 0, budget.seed, "no vLLM is installed here")
+        return
+    with tempfile.TemporaryDirectory(prefix="swc", dir="/tmp") as folder:
+        base = Path(folder)
+        (base / "run").mkdir(mode=0o700)
+        with patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(base / "run")}):
+            try:
+                yield from _try(budget, base, wanted)
+            except StepwellError as error:
+                yield Row(CLEAN, 0, 0, budget.seed, f"not tried: {error.what}")
+            finally:
+                _end(base / "home")
+
+
+def _try(budget: Budget, base: Path, wanted: int) -> Iterator[Row]:
+    dice, model = budget.dice("canary", "engine"), models.prepare(None, PlainProgress())
+    encode = documents.load_encoder(model)
+    texts = [list(document.prompt[:LONGEST]) for document in documents.choose(encode, TEXTS, 128)]
+    clean = 0
+    for number, tokens in enumerate((256, 64)):  # prompts come whole, and in pieces
+        with _engine(model, base, f"clean{number}", max_num_batched_tokens=tokens) as engine:
+            goal = wanted * (number + 1) // 2
+            while (clean := _heard(base)[0]) < goal and not budget.over and not _heard(base)[1]:
+                _ask(engine, texts, dice)
+                budget.tell(f"{clean:,} of {wanted:,} canaries of a real vLLM")
+    clean, mismatched = _heard(base)
+    yield Row(CLEAN, clean + mismatched, mismatched, budget.seed, "canaries of vLLM on CPU in bfloat16, mixed batches")
+    share = CHANGE if clean >= KNOWN else CHANGE_UNKNOWN
+    with _engine(changed(model, base / "model", share), base, "other", max_num_batched_tokens=256) as engine:
+        before, until = sum(_heard(base)), time.monotonic() + WAIT_S
+        while not _barred(base) and time.monotonic() < until:
+            _ask(engine, texts, dice)
+        needed = sum(_heard(base)) - before
+    remark = f"an engine whose weights differ by {share:.0%}; in quarantine after {needed} canaries"
+    yield Row(TRIPPED, 1, 0 if _barred(base) else 1, budget.seed, remark)
+
+
+@contextmanager
+def _engine(model: Path, base: Path, name: str, **extra: Any) -> Iterator[Engine]:
+    own = {"home": str(base / "home"), "host": "256MiB", "weights_id": "the same", "canary": 1, "block_tokens": PAGE}
+    connector = {"kv_connector": "StepwellConnector", "kv_role": "kv_both", "kv_connector_extra_config": own}
+    config = EngineConfig(model, PAGE, POOL, 512, connector, extra=extra)
+    with Engine.start(config, base / f"{name}.log") as engine:
+        until = time.monotonic() + WAIT_S
+        while not _stats(base).get("sessions") and time.monotonic() < until:
+            time.sleep(0.1)
+        yield engine
+
+
+def _ask(engine: Engine, texts: list[list[int]], dice: random.Random) -> None:
+    """A few requests that come at different steps, with prompts that the engine itself has just forgotten."""
+    questions = []
+    for _ in range(dice.choice((1, 1, 2, 4, 8))):
+        prompt = dice.choice(texts)[: dice.choice((40, 70, 110, LONGEST))]
+        questions.append(Question(prompt, dice.choice((1, 1, 3, 12)), after=dice.randrange(6)))
+    engine.ask_all(questions)
+    until = time.monotonic() + WAIT_S
+    while not engine.reset_prefix_cache() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def changed(model: Path, folder: Path, share: float) -> Path:
+    """A copy of a model whose weight matrices have noise of so much of their own size."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    torch.manual_seed(1)
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2:
+                noise = torch.randn(tensor.shape) * tensor.float().std() * share
+                tensors[name] = (tensor.float() + noise).to(tensor.dtype)
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def _stats(base: Path) -> dict[str, Any]:
+    try:
+        return control.stats(base / "home", seconds=10)
+    except BackendDown:
+        return {}
+
+
+def _heard(base: Path) -> tuple[int, int]:
+    stats = _stats(base)
+    return int(stats.get("canaries_clean", 0)), int(stats.get("canaries_mismatched", 0))
+
+
+def _barred(base: Path) -> bool:
+    return bool(_stats(base).get("quarantined_namespaces"))
+
+
+def _end(home: Path) -> None:
+    try:
+        control.stop(home)
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
