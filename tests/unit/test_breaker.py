@@ -226,6 +226,24 @@ def test_writes_that_fail_are_stopped_and_go_on_by_themselves(rig: DeepRig) -> N
     assert rig.stat("dict_writes_up") == 1
 
 
+def test_who_only_looks_stops_nothing(rig: DeepRig) -> None:
+    """A breaker moves when it is looked at. If that is a look at the figures, what waits goes on all the same."""
+    rig.faulty.faults = BROKEN
+    for n in range(FAILURES):
+        fill(rig.engine, chain(1, 500 + n))
+        rig.settle()
+    fill(rig.engine, chain(4, 600))
+    rig.settle()
+    rig.faulty.faults = HEALTHY
+    rig.clock.advance(FIRST_PAUSE_S)
+    assert rig.stat("dict_writes_up") == 1 and rig.stat("dict_write_queue_bytes") > 0
+    moment = rig.hierarchy.next_moment
+    assert moment is not None and moment <= rig.clock.now()
+    rig.settle()
+    assert rig.stat("dict_write_queue_bytes") == 0
+    assert rig.hierarchy.next_moment is None
+
+
 def test_blocks_that_are_gone_or_damaged_say_nothing_against_the_device(rig: DeepRig) -> None:
     for id in list(rig.below.blocks):
         rig.damage(id, 4096)

@@ -74,6 +74,7 @@ class Mover:
         self._reads, self._writes = (Breaker(clock, self._moved(operation)) for operation in ("read", "write"))
         self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
         self._when_idle: Callable[[], None] | None = None
+        self._news = False  # a breaker admits more than at the last `pump`
         self._healthy = HealthyReads()
 
     # looking ----------------------------------------------------------------------------------------------------------
@@ -91,11 +92,18 @@ class Mover:
     @property
     def next_moment(self) -> float | None:
         """When `pump` has something to do because of the time alone."""
+        if self._news:
+            return self._clock.now()
         moments = [moment for moment in (self._reads.next_moment, self._writes.next_moment) if moment is not None]
         return min(moments, default=None)
 
     def _moved(self, operation: str) -> Callable[[Circuit, str], None]:
-        return lambda state, why: self._emit(e.TierBreakerMoved(self.tier.name, operation, state.value, why))
+        def moved(state: Circuit, why: str) -> None:
+            if state is not Circuit.OPEN:  # whoever looks first moves it: who asks for figures, say, and does no more
+                self._news = True
+            self._emit(e.TierBreakerMoved(self.tier.name, operation, state.value, why))
+
+        return moved
 
     @property
     def allowance_s(self) -> float:
@@ -283,6 +291,7 @@ class Mover:
 
     def pump(self) -> None:
         """Gives the tier as much to do as it should have. Whatever lets it do more calls this, time among it."""
+        self._news = False
         while self._reads.admits and self._up and len(self.reading) < self._limits.readers:
             self._read()
         if not self.down and not self.recovering:
