@@ -173,6 +173,8 @@ class SchedulerHalf:
                 self._tally.answered(ask.reason)
             else:
                 self._client.count("missed_too_slow")
+            if external == 0:
+                tracked.wait_s += self._clock() - tracked.asked_at  # in vain
         if external == 0:
             if ask is not None:
                 self._client.finish(ask)
