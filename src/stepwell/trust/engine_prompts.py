@@ -1,10 +1,10 @@
 """What the engines under test are asked, and what a plain vLLM answers to it.
 
 Prompts are pieces of real documents, several with the same beginning. What is right is measured: the same vLLM without
-a connector, in float32, one prompt at a time. The last bits of its numbers depend on what else is in a batch, so prompts
-are left out of whose answer any token was less than `CLEAR` ahead of the next best one: of the others the tokens do not
-depend on it, whatever else the engine does at the time, and their log probabilities by less than `CLOSE`. Measured: by
-2e-5, in batches of four.
+a connector, in float32, one prompt at a time. The last bits of its numbers depend on what else is in a batch, so
+prompts are left out of whose answer any token was less than `CLEAR` ahead of the next best one: of the others the
+tokens do not depend on it, whatever else the engine does at the time, and their log probabilities by less than `CLOSE`.
+Measured: by 2e-5, in batches of four.
 """
 
 from __future__ import annotations

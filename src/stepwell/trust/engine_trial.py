@@ -32,6 +32,9 @@ promised where the machine is not busy."""
 _ABORTS, _GONE_WITHIN_S = 0.15, 0.6
 _RESETS, _RESETS_OF_ALL = 0.3, 0.01
 _STEPS_APART = 6
+_UNSALTED, _ROUNDS_OF_A_SALT = 0.5, 12
+"""A new salt makes old prompts new to the well: there is always something to be written."""
+
 _STRIKES_WITHIN_S = 0.4
 _COUNTED = ("disk_not_recalled_", "disk_errors_", "disk_skipped_", "misses_tier_down", "misses_not_readable", "engine_")
 
@@ -50,6 +53,7 @@ class Trial:
         self._striker = ThreadPoolExecutor(1, "striker")
         self._faults = _in_turn(kinds(well), budget.dice("engine", "faults"))
         self._rounds = 0
+        self._preempted = 0  # requests of the present engine that have been counted
         self._engine = self._start()
 
     def fill(self) -> None:
@@ -65,16 +69,19 @@ class Trial:
             self._episode(next(self._faults))
 
     def kill_engine(self) -> None:
-        """One of its processes is killed while it serves. An engine does not survive that, and what becomes of its
-        requests is the engine's; nothing may be held for it then. Starts the next one."""
-        victim = self._dice.choice([pid for pid in self._engine.pids() if not is_tracker(pid)])
-        after_s = self._dice.uniform(0, _STRIKES_WITHIN_S)
-        strike = self._striker.submit(_kill, victim, after_s)
-        with contextlib.suppress(EngineFailed):
-            self._engine.ask_all([Question(list(p.tokens), 16) for p in self._dice.sample(self._prompts, 3)])
-        strike.result()
+        """One of its processes is killed while it serves, and those that are left a moment later. What becomes of its
+        requests is the engine's; nothing may be held for it then. Its well ends too, so that the next engine starts one
+        that finds everything on disk."""
+        dice = self._dice
+        questions = [Question(list(prompt.tokens), 16) for prompt in dice.sample(self._prompts, 3)]
+        asking = self._striker.submit(_ask_in_vain, self._engine, questions)
+        time.sleep(dice.uniform(0, _STRIKES_WITHIN_S))
+        os.kill(dice.choice([pid for pid in self._engine.pids() if not is_tracker(pid)]), signal.SIGKILL)
+        time.sleep(dice.uniform(0, _STRIKES_WITHIN_S))
         self._end(self._engine.kill)
+        asking.result()
         self.tally.killed += 1
+        self._well.stop()
         self._engine = self._start()
 
     def close(self) -> None:
@@ -100,6 +107,9 @@ class Trial:
         while not self._well.serves() and time.monotonic() < deadline:
             self._round(fault)  # it is over, and not forgotten
         self._count(before)
+        preempted = int(self._engine.metrics().get("vllm:num_preemptions", 0))
+        self.tally.preempted += preempted - self._preempted
+        self._preempted = preempted
         self._look(f"after {fault.name}, round {self._rounds}", engines=1)
         told = f"engine: {tally.requests} requests, {tally.wrong.count} wrong; {fault.name}"
         self._budget.tell(f"{told}: {tally.effects[fault.name]}x")
@@ -141,8 +151,10 @@ class Trial:
         prompt = dice.choice(self._prompts)
         gone = dice.uniform(0, _GONE_WITHIN_S) if dice.random() < _ABORTS else None
         after = dice.randrange(_STEPS_APART) if place else 0
-        tokens = dice.randint(1, OUTPUT)
-        return prompt, Question(list(prompt.tokens), tokens, sampling={"logprobs": 0}, after=after, leaves_s=gone)
+        salt = None if dice.random() < _UNSALTED else str(self._rounds // _ROUNDS_OF_A_SALT)
+        return prompt, Question(
+            list(prompt.tokens), dice.randint(1, OUTPUT), salt, {"logprobs": 0}, after=after, leaves_s=gone
+        )
 
     def _ask(self, fault: Fault, asked: Sequence[tuple[Prompt, Question]]) -> None:
         self._rounds += 1
@@ -165,6 +177,7 @@ class Trial:
     # engines ----------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Engine:
+        self._preempted = 0
         engine = Engine.start(self._config, self._well.folder / "engine.log")
         try:
             engines.warm_up(engine, self._config.page)
@@ -181,8 +194,6 @@ class Trial:
     def _end(self, end: Callable[[], None]) -> None:
         """The engine is gone afterwards, and so should be what was held for it."""
         shared = storage.shared_files(self._engine.pids())
-        with contextlib.suppress(EngineFailed):
-            self.tally.preempted += int(self._engine.metrics().get("vllm:num_preemptions", 0))
         end()
         self._look(f"after engine {self._rounds}", engines=0)
         if not within(PATIENCE_S, lambda: not any(path.exists() for path in shared)):
@@ -200,6 +211,6 @@ def _after(seconds: float, strike: Callable[[random.Random], int], seed: int) ->
     return strike(random.Random(seed))
 
 
-def _kill(pid: int, after_s: float) -> None:
-    time.sleep(after_s)
-    os.kill(pid, signal.SIGKILL)
+def _ask_in_vain(engine: Engine, questions: list[Question]) -> None:
+    with contextlib.suppress(EngineFailed):
+        engine.ask_all(questions)
