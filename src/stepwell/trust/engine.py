@@ -18,7 +18,7 @@ from stepwell.demo import model as models
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
-from stepwell.trust import engine_prompts
+from stepwell.trust import engine_hang, engine_prompts
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine_prompts import Prompt
 from stepwell.trust.engine_tally import Tally
@@ -30,7 +30,7 @@ ANSWERED = "an engine's requests are answered, outputs equal"
 HELD = "aborts, preemptions and killed engines: nothing stays held"
 LEFT = "engines and wells leave no process, file or shared memory"
 
-_PAGE, _POOL, _MOST_TOKENS = 32, 20, 352
+_PAGE, _POOL, _MOST_TOKENS = 32, 14, 352
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -38,22 +38,27 @@ def run(budget: Budget) -> Iterable[Row]:
         return _untried(budget, "vLLM is not installed")
     try:
         with tested_well(budget.seed) as well:
-            return _rows(_tried(well, budget), well, budget)
+            return _tried(well, budget)
     except (EngineFailed, StepwellError, TimeoutError) as error:
         return _untried(budget, f"no engine could be started: {error}")
 
 
-def _tried(well: TestedWell, budget: Budget) -> Tally:
+def _tried(well: TestedWell, budget: Budget) -> list[Row]:
     config, prompts = _setting(well, budget)
     requests, lives = budget.of(300, 10_000), budget.of(2, 20)
     trial = Trial(well, config, prompts, budget)
+    hung: list[Row] = []
     with contextlib.closing(trial):
-        trial.fill()
-        for life in range(lives):
-            if life:
-                trial.kill_engine()
-            trial.serve((requests - trial.tally.requests) // (lives - life))
-    return trial.tally
+        try:
+            trial.fill()
+            for life in range(lives):
+                if life:
+                    trial.kill_engine()
+                trial.serve((requests - trial.tally.requests) // (lives - life))
+            hung = engine_hang.rows(trial.engine, well, prompts, budget)
+        except (EngineFailed, TimeoutError) as error:
+            trial.tally.wrong.add(f"an engine failed, and the rest could not be tried: {error}")
+    return [*_rows(trial.tally, well, budget), *hung]
 
 
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:

@@ -54,7 +54,7 @@ class Trial:
         self._faults = _in_turn(kinds(well), budget.dice("engine", "faults"))
         self._rounds = 0
         self._preempted = 0  # requests of the present engine that have been counted
-        self._engine = self._start()
+        self.engine = self._start()
 
     def fill(self) -> None:
         """Everything is asked once, and goes down to the disk."""
@@ -74,23 +74,24 @@ class Trial:
         that finds everything on disk."""
         dice = self._dice
         questions = [Question(list(prompt.tokens), 16) for prompt in dice.sample(self._prompts, 3)]
-        asking = self._striker.submit(_ask_in_vain, self._engine, questions)
+        asking = self._striker.submit(_ask_in_vain, self.engine, questions)
         time.sleep(dice.uniform(0, _STRIKES_WITHIN_S))
-        os.kill(dice.choice([pid for pid in self._engine.pids() if not is_tracker(pid)]), signal.SIGKILL)
+        os.kill(dice.choice([pid for pid in self.engine.pids() if not is_tracker(pid)]), signal.SIGKILL)
         time.sleep(dice.uniform(0, _STRIKES_WITHIN_S))
-        self._end(self._engine.kill)
+        self._end(self.engine.kill)
         asking.result()
         self.tally.killed += 1
         self._well.stop()
-        self._engine = self._start()
+        self.engine = self._start()
 
     def close(self) -> None:
         """Ends engine and well in good order, and looks for what they have left."""
         self._striker.shutdown()
-        self._end(self._engine.close)
+        self._end(self.engine.close)
         self._well.stop()
-        for what in self._well.left():
-            self.tally.left.add(what)
+        if not within(PATIENCE_S, lambda: not self._well.left()):
+            for what in self._well.left():
+                self.tally.left.add(what)
 
     # one fault --------------------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Trial:
         while not self._well.serves() and time.monotonic() < deadline:
             self._round(fault)  # it is over, and not forgotten
         self._count(before)
-        preempted = int(self._engine.metrics().get("vllm:num_preemptions", 0))
+        preempted = int(self.engine.metrics().get("vllm:num_preemptions", 0))
         self.tally.preempted += preempted - self._preempted
         self._preempted = preempted
         self._look(f"after {fault.name}, round {self._rounds}", engines=1)
@@ -135,7 +136,7 @@ class Trial:
         dice = self._dice
         if dice.random() < _RESETS:
             everything = dice.random() < _RESETS_OF_ALL
-            self.tally.resets += self._engine.reset_prefix_cache(connector=everything)
+            self.tally.resets += self.engine.reset_prefix_cache(connector=everything)
         asked = [self._question(place) for place in range(dice.choice(TOGETHER))]
         striking = None
         if strike is not None:
@@ -163,7 +164,7 @@ class Trial:
         tally.aborted[fault.name] += gone
         tally.answered[fault.name] += len(asked) - gone
         try:
-            answers = self._engine.ask_all([question for _, question in asked])
+            answers = self.engine.ask_all([question for _, question in asked])
         except EngineFailed as error:
             tally.wrong.add(f"{when}: {error.what}", len(asked) - gone)
             self._start_again()
@@ -188,12 +189,12 @@ class Trial:
 
     def _start_again(self) -> None:
         """After a failure, which has been counted."""
-        self._end(self._engine.kill)
-        self._engine = self._start()
+        self._end(self.engine.kill)
+        self.engine = self._start()
 
     def _end(self, end: Callable[[], None]) -> None:
         """The engine is gone afterwards, and so should be what was held for it."""
-        shared = storage.shared_files(self._engine.pids())
+        shared = storage.shared_files(self.engine.pids())
         end()
         self._look(f"after engine {self._rounds}", engines=0)
         if not within(PATIENCE_S, lambda: not any(path.exists() for path in shared)):

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stepwell.bench import storage, systems
 from stepwell.bench.systems import VLLM_FS, Memory
@@ -24,7 +25,7 @@ from stepwell.trust.engine_prompts import OUTPUT, Prompt
 from stepwell.trust.report import Row
 
 PROMISE = "vLLM's fs tier in an engine: answered and equal, files damaged"
-_SHAPE = {"page": 32, "pool_pages": 20, "max_model_len": 352}
+_SHAPE: dict[str, Any] = {"page": 32, "pool_pages": 20, "max_model_len": 352}
 _CPU_TIER = 32 << 20
 """Far less than the prompts have, so that all but the last two or three come from files."""
 
