@@ -7,14 +7,14 @@ first one for is in its receipt; the difference of their times to first token ho
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepwell.bench.stats import percentile
-from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
+from stepwell.client.patience import STALL_S
 from stepwell.demo.engine import Engine
 from stepwell.demo.wire import Answer, Question
+from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine_prompts import Prompt
@@ -63,32 +63,23 @@ def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Bu
     disk = well.faulty
     if disk is None:
         return [Row(promise, 0, 0, budget.seed, f"could not be tried: {well.why}") for promise in (LONE, BESIDE)]
-    dice, lone, beside = budget.dice("engine", "hang"), Held(), Held()
+    lone, beside = Held(), Held()
     for number in range(budget.of(14, 400)):
         if budget.over:
             break
         prompt, tally = prompts[number % len(prompts)], beside if number % 3 == 2 else lone
-        _pair(engine, well, disk, prompt, tally, dice, beside=tally is beside)
+        _pair(engine, well, disk, prompt, tally, f"hang {number}", beside=tally is beside)
     return [lone.row(LONE, budget.seed), beside.row(BESIDE, budget.seed)]
 
 
 def _pair(
-    engine: Engine,
-    well: TestedWell,
-    disk: FaultyDisk,
-    prompt: Prompt,
-    tally: Held,
-    dice: random.Random,
-    *,
-    beside: bool,
+    engine: Engine, well: TestedWell, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: str, *, beside: bool
 ) -> None:
     within(_PATIENCE_S, well.serves)
     answers: dict[bool, Answer] = {}
     hits, step_s = 0, 0.0
-    for hangs in dice.sample((True, False), 2):
-        question = Question(
-            list(prompt.tokens), 1, None if hangs else f"hang {dice.getrandbits(64)}", after=4 if beside else 0
-        )
+    for hangs in (False, True):
+        question = Question(list(prompt.tokens), 1, None if hangs else salt, after=4 if beside else 0)
         engine.reset_prefix_cache()
         if hangs:
             disk.set(_HANG)
