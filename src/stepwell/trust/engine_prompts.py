@@ -40,8 +40,10 @@ class Prompt:
             return f"{len(answer.token_ids)} of {asked} tokens, finished by {answer.finish_reason}"
         if tuple(answer.token_ids) != self.answer[:asked]:
             return f"{answer.token_ids} instead of {list(self.answer[:asked])}"
-        off = max(abs(is_ - was) for is_, was in zip(answer.logprobs, self.logprobs, strict=False))
-        return "" if off < CLOSE else f"the right tokens, but log probabilities {off:.2g} off"
+        off = [abs(now - right) for now, right in zip(answer.logprobs, self.logprobs, strict=False)]
+        if all(one < CLOSE for one in off):  # which no NaN is
+            return ""
+        return f"the right tokens, but log probabilities {', '.join(f'{one:.2g}' for one in off)} off"
 
 
 def draw(documents: Sequence[Document], dice: random.Random) -> list[tuple[int, ...]]:
