@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from stepwell.bench.stats import percentile
 from stepwell.client.patience import STALL_S
@@ -18,13 +19,12 @@ from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine_prompts import Prompt
-from stepwell.trust.engine_well import TestedWell, within
+from stepwell.trust.engine_well import TestedWell
 from stepwell.trust.report import Row
 
 LONE = "a hung disk holds a lone request for at most 310 ms"
 BESIDE = "a hung disk holds a request beside another one for 310 ms and a step"
 _LIMIT_S, _SLACK_S = STALL_S + MOST_ALLOWED_S, 0.010
-_PATIENCE_S = 10.0
 _BESIDE = Question([5] * 20, 24)
 """Less than a block: it has nothing to do with the disk."""
 
@@ -64,18 +64,25 @@ def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Bu
     if disk is None:
         return [Row(promise, 0, 0, budget.seed, f"could not be tried: {well.why}") for promise in (LONE, BESIDE)]
     lone, beside = Held(), Held()
-    for number in range(budget.of(14, 400)):
+    for number in range(budget.of(12, 400)):
         if budget.over:
             break
-        prompt, tally = prompts[number % len(prompts)], beside if number % 3 == 2 else lone
-        _pair(engine, well, disk, prompt, tally, f"hang {number}", beside=tally is beside)
+        at = number % len(prompts)
+        _until_read(engine, [*prompts[at + 1 :], *prompts[:at]])
+        tally = beside if number % 3 == 2 else lone
+        _pair(engine, disk, prompts[at], tally, f"hang {number}", beside=tally is beside)
     return [lone.row(LONE, budget.seed), beside.row(BESIDE, budget.seed)]
 
 
-def _pair(
-    engine: Engine, well: TestedWell, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: str, *, beside: bool
-) -> None:
-    within(_PATIENCE_S, well.serves)
+def _until_read(engine: Engine, prompts: Sequence[Prompt]) -> None:
+    """Asks until something came from the disk: it hangs no more, and whoever has left it alone knows that."""
+    for prompt in prompts:
+        engine.reset_prefix_cache()
+        if "disk" in _receipt(engine.ask(list(prompt.tokens), 1))["tiers"]:
+            return
+
+
+def _pair(engine: Engine, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: str, *, beside: bool) -> None:
     answers: dict[bool, Answer] = {}
     hits, step_s = 0, 0.0
     for hangs in (False, True):
@@ -92,8 +99,8 @@ def _pair(
         tally.take(answers[True], answers[False], _LIMIT_S + _SLACK_S + step_s)
 
 
-def _receipt(answer: Answer) -> dict[str, float]:
-    receipt: dict[str, float] = (answer.kv_transfer_params or {})["stepwell"]
+def _receipt(answer: Answer) -> dict[str, Any]:
+    receipt: dict[str, Any] = (answer.kv_transfer_params or {})["stepwell"]
     return receipt
 
 

@@ -54,16 +54,13 @@ class Tally:
 
     def remark(self) -> str:
         """Which faults were on for how many requests and how often they took effect, and which were never met."""
-        kinds = [
-            f"{name} {self.answered[name]} ({self.effects[name]}x, {self.recalled[name]} tokens recalled)"
-            for name in self.answered
-        ]
+        kinds = [f"{name} {self.answered[name]}/{self.effects[name]}/{self.recalled[name]}" for name in self.answered]
         never = [name for name in self.answered if not self.effects[name] and name != "no fault"]
         counted = [f"{name.removeprefix('disk_')} {n}" for name, n in sorted(self.seen.items()) if n]
         return "; ".join(
             [
-                f"requests under each fault, and how often it took effect: {', '.join(kinds)}",
-                f"{self.recalled.total()} tokens recalled, {self.from_disk} of them from disk",
+                f"requests answered under each fault/times it took effect/tokens recalled: {', '.join(kinds)}",
+                f"{self.recalled.total()} tokens recalled in all, {self.from_disk} of them from disk",
                 *([f"the well counted {', '.join(counted)}"] if counted else []),
                 *([f"never met: {', '.join(never)}"] if never else []),
             ]
