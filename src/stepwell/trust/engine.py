@@ -64,7 +64,7 @@ def _tried(well: TestedWell, budget: Budget) -> list[Row]:
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
     """The engine under test, and what a plain one answers."""
     model = models.prepare(None, PlainProgress())
-    documents = library.choose(library.load_encoder(model), budget.of(8, 24), _PAGE)
+    documents = library.choose(library.load_encoder(model), budget.of(6, 24), _PAGE)
     plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
     with Engine.start(plain, well.folder / "plain.log") as engine:
         prompts = engine_prompts.answered(engine, engine_prompts.draw(documents, budget.dice("engine", "prompts")))

@@ -64,7 +64,7 @@ def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Bu
     if disk is None:
         return [Row(promise, 0, 0, budget.seed, f"could not be tried: {well.why}") for promise in (LONE, BESIDE)]
     lone, beside = Held(), Held()
-    for number in range(budget.of(12, 400)):
+    for number in range(budget.of(9, 400)):
         if budget.over:
             break
         at = number % len(prompts)

@@ -21,7 +21,7 @@ TAILS = 3
 SHORTEST, LONGEST = 64, 160
 """Tokens of the beginning that several prompts share, and of what follows."""
 
-OUTPUT = 8
+OUTPUT = 6
 CLEAR, CLOSE = 0.02, 1e-3
 """In log probability."""
 

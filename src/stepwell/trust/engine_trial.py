@@ -22,7 +22,7 @@ from stepwell.trust.engine_well import TestedWell, within
 EPISODE = 12
 """Requests under one fault, in a few rounds."""
 
-TOGETHER = (1, 1, 2, 3, 4)
+TOGETHER = (1, 2, 3, 4)
 """Requests of one round, each of these equally likely."""
 
 PATIENCE_S = 20.0
@@ -36,6 +36,7 @@ _UNSALTED, _ROUNDS_OF_A_SALT = 0.5, 12
 """A new salt makes old prompts new to the well: there is always something to be written."""
 
 _STRIKES_WITHIN_S = 0.4
+_MOST_FAILURES = 5
 _COUNTED = ("disk_not_recalled_", "disk_errors_", "disk_skipped_", "misses_tier_down", "misses_not_readable", "engine_")
 
 
@@ -52,7 +53,7 @@ class Trial:
         self._dice = budget.dice("engine", "rounds")
         self._striker = ThreadPoolExecutor(1, "striker")
         self._faults = _in_turn(kinds(well), budget.dice("engine", "faults"))
-        self._rounds = 0
+        self._rounds = self._failures = 0
         self._preempted = 0  # requests of the present engine that have been counted
         self.engine = self._start()
 
@@ -167,6 +168,9 @@ class Trial:
             answers = self.engine.ask_all([question for _, question in asked])
         except EngineFailed as error:
             tally.wrong.add(f"{when}: {error.what}", len(asked) - gone)
+            self._failures += 1
+            if self._failures == _MOST_FAILURES:
+                raise
             self._start_again()
             return
         for (prompt, question), answer in zip(asked, answers, strict=True):
