@@ -56,8 +56,10 @@ def _tried(well: TestedWell, budget: Budget) -> list[Row]:
                     trial.kill_engine()
                 trial.serve((requests - trial.tally.requests) // (lives - life))
             hung = engine_hang.rows(trial.engine, well, prompts, budget)
-        except (EngineFailed, TimeoutError) as error:
-            trial.tally.wrong.add(f"an engine failed, and the rest could not be tried: {error}")
+        except EngineFailed as error:
+            trial.tally.wrong.add(f"an engine failed, and the rest was not tried: {error}")
+        except TimeoutError as error:  # of a new engine, on a machine that is far too busy
+            trial.tally.ended = str(error)
     return [*_rows(trial.tally, well, budget), *hung]
 
 

@@ -26,7 +26,8 @@ class Findings:
 @dataclass(slots=True)
 class Tally:
     """By the name of a fault: requests that were to be `answered`, those that were `aborted`, times that the fault took
-    effect, tokens recalled meanwhile. `seen`: what the wells counted, by the names of their stats."""
+    effect, tokens recalled meanwhile. `seen`: what the wells counted, by the names of their stats. `ended`: why the rest
+    was not tried."""
 
     answered: Counter[str] = field(default_factory=Counter)
     aborted: Counter[str] = field(default_factory=Counter)
@@ -38,6 +39,7 @@ class Tally:
     resets: int = 0
     killed: int = 0
     looks: int = 0
+    ended: str = ""
     wrong: Findings = field(default_factory=Findings)
     leaks: Findings = field(default_factory=Findings)
     left: Findings = field(default_factory=Findings)
@@ -63,5 +65,6 @@ class Tally:
                 f"{self.recalled.total()} tokens recalled in all, {self.from_disk} of them from disk",
                 *([f"the well counted {', '.join(counted)}"] if counted else []),
                 *([f"never met: {', '.join(never)}"] if never else []),
+                *([f"the rest was not tried: {self.ended}"] if self.ended else []),
             ]
         )
