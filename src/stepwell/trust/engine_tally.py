@@ -26,8 +26,8 @@ class Findings:
 @dataclass(slots=True)
 class Tally:
     """By the name of a fault: requests that were to be `answered`, those that were `aborted`, times that the fault took
-    effect, tokens recalled meanwhile. `seen`: what the wells counted, by the names of their stats. `ended`: why the rest
-    was not tried."""
+    effect, tokens recalled meanwhile. `seen`: what the wells counted, by the names of their stats. `ended`: why the
+    rest was not tried."""
 
     answered: Counter[str] = field(default_factory=Counter)
     aborted: Counter[str] = field(default_factory=Counter)

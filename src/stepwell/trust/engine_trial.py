@@ -53,6 +53,7 @@ class Trial:
         self._dice = budget.dice("engine", "rounds")
         self._striker = ThreadPoolExecutor(1, "striker")
         self._faults = _in_turn(kinds(well), budget.dice("engine", "faults"))
+        self._unmet: Fault | None = None
         self._rounds = self._failures = 0
         self._preempted = 0  # requests of the present engine that have been counted
         self.engine = self._start()
@@ -64,10 +65,14 @@ class Trial:
         within(PATIENCE_S, lambda: self._well.stats().get("disk_write_queue_bytes") == 0)
 
     def serve(self, requests: int) -> None:
-        """So many more requests, under one fault after the other, each begun episode to its end."""
+        """So many more requests, under one fault after the other, each begun episode to its end. A fault that nothing
+        met, as a disk that failed a moment ago is left alone, comes again after the next one."""
         until = self.tally.requests + requests
         while self.tally.requests < until and not self._budget.over:
+            unmet, self._unmet = self._unmet, None
             self._episode(next(self._faults))
+            if unmet is not None:
+                self._episode(unmet)
 
     def kill_engine(self) -> None:
         """One of its processes is killed while it serves, and those that are left a moment later. What becomes of its
@@ -113,6 +118,8 @@ class Trial:
         self.tally.preempted += preempted - self._preempted
         self._preempted = preempted
         self._look(f"after {fault.name}, round {self._rounds}", engines=1)
+        if not tally.effects[fault.name] and fault is not CALM:
+            self._unmet = fault
         told = f"engine: {tally.requests} requests, {tally.wrong.count} wrong; {fault.name}"
         self._budget.tell(f"{told}: {tally.effects[fault.name]}x")
 
