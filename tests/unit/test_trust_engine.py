@@ -30,7 +30,7 @@ def test_an_answer_is_right_if_its_tokens_are_and_its_numbers_nearly() -> None:
         {"token_ids": [], "finish_reason": "abort"},
         {"logprobs": None},
         {"logprobs": [-0.5, -0.49, -0.5]},
-        {"logprobs": [-0.5, float("nan"), -0.5]},
+        {"logprobs": [-0.5, None, -0.5]},
     ):
         fields = {name: getattr(ANSWER, name) for name in Answer.__struct_fields__}
         assert RIGHT.wrong(Answer(**(fields | changes)), 3), changes

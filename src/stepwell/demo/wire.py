@@ -34,8 +34,8 @@ class Answer(msgspec.Struct, frozen=True):
     `cached_tokens` is what vLLM reports for the request; `local_tokens` of them came from the engine's own prefix
     cache and `external_tokens` from the connector (both None if another request ended its prefill in the same step,
     as vLLM counts these two per step). `logprobs` are those of the answer's tokens, if `sampling` asked for them, and
-    `margins` by how much each was ahead of the next best token, if it asked for two or more. An aborted request has no
-    tokens, and "abort" for its `finish_reason`.
+    `margins` by how much each was ahead of the next best token, if it asked for two or more; None is what was no number
+    (NaN), as wrong KV makes it. An aborted request has no tokens, and "abort" for its `finish_reason`.
     """
 
     ttft_s: float
@@ -48,8 +48,8 @@ class Answer(msgspec.Struct, frozen=True):
     local_tokens: int | None
     external_tokens: int | None
     kv_transfer_params: dict[str, Any] | None = None
-    logprobs: list[float] | None = None
-    margins: list[float] | None = None
+    logprobs: list[float | None] | None = None
+    margins: list[float | None] | None = None
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

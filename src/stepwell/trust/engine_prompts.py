@@ -40,10 +40,10 @@ class Prompt:
             return f"{len(answer.token_ids)} of {asked} tokens, finished by {answer.finish_reason}"
         if tuple(answer.token_ids) != self.answer[:asked]:
             return f"{answer.token_ids} instead of {list(self.answer[:asked])}"
-        off = [abs(now - right) for now, right in zip(answer.logprobs, self.logprobs, strict=False)]
-        if all(one < CLOSE for one in off):  # which no NaN is
+        pairs = zip(answer.logprobs, self.logprobs, strict=False)
+        if all(now is not None and abs(now - right) < CLOSE for now, right in pairs):
             return ""
-        return f"the right tokens, but log probabilities {', '.join(f'{one:.2g}' for one in off)} off"
+        return f"the right tokens, but log probabilities {answer.logprobs} instead of {list(self.logprobs[:asked])}"
 
 
 def draw(documents: Sequence[Document], dice: random.Random) -> list[tuple[int, ...]]:
@@ -63,7 +63,8 @@ def answered(plain: Engine, prompts: Iterable[tuple[int, ...]]) -> list[Prompt]:
     found = []
     for prompt in prompts:
         answer = plain.ask(list(prompt), OUTPUT, logprobs=2)
-        assert answer.logprobs is not None and answer.margins is not None, "they were asked for"
-        if min(answer.margins) >= CLEAR:
-            found.append(Prompt(prompt, tuple(answer.token_ids), tuple(answer.logprobs)))
+        clear = answer.margins is not None and all(one is not None and one >= CLEAR for one in answer.margins)
+        logprobs = [one for one in answer.logprobs or [] if one is not None]
+        if clear and len(logprobs) == OUTPUT:
+            found.append(Prompt(prompt, tuple(answer.token_ids), tuple(logprobs)))
     return found
