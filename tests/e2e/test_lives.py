@@ -121,6 +121,21 @@ def test_the_well_is_stopped_while_requests_run(lives: Lives, well: Well, texts:
     eventually(well.is_idle, "nothing is held")
 
 
+def test_clients_that_leave_are_not_answered_and_leave_nothing(
+    lives: Lives, well: Well, texts: list[list[int]]
+) -> None:
+    """While their recall is under way, or their prompt is computed, or tokens are; others are answered."""
+    engine, prompt = lives.engine, texts[0][:PROMPT]
+    expected = engine.ask(prompt, 8).token_ids
+    for leaves_s in (0.0, 0.02, 0.1, 0.4, 1.0):
+        forget(engine)
+        gone = [Question(prompt, 32, leaves_s=leaves_s), Question(texts[11][:PROMPT], 32, leaves_s=leaves_s)]
+        *left, answer = engine.ask_all([*gone, Question(prompt, 8)])
+        assert [(one.finish_reason, one.token_ids) for one in left] == [("abort", [])] * 2
+        assert answer.token_ids == expected
+        eventually(well.is_idle, "nothing is held")
+
+
 def test_a_killed_engine_leaves_nothing_but_blocks(lives: Lives, well: Well, texts: list[list[int]]) -> None:
     """The last request's blocks are spilled with no other request behind it."""
     before = well.stats()["spilled_blocks"]

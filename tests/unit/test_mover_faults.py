@@ -213,6 +213,7 @@ def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_bein
     rig.faulty.release()
     rig.settle()
     assert engine.found(digests) == 6
+    assert rig.stat("dict_not_recalled_superseded") == 6
     engine.release(first)
     rig.settle()
     assert not rig.hierarchy.mover.staging

@@ -18,6 +18,7 @@ from wells import PATIENCE, Recorder, eventually, home_apart, scheduler
 from stepwell.client import control, start
 from stepwell.client.socket import SocketLink, dial
 from stepwell.config import Settings
+from stepwell.engines.vllm.settings import ConnectorSettings, finder
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
 from stepwell.protocol.messages import Ask, Welcome
 from stepwell.serve.process import run
@@ -105,6 +106,27 @@ def test_two_start_at_once_and_the_well_survives_both_with_all_their_descendants
     assert [file.name for file in place.lock.parent.iterdir()] == [place.lock.name]
     assert stat.S_IMODE(place.lock.stat().st_mode) == 0o600
     assert "it was asked to" in (home / "stepwell.log").read_text()
+
+
+def test_a_well_that_we_started_stays_ours_to_start_when_it_was_only_found_meanwhile(home: Path) -> None:
+    reach = finder(ConnectorSettings(home, wishes=WISHES))
+    reach()
+    reach()  # joining the well that we had started had failed
+    well = well_of(home)
+    os.kill(well, signal.SIGKILL)
+    eventually(lambda: control.pid(home) is None)
+    reach()
+    assert well_of(home) != well
+
+
+def test_a_well_that_we_only_joined_is_not_ours_to_start(home: Path) -> None:
+    assert start.find_or_start(home, WISHES).started
+    reach = finder(ConnectorSettings(home, wishes=WISHES))
+    reach()
+    os.kill(well_of(home), signal.SIGKILL)
+    eventually(lambda: control.pid(home) is None)
+    with pytest.raises(BackendDown, match="SW-505"):
+        reach()
 
 
 def test_a_killed_well_leaves_a_socket_that_the_next_one_replaces(home: Path) -> None:

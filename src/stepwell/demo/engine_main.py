@@ -116,8 +116,13 @@ class Session:
             names: dict[int, str] = {}
             done: dict[str, Answer] = {}
             while len(done) < len(questions):
-                for at in arrivals.due(steps, idle=len(done) == len(names)):
+                due = arrivals.due(steps, idle=len(done) == len(names))
+                for at in due:
                     names[at] = self._submit(questions[at])
+                leaving = {names[at]: leaves_s for at in due if (leaves_s := questions[at].leaves_s) is not None}
+                done |= self._abort(leaving)
+                if len(done) == len(names):
+                    continue  # the engine would be waited for in vain
                 outputs = self.engine.step()
                 steps += 1
                 now = time.perf_counter()
@@ -148,6 +153,16 @@ class Session:
         lora = _lora(question.adapter) if question.adapter is not None else None
         self.engine.add_request(name, prompt, params, lora_request=lora)
         return name
+
+    def _abort(self, leaving: dict[str, float]) -> dict[str, Answer]:
+        """Aborts these requests, each so many seconds after it came. The engine runs in a process of its own and goes
+        on while this one sleeps; what it says waits."""
+        left = {}
+        for when, name in sorted((self.live[name].began + leaves_s, name) for name, leaves_s in leaving.items()):
+            time.sleep(max(0.0, when - time.perf_counter()))
+            self.engine.abort_request([name])
+            left[name] = _unanswered(self.live[name], time.perf_counter())
+        return left
 
     def metrics(self) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -180,9 +195,12 @@ def _lora(adapter: tuple[str, int, str], in_place: bool = False) -> Any:
 
 def _answer(out: Any, live: Live, now: float) -> Answer:
     completion = out.outputs[0]
-    logprobs = None
+    logprobs = margins = None
     if completion.logprobs is not None:
-        logprobs = [at[token].logprob for at, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        steps = list(zip(completion.logprobs, completion.token_ids, strict=True))
+        logprobs = [at[token].logprob for at, token in steps]
+        if all(len(at) > 1 for at, _ in steps):
+            margins = [at[token].logprob - _next_best(at, token) for at, token in steps]
     return Answer(
         ttft_s=live.ttft_s if live.ttft_s is not None else now - live.began,
         total_s=now - live.began,
@@ -195,7 +213,17 @@ def _answer(out: Any, live: Live, now: float) -> Answer:
         external_tokens=live.external,
         kv_transfer_params=out.kv_transfer_params,
         logprobs=logprobs,
+        margins=margins,
     )
+
+
+def _next_best(logprobs: dict[int, Any], token: int) -> float:
+    return float(max(other.logprob for at, other in logprobs.items() if at != token))
+
+
+def _unanswered(live: Live, now: float) -> Answer:
+    spent = now - live.began
+    return Answer(spent, spent, 0, [], "", "abort", 0, None, None)
 
 
 def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> None:

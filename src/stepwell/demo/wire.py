@@ -16,7 +16,9 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else.
 
     It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do. It runs
-    with `adapter`, if there is one: name, number and folder of a LoRA adapter.
+    with `adapter`, if there is one: name, number and folder of a LoRA adapter. Whoever asked it goes away `leaves_s`
+    seconds later, whatever has become of it: it is aborted, unanswered. The engine goes on with the others meanwhile, but
+    their times count until then.
     """
 
     prompt: list[int] | str
@@ -25,6 +27,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: dict[str, Any] = {}
     after: int = 0
     adapter: tuple[str, int, str] | None = None
+    leaves_s: float | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -32,7 +35,9 @@ class Answer(msgspec.Struct, frozen=True):
 
     `cached_tokens` is what vLLM reports for the request; `local_tokens` of them came from the engine's own prefix
     cache and `external_tokens` from the connector (both None if another request ended its prefill in the same step,
-    as vLLM counts these two per step). `logprobs` are those of the answer's tokens, if `sampling` asked for them.
+    as vLLM counts these two per step). `logprobs` are those of the answer's tokens, if `sampling` asked for them, and
+    `margins` by how much each was ahead of the next best token, if it asked for two or more; None is what was no number
+    (NaN), as wrong KV makes it. An aborted request has no tokens, and "abort" for its `finish_reason`.
     """
 
     ttft_s: float
@@ -45,7 +50,8 @@ class Answer(msgspec.Struct, frozen=True):
     local_tokens: int | None
     external_tokens: int | None
     kv_transfer_params: dict[str, Any] | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
+    margins: list[float | None] | None = None
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

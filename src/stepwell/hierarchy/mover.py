@@ -281,7 +281,8 @@ class Mover:
                     good += entry.nbytes
                 else:
                     self._give_up(entry)
-                    self._emit(e.BlockNotRead(self.tier.name, answer.value))
+                    reason = "superseded" if answer is Reading.GOOD else answer.value  # it was filled anew meanwhile
+                    self._emit(e.BlockNotRead(self.tier.name, reason))
             hits = sum(answer is Reading.GOOD for answer in answers)
             self._emit(e.BlocksStaged(self.tier.name, hits, good, seconds))
             self._landed(batch)

@@ -25,6 +25,8 @@ NAMES: tuple[str, ...] = (
     "canary",
     "devices",
     "powercut",
+    "engine",
+    "peer",
 )
 """In this order: quick ones first."""
 

@@ -169,6 +169,9 @@ def test_what_a_broken_tier_adds_to_a_lone_request(tmp_path: Path, how: str, lim
         assert h.stat("misses_not_readable") == (64 if how == "fails" else 0)
         assert h.stat("misses_tier_down") == (0 if how == "fails" else 32)
         assert all(h.right(outcome) for outcome in h.requests.values())
+        one, other = [(outcome.kv_transfer_params or {})["stepwell"] for outcome in h.requests.values()][-2:]
+        assert 1e3 * limit <= one["wait_ms"] <= 1e3 * (limit + SLACK_S), "a miss tells that it has waited in vain"
+        assert other["wait_ms"] <= 1e3 * SLACK_S
         h.tier.hung = False
         h.rest()
         h.assert_quiet()

@@ -93,7 +93,7 @@ class Tracked:
     canary_tokens: int = 0  # could have been recalled, and were left to be recomputed
     recalled_tokens: int = 0
     staged_tokens: int = 0  # of them, what was brought up from a tier for this request
-    wait_s: float = 0.0  # from the scheduler's first ask to the offer; part of recall_s, as is copy_s
+    wait_s: float = 0.0  # from the scheduler's first ask to the offer, and then part of recall_s, or to a miss
     copy_s: float = 0.0
     recall_s: float = 0.0
 

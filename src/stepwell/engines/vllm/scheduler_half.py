@@ -211,6 +211,8 @@ class SchedulerHalf:
                 self._tally.answered(ask.reason)
             else:
                 self._client.count("missed_too_slow")
+            if external == 0:
+                tracked.wait_s += self._clock() - tracked.asked_at  # in vain
         if external == 0:
             if self._canaries.begins(tracked):
                 self._spilling[request.request_id] = tracked

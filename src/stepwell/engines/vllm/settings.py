@@ -77,17 +77,18 @@ def _bad(key: str, value: object, expected: str) -> ConfigError:
 
 def finder(settings: ConnectorSettings) -> Callable[[], Dial]:
     """How a half reaches the well: joins it, or starts it. One that we only joined is not started again by us: its
-    operator does that, and until then there is nothing to join."""
+    operator does that, and until then there is nothing to join. One that we have started remains ours to start, though
+    it is often found running: when a first attempt to join it has failed, for example."""
     if (named := settings.socket) is not None:
         return lambda: dial(find_named(named))
-    joined_only = False
+    ours: bool | None = None
 
     def reach() -> Dial:
-        nonlocal joined_only
-        if joined_only:
+        nonlocal ours
+        if ours is False:
             return dial(find(settings.home))
         found = find_or_start(settings.home, settings.wishes)
-        joined_only = not found.started
+        ours = ours or found.started
         return dial(found.socket)
 
     return reach

@@ -1,0 +1,70 @@
+"""What the engines under test are asked, and what a plain vLLM answers to it.
+
+Prompts are pieces of real documents, several with the same beginning. What is right is measured: the same vLLM without
+a connector, in float32, one prompt at a time. The last bits of its numbers depend on what else is in a batch, so
+prompts are left out of whose answer any token was less than `CLEAR` ahead of the next best one: of the others the
+tokens do not depend on it, whatever else the engine does at the time, and their log probabilities by less than `CLOSE`.
+Measured: by 2e-5, in batches of four.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stepwell.demo.documents import Document
+from stepwell.demo.engine import Engine
+from stepwell.demo.wire import Answer
+
+TAILS = 3
+SHORTEST, LONGEST = 64, 160
+"""Tokens of the beginning that several prompts share, and of what follows."""
+
+OUTPUT = 6
+CLEAR, CLOSE = 0.02, 1e-3
+"""In log probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`answer` are the `OUTPUT` tokens that a plain engine goes on with, `logprobs` theirs."""
+
+    tokens: tuple[int, ...]
+    answer: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def wrong(self, answer: Answer, asked: int) -> str:
+        """What is wrong with an answer of so many tokens, at most `OUTPUT`; empty if nothing is."""
+        if len(answer.token_ids) != asked or answer.logprobs is None:
+            return f"{len(answer.token_ids)} of {asked} tokens, finished by {answer.finish_reason}"
+        if tuple(answer.token_ids) != self.answer[:asked]:
+            return f"{answer.token_ids} instead of {list(self.answer[:asked])}"
+        pairs = zip(answer.logprobs, self.logprobs, strict=False)
+        if all(now is not None and abs(now - right) < CLOSE for now, right in pairs):
+            return ""
+        return f"the right tokens, but log probabilities {answer.logprobs} instead of {list(self.logprobs[:asked])}"
+
+
+def draw(documents: Sequence[Document], dice: random.Random) -> list[tuple[int, ...]]:
+    """`TAILS` prompts that begin alike for each document."""
+    prompts = []
+    for document in documents:
+        shared = dice.randrange(SHORTEST, LONGEST)
+        for _ in range(TAILS):
+            length = dice.randrange(SHORTEST, LONGEST)
+            at = dice.randrange(shared, len(document.prompt) - length)
+            prompts.append((*document.prompt[:shared], *document.prompt[at : at + length]))
+    return prompts
+
+
+def answered(plain: Engine, prompts: Iterable[tuple[int, ...]]) -> list[Prompt]:
+    """Those whose answers are clear. Raises EngineFailed."""
+    found = []
+    for prompt in prompts:
+        answer = plain.ask(list(prompt), OUTPUT, logprobs=2)
+        clear = answer.margins is not None and all(one is not None and one >= CLEAR for one in answer.margins)
+        logprobs = [one for one in answer.logprobs or [] if one is not None]
+        if clear and len(logprobs) == OUTPUT:
+            found.append(Prompt(prompt, tuple(answer.token_ids), tuple(logprobs)))
+    return found

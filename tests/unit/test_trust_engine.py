@@ -1,0 +1,101 @@
+"""The engines' campaign as far as it needs no engine: what it takes for wrong, and that its faults take effect."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepwell.demo.documents import Document
+from stepwell.demo.wire import Answer
+from stepwell.testing.fuse import FaultyDisk, why_not
+from stepwell.trust import peer
+from stepwell.trust.budget import Budget
+from stepwell.trust.engine_faults import Fault, kinds
+from stepwell.trust.engine_prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
+from stepwell.trust.engine_tally import Tally
+from stepwell.trust.engine_well import TestedWell
+
+RIGHT = Prompt((1, 2, 3), tuple(range(OUTPUT)), (-0.5,) * OUTPUT)
+ANSWER = Answer(0.1, 0.2, 3, [0, 1, 2], "", "length", 0, 0, 0, logprobs=[-0.5, -0.5, -0.50001])
+
+
+def test_an_answer_is_right_if_its_tokens_are_and_its_numbers_nearly() -> None:
+    assert RIGHT.wrong(ANSWER, 3) == ""
+    for changes in (
+        {"token_ids": [0, 1, 3]},
+        {"token_ids": [0, 1]},
+        {"token_ids": [], "finish_reason": "abort"},
+        {"logprobs": None},
+        {"logprobs": [-0.5, -0.49, -0.5]},
+        {"logprobs": [-0.5, None, -0.5]},
+    ):
+        fields = {name: getattr(ANSWER, name) for name in Answer.__struct_fields__}
+        assert RIGHT.wrong(Answer(**(fields | changes)), 3), changes
+
+
+def test_prompts_of_a_document_begin_alike_and_fit_the_engine() -> None:
+    documents = [Document(str(n), 2000, tuple(range(10_000 * n, 10_000 * n + 2000))) for n in range(4)]
+    prompts = draw(documents, random.Random(1))
+    assert len(prompts) == len(set(prompts)) == 4 * TAILS
+    for number in range(0, len(prompts), TAILS):
+        assert len({prompt[:SHORTEST] for prompt in prompts[number : number + TAILS]}) == 1
+    assert all(2 * SHORTEST <= len(prompt) < 2 * LONGEST for prompt in prompts)
+
+
+def test_a_fault_that_was_never_met_is_said_so() -> None:
+    tally = Tally()
+    tally.answered |= {"no fault": 3, "met": 2, "unmet": 2}  # type: ignore[operator]
+    tally.effects["met"] = 1
+    assert tally.remark().endswith("never met: unmet")
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> TestedWell:
+    (tmp_path / "disk").mkdir()
+    return TestedWell(tmp_path, None, "not asked for")
+
+
+@pytest.mark.parametrize(
+    "name", [f"segments {how}" for how in ("with flipped bytes", "cut short", "swapped", "deleted")]
+)
+def test_faults_of_files_change_them(well: TestedWell, name: str) -> None:
+    fault = _named(well, name)
+    assert fault.strike(random.Random(1)) == 0, "there are none yet"
+    before = {f"{n:08x}.seg": random.Random(n).randbytes(1 << 18) for n in range(8)}
+    for file, content in before.items():
+        (well.disk / file).write_bytes(content)
+    struck = fault.strike(random.Random(1))
+    after = {path.name: path.read_bytes() for path in well.disk.iterdir()}
+    assert struck == sum(after.get(file) != content for file, content in before.items()) > 0
+
+
+def test_without_a_faulty_disk_its_kinds_are_left_out(well: TestedWell) -> None:
+    assert not any(fault.name.startswith("disk:") for fault in kinds(well))
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no faulty disk: {why_not()}")
+def test_faults_of_the_disk_take_effect_and_end(tmp_path: Path) -> None:
+    with FaultyDisk(tmp_path) as disk:
+        well = TestedWell(tmp_path / "folder", disk, "")
+        file = disk.path / "one.seg"
+        file.write_bytes(bytes(1 << 16))
+        fault, dice = _named(well, "disk: EIO on reads"), random.Random(1)
+        fault.begin(dice)
+        with pytest.raises(OSError, match="Input/output"):
+            file.read_bytes()
+        assert fault.end(dice) >= 1
+        assert file.read_bytes() == bytes(1 << 16)
+
+
+def test_vllms_files_are_damaged_and_what_comes_back_is_counted() -> None:
+    pytest.importorskip("vllm", reason="needs the engine")
+    row = peer._io(replace(Budget(1), scale=0.002))
+    assert row.comparison and row.cases == 5
+    assert "cut short: 0 of 1 handed out, 1 refused" in row.remark
+
+
+def _named(well: TestedWell, name: str) -> Fault:
+    return next(fault for fault in kinds(well) if fault.name == name)
