@@ -30,6 +30,7 @@ from stepwell.protocol.messages import (
     Pong,
     Ready,
     Refused,
+    Report,
     SlabShared,
     Stats,
     StatsQuery,
@@ -123,6 +124,16 @@ def test_a_malformed_stream_ends_its_connection_and_nothing_else(well: InThread,
     assert peer.read() is None
     peer.close()
     assert stats(well)["connections"] == 1
+
+
+def test_counts_that_an_engine_reports_can_be_told_whatever_it_says(well: InThread) -> None:
+    """No number that a message brings is too large for the answer that has it in a sum."""
+    engine = Raw(well.path)
+    engine.send(scheduler(), *[Report({"late": 2**64 - 1, "odd": -(2**63)})] * 3)
+    assert isinstance(engine.read(), Welcome)
+    eventually(lambda: stats(well).get("engine_late") == 2**63 - 1)
+    assert stats(well)["engine_odd"] == 0
+    engine.close()
 
 
 def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

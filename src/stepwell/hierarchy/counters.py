@@ -9,6 +9,7 @@ from stepwell import events as e
 from stepwell.block.namespace import BlockId
 
 _REMEMBERED = 1 << 16
+_MOST = (1 << 63) - 1  # what a message can carry of a count
 
 
 class Ghosts:
@@ -93,11 +94,12 @@ class Counters:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _reported(self, counts: dict[str, int]) -> None:
-        """Names come from outside: at most 64 of 48 characters are kept."""
+        """Names and numbers come from outside: at most 64 names of 48 characters are kept, and none counts beyond what
+        an answer can say."""
         for name, n in counts.items():
             name = name[:48]
             if name in self.engine or len(self.engine) < 64:
-                self.engine[name] += max(n, 0)
+                self.engine[name] = min(self.engine[name] + max(n, 0), _MOST)
 
     def values(self) -> dict[str, int | float]:
         """One flat table; the sums that people look for are there from the start."""
