@@ -72,6 +72,7 @@ def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused() -> None
         {"payload": MAX_PAYLOAD + 1, "raw": MAX_PAYLOAD + 1},
         {"raw": golden.PAYLOAD + 1},
         {"algorithm": 2},
+        {"expires": 1 << 32},
         {"codecs": b"\1\0\0\0"},
     ],
     ids=str,
