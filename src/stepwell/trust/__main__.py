@@ -19,7 +19,10 @@ from stepwell.bench import machine
 from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = (
+    "format",
+    "guards",
+)
 """In this order: quick ones first."""
 
 
