@@ -153,6 +153,14 @@ def test_another_version_says_so(kind: type[Head] | type[Trailer]) -> None:
     assert kind.parse(bytes(newer)) is None, "a damaged page says nothing"
 
 
+def test_a_head_is_no_trailer_and_neither_is_a_frame() -> None:
+    head, trailer = Head(golden.SEGMENT, 5, 16 << 20, golden.CREATED).pack(), FOOTER.pack()[-PAGE:]
+    assert Head.parse(trailer) is None
+    assert Trailer.parse(head) is None
+    assert Head.parse(HEADER.pack()) is None
+    assert FrameHeader.parse(head) is None
+
+
 def test_a_footer_reads_back() -> None:
     read = read_footer(FOOTER.pack())
     assert read is not None

@@ -107,7 +107,9 @@ class _Plugin:
         else:
             self._outcome.failed.append(node.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus not in (0, 1):  # no such test, none at all, or pytest itself
+            self._outcome.broken.append(f"pytest ended with {int(exitstatus)}")
         if self._report is not None:
             text = {name: getattr(self._outcome, name) for name in Outcome.__slots__}
             self._report.write_text(json.dumps(text), encoding="utf-8")
