@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stepwell.client import membership as joining
+from stepwell.client import scheduler as scheduler_module
 from stepwell.client.membership import Membership
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
@@ -71,6 +72,18 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
     assert (released(well), ask.blocks, ask.final) == (1, 3, True)
     client.release(ask)
     assert released(well) == 1
+
+
+def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The well would end a session with more."""
+    monkeypatch.setattr(scheduler_module, "MOST_ASKS", 2)
+    well = PlayedWell()
+    client = scheduler(well)
+    asks = [client.ask(D, 0, order) for order in range(3)]
+    assert asks[0] is not None and asks[1] is not None and asks[2] is None
+    assert sum(isinstance(message, m.Ask) for message in well.said) == 2
+    client.release(asks[0])
+    assert client.ask(D, 0, 3) is not None
 
 
 @pytest.mark.parametrize(("more", "reason"), [(False, "end"), (True, "pins")])

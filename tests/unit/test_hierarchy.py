@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 from deep import PLAIN, TWO, at, chain
 
-from stepwell.hierarchy import recalls
+from stepwell.hierarchy import recalls, roster
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.spills import SLAB_WAIT_S
@@ -659,6 +659,16 @@ def test_waiting_requests_are_bounded(rig: Rig) -> None:
     assert engine.live
     engine.ask(b"")
     assert not engine.live
+    rig.settle()
+
+
+def test_sessions_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_SESSIONS", 2)
+    engines = [FakeEngine(rig, name=name) for name in ("one", "two", "three")]
+    assert [engine.live for engine in engines] == [True, True, False]
+    assert {refused.code for member in engines[2].members for refused in member.take(m.Refused)} == {"SW-204"}
+    engines[0].scheduler.leave()
+    assert FakeEngine(rig, name="four").live
     rig.settle()
 
 
