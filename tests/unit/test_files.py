@@ -37,6 +37,16 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str, direct: bool) 
     files.close()
 
 
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    files, before = SystemFiles(tmp_path), os.umask(0)
+    try:
+        files.create("a.seg", NBYTES).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.seg").stat().st_mode & 0o777 == 0o600
+    files.close()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_space_that_there_is_not_is_not_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(files_module, "_fallocate", lambda fd, mode, offset, nbytes: code)

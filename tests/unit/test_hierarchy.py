@@ -575,6 +575,40 @@ def test_a_second_member_in_one_place_is_refused(rig: Rig) -> None:
     assert engine.live
 
 
+def test_what_a_worker_has_not_mapped_is_not_offered_to_it(rig: Rig) -> None:
+    first = joined(rig)
+    assert first.spill(chain(2)) == 2
+    second = FakeEngine(rig, name="second")
+    ticket = second.ask(chain(2))
+    rig.turns()
+    answer = second.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (0, True, "mapping")
+    rig.settle()
+    assert len(second.answer(ticket).refs) == 2
+
+
+def test_a_second_scheduler_is_refused(rig: Rig) -> None:
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(), "engine"
+    first, second = (FakeMember(rig, engine.scheduler_hello()) for _ in range(2))
+    assert refused(second) == "SW-404"
+    assert not first.gone
+    FakeMember(rig, engine.worker_hello(0))
+    assert first.take(m.Ready)
+
+
+def test_a_slab_is_not_mapped_by_who_is_not_its_owner(rig: Rig) -> None:
+    ours, theirs = joined(rig), FakeEngine(rig, Model(weights=b"x" * 32), name="other")
+    rig.settle()
+    (number, *_) = ours.workers[0].shared
+    before = set(rig.hierarchy.arena.slabs[number].mapped)
+    assert before
+    theirs.workers[0].say(m.Mapped(number))
+    theirs.workers[0].say(m.Mapped(1 << 31))
+    assert rig.hierarchy.arena.slabs[number].mapped == before
+    assert theirs.live
+
+
 @pytest.mark.parametrize(
     "other", [Model(world=2, shard_bytes=SLOT + 4096), Model(world=1), Model(world=3)], ids=["bytes", "fewer", "more"]
 )

@@ -24,8 +24,11 @@ from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     MAX_MESSAGE,
     PROTOCOL,
+    Clear,
     Hello,
     Mapped,
+    Message,
+    NamespacesQuery,
     Ping,
     Pong,
     Ready,
@@ -312,6 +315,23 @@ def test_another_user_is_refused(well: InThread) -> None:
     assert refused.code == "SW-606"
     assert "65534" in refused.what
     assert stats(well)["connections"] == 1
+
+
+@pytest.mark.parametrize("asks", [Stop(), Clear(["host"]), NamespacesQuery()], ids=["stop", "clear", "namespaces"])
+def test_a_guest_may_look_at_the_well_and_not_change_it(
+    well: InThread, monkeypatch: pytest.MonkeyPatch, asks: Message
+) -> None:
+    guest = os.geteuid() + 12345
+    well.loop._door._admitted = frozenset({*well.loop._door._admitted, guest})
+    monkeypatch.setattr(connection_module, "peer", lambda sock: (os.getpid(), guest, guest))
+    peer = admin(well)
+    peer.send(StatsQuery())
+    assert isinstance(peer.read(), Stats)
+    peer.send(asks)
+    answer = peer.read()
+    assert isinstance(answer, Refused) and answer.code == "SW-606"
+    assert peer.read() is None
+    peer.close()
 
 
 def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
