@@ -450,6 +450,17 @@ def test_a_device_that_says_no_is_told_of_and_holds_nobody_up(tmp_path: Path, op
     life.end()
 
 
+def test_nothing_is_looked_up_from_the_moment_of_a_clear_on(tmp_path: Path) -> None:
+    """Blocks go from the index segment by segment, and this is the moment before the second of two."""
+    life, some = Life(tmp_path), range(PER_SEGMENT + 8)
+    life.put_all(some)
+    assert life.here(some) == set(some)
+    life.tier.clear(lambda forgotten: None)
+    assert life.here(some) == set()
+    life.executor.drain()
+    life.end()
+
+
 SYNC = ("sync", "")  # of the directory
 
 

@@ -346,6 +346,17 @@ def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
     theirs.close()
 
 
+def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_OUTPUT", 3 * len(wire.frame(Pong(1))))
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    assert [connection.queue(Pong(1)) for _ in range(5)] == [True, True, True, False, False]
+    assert connection.flush()
+    assert connection.queue(Pong(1))
+    connection.close()
+    theirs.close()
+
+
 def test_connections_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 1)
     first = admin(well)
