@@ -24,8 +24,8 @@ _EACH = 9  # blocks written by a life
 _HEAD, _TAIL = 64 * PAGE, 8 * PAGE
 """What is written of a segment lies within these many bytes of its ends."""
 
-Piece = tuple[bytes, bytes]
-Copy = dict[str, Piece]
+Ends = tuple[bytes, bytes]
+Copy = dict[str, Ends]
 
 
 class Life:
@@ -172,7 +172,7 @@ def exchanges(turn: Turn, number: int, sealed: bool, times: int) -> Tally:
 
 def _exchanged(whole: Copy, names: list[str]) -> Iterator[tuple[str, Copy]]:
     """Each file's head, frames, footer, or all of it, in each other file, and under a name of its own beside it."""
-    parts: dict[str, Callable[[Piece, Piece], Piece]] = {
+    parts: dict[str, Callable[[Ends, Ends], Ends]] = {
         "file": lambda mine, other: other,
         "head": lambda mine, other: (other[0][:PAGE] + mine[0][PAGE:], mine[1]),
         "frames": lambda mine, other: (mine[0][:PAGE] + other[0][PAGE:], mine[1]),
