@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from stepwell.client import membership as joining
+from stepwell.client import scheduler as scheduler_module
 from stepwell.client.membership import Membership
-from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
+from stepwell.client.patience import PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
@@ -71,6 +72,27 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
     assert (released(well), ask.blocks, ask.final) == (1, 3, True)
     client.release(ask)
     assert released(well) == 1
+
+
+def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The well would end a session with more."""
+    monkeypatch.setattr(scheduler_module, "MOST_ASKS", 2)
+    well = PlayedWell()
+    client = scheduler(well)
+    asks = [client.ask(D, 0, order) for order in range(3)]
+    assert asks[0] is not None and asks[1] is not None and asks[2] is None
+    assert sum(isinstance(message, m.Ask) for message in well.said) == 2
+    client.release(asks[0])
+    assert client.ask(D, 0, 3) is not None
+
+
+def test_a_well_may_ask_for_so_much_patience_and_no_more() -> None:
+    limit = STALL_S + m.MOST_ALLOWED_S
+    for allowed in (m.MOST_ALLOWED_S, 10.0, float("inf")):
+        assert not PATIENCE.over(1.0, 1.0, 1.0 + limit - 0.01, allowed)
+        assert PATIENCE.over(1.0, 1.0, 1.0 + limit + 0.01, allowed)
+    for nonsense in (-5.0, float("-inf")):
+        assert not PATIENCE.over(1.0, 1.0, 1.0 + STALL_S - 0.01, nonsense)
 
 
 @pytest.mark.parametrize(("more", "reason"), [(False, "end"), (True, "pins")])

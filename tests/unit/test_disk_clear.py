@@ -450,6 +450,32 @@ def test_a_device_that_says_no_is_told_of_and_holds_nobody_up(tmp_path: Path, op
     life.end()
 
 
+def test_nothing_is_looked_up_from_the_moment_of_a_clear_on(tmp_path: Path) -> None:
+    """Blocks go from the index segment by segment, and this is the moment before the second of two."""
+    life, some = Life(tmp_path), range(PER_SEGMENT + 8)
+    life.put_all(some)
+    assert life.here(some) == set(some)
+    life.tier.clear(lambda forgotten: None)
+    assert life.here(some) == set()
+    life.executor.drain()
+    life.end()
+
+
+SYNC = ("sync", "")  # of the directory
+
+
+def test_a_receipt_comes_when_the_directory_is_synced(tmp_path: Path) -> None:
+    """Files that were unlinked may be back after a power cut until then."""
+    life = Life(tmp_path)
+    life.put_all(range(8))
+    assert life.clear().blocks == 8
+    done = [
+        operation for operation, name, _ in life.files[0].seen if operation == "unlink" or (operation, name) == SYNC
+    ]
+    assert done[-1] == "sync" and "unlink" in done
+    life.end()
+
+
 def test_a_file_that_cannot_be_deleted_is_told_of(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.put_all(range(10))

@@ -9,12 +9,14 @@ import resource
 import shutil
 import threading
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, FaultyFiles, Life, segments
+from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, SHARDS, FaultyFiles, Life, segments
 from wells import open_files
 
+from stepwell.block.frame import FrameHeader
 from stepwell.block.layout import PAGE
 from stepwell.io.files import SystemFiles
 from stepwell.tiers.base import Forgotten, Reading, Writing
@@ -293,6 +295,23 @@ def test_a_gap_in_an_open_segment_costs_what_is_in_it(tmp_path: Path, lost: int)
     again = Life(tmp_path)
     gone = set(range(8 * lost, 8 * lost + 8))
     assert again.good(range(24)) == set(range(24)) - gone
+    again.end()
+
+
+def test_a_frame_that_claims_what_no_footer_can_list_costs_its_block_and_no_other(tmp_path: Path) -> None:
+    """Whoever can write there can make a header's checksum, and be believed so far."""
+    life = Life(tmp_path)
+    life.put_all(range(8))
+    life.kill()
+    (path,) = segments(tmp_path)
+    for shard in range(SHARDS):
+        at = PAGE + 3 * BLOCK + shard * BLOCK // SHARDS
+        header = FrameHeader.parse(path.read_bytes()[at : at + PAGE])
+        assert header is not None
+        poke(path, at, replace(header, expires=2**63).pack())
+    again = Life(tmp_path)
+    assert again.good(range(8)) == {0, 1, 2, 4, 5, 6, 7}
+    assert again.troubles == []
     again.end()
 
 

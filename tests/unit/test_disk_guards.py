@@ -7,15 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, Life, content, digest, segments
 
 import golden
 from stepwell.block.layout import PAGE
 from stepwell.hierarchy.entry import Entry
+from stepwell.io.files import SystemFiles
+from stepwell.io.staging import Staging
 from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk import segment as segment_module
-from stepwell.tiers.disk.layout import MAX_KEYS, Head
+from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, Trailer
+from stepwell.tiers.disk.recovery import look
+from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 Held = tuple[Callable[[], None], Callable[[BaseException | None], None]]
@@ -197,6 +202,34 @@ def test_a_footer_in_a_file_of_another_size_is_not_believed(tmp_path: Path) -> N
     assert not life.tier.lookup(life.id(4))
     assert life.good(range(10)) == set(range(10)) - {4}
     life.end()
+
+
+def test_what_a_trailer_claims_beyond_its_file_is_neither_read_nor_allocated(tmp_path: Path) -> None:
+    """Its checksum is right: anybody could have made it."""
+    a_life(tmp_path, range(10))
+    (path,) = segments(tmp_path)
+    raw = bytearray(path.read_bytes())
+    trailer = Trailer.parse(bytes(raw[-PAGE:]))
+    assert trailer is not None
+    records = np.zeros(SEGMENT // RECORD.itemsize, RECORD)
+    raw[-PAGE:] = Footer(trailer.segment, records, trailer.commitments).pack()[-PAGE:]
+    path.write_bytes(raw)
+    files, staging = SystemFiles(tmp_path), Staging(2 * MIB)
+    found = look(files, path.name, staging)
+    assert not found.closed
+    assert found.footer is not None and len(found.footer.records) == 10
+    with staging.lend(1) as buffer:
+        assert len(buffer) == 2 * MIB, "as large as it was"
+    files.close()
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3, 66])
+def test_what_is_placed_leaves_room_for_the_footer_that_lists_it(pages: int) -> None:
+    segment = Segment(1, "a name", bytes(16), 1, SEGMENT, Phase.OPEN)
+    while segment.fits(pages * PAGE, bytes(32)):
+        segment.take(pages * PAGE, 1, bytes(32))
+    left = segment.nbytes - segment.end * PAGE - Footer.nbytes(segment.blocks)
+    assert 0 <= left < pages * PAGE + PAGE
 
 
 def test_a_segment_without_room_for_a_footer_is_recovered_without_one(tmp_path: Path) -> None:

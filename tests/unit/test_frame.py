@@ -72,6 +72,7 @@ def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused() -> None
         {"payload": MAX_PAYLOAD + 1, "raw": MAX_PAYLOAD + 1},
         {"raw": golden.PAYLOAD + 1},
         {"algorithm": 2},
+        {"expires": 1 << 32},
         {"codecs": b"\1\0\0\0"},
     ],
     ids=str,
@@ -150,6 +151,14 @@ def test_another_version_says_so(kind: type[Head] | type[Trailer]) -> None:
     with pytest.raises(OtherVersion):
         kind.parse(checked(bytes(newer)))
     assert kind.parse(bytes(newer)) is None, "a damaged page says nothing"
+
+
+def test_a_head_is_no_trailer_and_neither_is_a_frame() -> None:
+    head, trailer = Head(golden.SEGMENT, 5, 16 << 20, golden.CREATED).pack(), FOOTER.pack()[-PAGE:]
+    assert Head.parse(trailer) is None
+    assert Trailer.parse(head) is None
+    assert Head.parse(HEADER.pack()) is None
+    assert FrameHeader.parse(head) is None
 
 
 def test_a_footer_reads_back() -> None:

@@ -12,7 +12,7 @@ from deep import PLAIN, TWO, at, chain
 
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
-from stepwell.hierarchy import recalls
+from stepwell.hierarchy import recalls, roster
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.spills import SLAB_WAIT_S
@@ -599,6 +599,40 @@ def test_a_second_member_in_one_place_is_refused(rig: Rig) -> None:
     assert engine.live
 
 
+def test_what_a_worker_has_not_mapped_is_not_offered_to_it(rig: Rig) -> None:
+    first = joined(rig)
+    assert first.spill(chain(2)) == 2
+    second = FakeEngine(rig, name="second")
+    ticket = second.ask(chain(2))
+    rig.turns()
+    answer = second.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (0, True, "mapping")
+    rig.settle()
+    assert len(second.answer(ticket).refs) == 2
+
+
+def test_a_second_scheduler_is_refused(rig: Rig) -> None:
+    engine = FakeEngine.__new__(FakeEngine)
+    engine.model, engine.name = Model(), "engine"
+    first, second = (FakeMember(rig, engine.scheduler_hello()) for _ in range(2))
+    assert refused(second) == "SW-404"
+    assert not first.gone
+    FakeMember(rig, engine.worker_hello(0))
+    assert first.take(m.Ready)
+
+
+def test_a_slab_is_not_mapped_by_who_is_not_its_owner(rig: Rig) -> None:
+    ours, theirs = joined(rig), FakeEngine(rig, Model(weights=b"x" * 32), name="other")
+    rig.settle()
+    (number, *_) = ours.workers[0].shared
+    before = set(rig.hierarchy.arena.slabs[number].mapped)
+    assert before
+    theirs.workers[0].say(m.Mapped(number))
+    theirs.workers[0].say(m.Mapped(1 << 31))
+    assert rig.hierarchy.arena.slabs[number].mapped == before
+    assert theirs.live
+
+
 @pytest.mark.parametrize(
     "other", [Model(world=2, shard_bytes=SLOT + 4096), Model(world=1), Model(world=3)], ids=["bytes", "fewer", "more"]
 )
@@ -683,6 +717,16 @@ def test_waiting_requests_are_bounded(rig: Rig) -> None:
     assert engine.live
     engine.ask(b"")
     assert not engine.live
+    rig.settle()
+
+
+def test_sessions_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_SESSIONS", 2)
+    engines = [FakeEngine(rig, name=name) for name in ("one", "two", "three")]
+    assert [engine.live for engine in engines] == [True, True, False]
+    assert {refused.code for member in engines[2].members for refused in member.take(m.Refused)} == {"SW-204"}
+    engines[0].scheduler.leave()
+    assert FakeEngine(rig, name="four").live
     rig.settle()
 
 

@@ -323,6 +323,22 @@ def test_what_is_being_staged_is_not_evicted_either() -> None:
     assert told(engine, engine.answer(ticket).refs) == [100, 101]
 
 
+def test_what_was_not_told_is_not_recalled() -> None:
+    """It is on its way up: who copied it now would copy what comes to lie there."""
+    rig = written(1, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(chain(2))
+    rig.turns()
+    rig.faulty.faults = HEALTHY
+    transfer = engine.recall(ticket)
+    rig.turns()
+    assert rig.stat("leased_blocks") == 0
+    engine.recalled(transfer)
+    rig.faulty.release()
+    rig.settle()
+
+
 def test_staging_is_bounded_by_pins() -> None:
     rig = written(3, 14)  # 24 slots, 12 of which may be pinned
     engine, long = rig.join(), chain(14)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from deep import DeepRig, chain, fill
 
+from stepwell.block.frame import MAX_PAYLOAD, FrameHeader
 from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import NO_COMMITMENT
 from stepwell.hierarchy.sealing import Sealing
@@ -86,6 +90,20 @@ def test_what_does_not_open_is_not_made_anew(sealed: bool) -> None:
         broken = bytearray(frames)
         broken[byte] ^= 1
         assert written.remade(bytes(broken), written.sealing) is None, byte
+
+
+def test_what_a_frame_claims_beyond_its_blocks_bytes_is_not_allocated() -> None:
+    written = Written(sealed=True)
+    frames = written.kept.frames
+    header = FrameHeader.parse(frames[:PAGE])
+    assert header is not None
+    forged = replace(header, payload=MAX_PAYLOAD, raw=MAX_PAYLOAD).pack() + frames[PAGE:]
+    tracemalloc.start()
+    try:
+        assert written.remade(forged, written.sealing) is None
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_sealed_well_makes_no_plain_frame_anew() -> None:

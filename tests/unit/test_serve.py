@@ -24,12 +24,16 @@ from stepwell.protocol import wire
 from stepwell.protocol.messages import (
     MAX_MESSAGE,
     PROTOCOL,
+    Clear,
     Hello,
     Mapped,
+    Message,
+    NamespacesQuery,
     Ping,
     Pong,
     Ready,
     Refused,
+    Report,
     SlabShared,
     Stats,
     StatsQuery,
@@ -124,6 +128,16 @@ def test_a_malformed_stream_ends_its_connection_and_nothing_else(well: InThread,
     assert peer.read() is None
     peer.close()
     assert stats(well)["connections"] == 1
+
+
+def test_counts_that_an_engine_reports_can_be_told_whatever_it_says(well: InThread) -> None:
+    """No number that a message brings is too large for the answer that has it in a sum."""
+    engine = Raw(well.path)
+    engine.send(scheduler(), *[Report({"late": 2**64 - 1, "odd": -(2**63)})] * 3)
+    assert isinstance(engine.read(), Welcome)
+    eventually(lambda: stats(well).get("engine_late") == 2**63 - 1)
+    assert stats(well)["engine_odd"] == 0
+    engine.close()
 
 
 def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +318,23 @@ def test_another_user_is_refused(well: InThread) -> None:
     assert stats(well)["connections"] == 1
 
 
+@pytest.mark.parametrize("asks", [Stop(), Clear(["host"]), NamespacesQuery()], ids=["stop", "clear", "namespaces"])
+def test_a_guest_may_look_at_the_well_and_not_change_it(
+    well: InThread, monkeypatch: pytest.MonkeyPatch, asks: Message
+) -> None:
+    guest = os.geteuid() + 12345
+    well.loop._door._admitted = frozenset({*well.loop._door._admitted, guest})
+    monkeypatch.setattr(connection_module, "peer", lambda sock: (os.getpid(), guest, guest))
+    peer = admin(well)
+    peer.send(StatsQuery())
+    assert isinstance(peer.read(), Stats)
+    peer.send(asks)
+    answer = peer.read()
+    assert isinstance(answer, Refused) and answer.code == "SW-606"
+    assert peer.read() is None
+    peer.close()
+
+
 def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
     ours, theirs = socket.socketpair()
     connection = Connection(ours, Gate(ours, {}))
@@ -313,6 +344,17 @@ def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
     assert connection.queue(Pong(2), (0,))
     connection.close()
     assert not open_files() - before
+    theirs.close()
+
+
+def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_OUTPUT", 3 * len(wire.frame(Pong(1))))
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    assert [connection.queue(Pong(1)) for _ in range(5)] == [True, True, True, False, False]
+    assert connection.flush()
+    assert connection.queue(Pong(1))
+    connection.close()
     theirs.close()
 
 

@@ -23,6 +23,8 @@ CHUNK = (1 << 20) + PAGE - TAG
 
 MAX_PAYLOAD = GiB
 MAX_SHARDS = 4096
+MAX_TIME = (1 << 32) - 1
+"""The latest expiry: what a footer's record has room for."""
 MAGIC = b"stepwell"
 VERSION = 1
 
@@ -83,6 +85,7 @@ class FrameHeader:
             and shard < shards <= MAX_SHARDS
             and 0 < payload <= MAX_PAYLOAD
             and raw == payload
+            and expires <= MAX_TIME
             and page[_FIELDS.size : _CRC_AT] == _ZEROS
         )
         if not sane:

@@ -17,8 +17,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
     It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do. It runs
     with `adapter`, if there is one: name, number and folder of a LoRA adapter. Whoever asked it goes away `leaves_s`
-    seconds later, whatever has become of it: it is aborted, unanswered. The engine goes on with the others meanwhile, but
-    their times count until then.
+    seconds later, whatever has become of it: it is aborted, unanswered. The engine goes on with the others meanwhile,
+    but their times count until then.
     """
 
     prompt: list[int] | str

@@ -12,6 +12,7 @@ from stepwell.block.namespace import BlockId
 _REMEMBERED = 1 << 16
 _MOST_NAMES = 64
 _NAME = re.compile("[a-z_]{1,48}")  # no digits: neither tokens nor digests pass for one
+_MOST = (1 << 63) - 1  # what a message can carry of a count
 
 
 class Ghosts:
@@ -100,10 +101,11 @@ class Counters:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _reported(self, counts: dict[str, int]) -> None:
-        """Names come from outside, and are shown: at most 64 are kept, and only such as name a kind of event."""
+        """Names and numbers come from outside, and are shown: at most 64 names are kept, and only such as name a kind of
+        event, and none counts beyond what an answer can say."""
         for name, n in counts.items():
             if name in self.engine or (len(self.engine) < _MOST_NAMES and _NAME.fullmatch(name)):
-                self.engine[name] += max(n, 0)
+                self.engine[name] = min(self.engine[name] + max(n, 0), _MOST)
 
     def values(self) -> dict[str, int | float]:
         """One flat table; the sums that people look for are there from the start."""

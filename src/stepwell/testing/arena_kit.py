@@ -168,6 +168,28 @@ class ArenaKit(ABC):
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
         bench.arena.check()
 
+    def test_what_is_being_filled_is_not_evicted_when_its_child_has_failed(self) -> None:
+        bench = self.bench()
+        bench.grow(owner())
+        parent = bench.arena.reserve(owner(), name(0), None, 1, MEMBER)
+        child = bench.arena.reserve(owner(), name(1), parent, 1, MEMBER)
+        assert parent is not None and child is not None
+        bench.arena.fail(child, quarantine=False)
+        assert None not in [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(2, SLOTS + 1)]
+        assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
+        bench.arena.check()
+
+    def test_a_slot_has_another_generation_with_each_life(self) -> None:
+        bench = self.bench()
+        bench.grow(owner())
+        entry = bench.fill(owner(), 1)
+        slab, slot = entry.slots[0]
+        generation = slab.generation(slot)
+        bench.arena.drop(entry, "test")
+        taken = [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(20, 20 + SLOTS)]
+        assert (slab, slot) in [other.slots[0] for other in taken if other is not None]
+        assert slab.generation(slot) > generation
+
     def test_a_dropped_block_keeps_its_slots_while_it_is_read(self) -> None:
         bench = self.bench()
         bench.grow(owner())

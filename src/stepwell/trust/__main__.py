@@ -20,6 +20,7 @@ from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
 NAMES: tuple[str, ...] = (
+<<<<<<< HEAD
     "tenants",
     "secrets",
     "canary",
@@ -27,6 +28,10 @@ NAMES: tuple[str, ...] = (
     "powercut",
     "engine",
     "peer",
+=======
+    "format",
+    "guards",
+>>>>>>> format
 )
 """In this order: quick ones first."""
 

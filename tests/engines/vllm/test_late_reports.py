@@ -1,0 +1,65 @@
+"""What workers report late, of a life or a load of a request that has ended: it says nothing of the next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.engines.vllm.plan import Load, StepReport
+from stepwell.engines.vllm.requests import Loading, Tracked
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+
+TOKENS = 64
+
+
+class Counting:
+    """What the half tells its client here."""
+
+    def __init__(self) -> None:
+        self.counts: list[str] = []
+        self.forgotten: list[bytes] = []
+
+    def count(self, name: str, n: int = 1) -> None:
+        self.counts.append(name)
+
+    def forget(self, session: int, digests: bytes, epoch: int) -> None:
+        self.forgotten.append(digests)
+
+
+def half(client: Counting) -> SchedulerHalf:
+    shape = Shape(page=16, block_tokens=TOKENS, shard_bytes=4096, world=1)
+    return SchedulerHalf(shape, cast(SchedulerClient, client), lambda *_: None)
+
+
+def tracked(scheduler: SchedulerHalf, life: int) -> Tracked:
+    request: Any = SimpleNamespace(request_id="r")
+    known = Tracked(request, order=1, chain=None, epoch=0, life=life)
+    scheduler._tracked["r"] = known
+    return known
+
+
+def test_a_step_of_an_earlier_life_confirms_nothing() -> None:
+    scheduler = half(Counting())
+    known = tracked(scheduler, life=2)
+    scheduler._steps.begin(5, [("r", 1, TOKENS)])
+    scheduler.stepped(StepReport(done={5: 1}))
+    assert known.confirmed == 0
+    scheduler._steps.begin(6, [("r", 2, TOKENS)])
+    scheduler.stepped(StepReport(done={6: 1}))
+    assert known.confirmed == TOKENS
+
+
+@pytest.mark.parametrize(("transfer", "counts"), [(2, False), (3, True)])
+def test_a_load_of_an_earlier_transfer_says_nothing(transfer: int, counts: bool) -> None:
+    scheduler = half(Counting())
+    known = tracked(scheduler, life=1)
+    known.loading = loading = Loading(Load("r", 7, 3, 0, []), first=0, start=0, tokens=TOKENS, good=4)
+    scheduler.stepped(StepReport(failed=[("r", transfer, 1)]))
+    assert (known.failed, loading.good) == ((True, 1) if counts else (False, 4))
+    scheduler.stepped(StepReport(loaded=[("r", transfer, 0.5)]))
+    assert loading.copy_s == (0.5 if counts else 0.0)
