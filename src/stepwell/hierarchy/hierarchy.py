@@ -11,6 +11,7 @@ executor that reorders, delays and fails completions.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
@@ -56,7 +57,7 @@ _EPOCHS_KEPT = 4
 
 class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
-    for: returns warnings, raises ConfigError for nonsense."""
+    for: returns warnings, raises ConfigError for nonsense. `entropy(n)`: n random bytes, for numbers of sessions."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Hierarchy:
         tier: Tier | None = None,
         judge: Callable[[Mapping[str, str | int | float]], list[str]] = lambda wishes: [],
         sink: Sink = lambda event: None,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._sealing = sealing
         self._clock = clock
@@ -87,8 +89,8 @@ class Hierarchy:
             dropped=self._dropped,
             troubled=lambda error: self._emit(e.ArenaTroubled(str(error))),
         )
-        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
-        self.roster = Roster()
+        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch, limits.slab_bytes)
+        self.roster = Roster(entropy)
         self._work: deque[Work] = deque()
         self._recalls = Recalls(
             self.arena, self.index, limits, self._emit, self._ghosts, self._origins, self._work.append
@@ -134,7 +136,7 @@ class Hierarchy:
         return member
 
     def _fits(self, shard_bytes: int) -> None:
-        if not SlabLayout.within(self.limits.host_bytes, shard_bytes).slots:
+        if not SlabLayout.within(self.limits.host_bytes, shard_bytes, self.limits.slab_bytes).slots:
             raise ConfigError(
                 "SW-107",
                 what=f"a host tier of {self.limits.host_bytes} bytes cannot hold one shard of {shard_bytes} bytes",
