@@ -91,7 +91,12 @@ def _nothing_is_left(world: World) -> None:
 
 
 def _hits(world: World) -> None:
-    """A prompt that is spilled now is found, at once and by the next well, which has it from disk."""
+    """A prompt that is spilled now is found, at once and by the next well, which has it from disk. Where a disk has
+    lied, another well comes first: the segment that is open may have no head, and what goes in there is lost."""
+    if world.lied:
+        world.stop_well()
+        settle(world)
+        world.open()
     world.clock.advance(_LONGEST_ILL_S)
     world.whims = False
     engine = _joined(world)
