@@ -19,7 +19,7 @@ from stepwell.bench import machine
 from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = ("simulation",)
 """In this order: quick ones first."""
 
 
