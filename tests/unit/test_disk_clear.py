@@ -459,6 +459,21 @@ def test_a_file_that_cannot_be_deleted_is_told_of(tmp_path: Path) -> None:
     life.end()
 
 
+@pytest.mark.parametrize("space", [None, 0])
+def test_a_file_that_could_not_be_deleted_goes_with_the_next_clear(tmp_path: Path, space: int | None) -> None:
+    """Found by the simulation: the next clear said that all was gone, and the next life found it."""
+    life = Life(tmp_path)
+    put(life, list(range(10)))
+    life.files[0].fail(errno.EROFS, "unlink")
+    assert not life.clear(space).whole
+    assert not life.clear(space).whole, "it is tried again, and lies there still"
+    life.files[0].heal()
+    assert life.clear(space).whole
+    assert not segments(tmp_path)
+    life.end()
+    assert Life(tmp_path).here(range(10)) == set()
+
+
 def test_a_file_that_was_not_looked_at_is_told_of(tmp_path: Path) -> None:
     life = Life(tmp_path)
     put(life, mixed(100))

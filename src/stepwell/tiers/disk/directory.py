@@ -353,6 +353,7 @@ class Directory:
             self._to_clear.append(partial(self.clear, done, namespace))
             return
         self._placing.refuse(namespace)
+        self._deletion.again()
         if namespace and self.open_segment is not None and self.open_segment.blocks:
             self._close_open()
         self._sweep.begin(namespace, done)
