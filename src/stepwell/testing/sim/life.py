@@ -81,6 +81,7 @@ class Life:
 
     def __init__(self, around: Surroundings, disks: Sequence[Disk], trace: Trace, seen: Counter[str]) -> None:
         self.alive = True
+        self.clock = around.clock
         self.fibres = Fibres(around.dice)
         self.memory = SparseMemory()
         self.files = [SimFiles(disk, around.dice, self.fibres, trace, seen) for disk in disks]
@@ -106,17 +107,21 @@ class Life:
                 return
         raise Violation("books", "the well is never done")
 
-    def stop(self) -> None:
-        """Ends as a well that is asked to: what waits is written, if the disk lets it, and footers are."""
+    def stop(self, patience_s: float) -> bool:
+        """Ends as a well that is asked to: what waits is written, if the disk lets it in that time, and footers are.
+        Whether all was."""
         drained: list[bool] = []
+        until = self.clock.now() + patience_s
         self.hierarchy.drain(lambda: drained.append(True))
         self.settle()
-        if not drained:
-            raise Violation("books", "a well that may take its time does not drain")
+        while not drained and self.clock.now() < until:
+            self.clock.advance(0.1)
+            self.settle()
         self.hierarchy.close()
         self._end()
         if handles := sum(files.handles for files in self.files):
             raise Violation("books", f"{handles} files are open after the well was closed")
+        return bool(drained)
 
     def kill(self) -> None:
         """At this moment, whatever is under way."""

@@ -19,7 +19,8 @@ def comes_back(world: World) -> None:
     _end_what_is_under_way(world)
     _nothing_is_left(world)
     _hits(world)
-    world.stop_well()
+    if not world.stop_well(_PATIENCE_S):
+        raise Violation("late", "a well on good disks does not drain")
     for engine in list(world.engines):
         world.exit(engine)
     settle(world)

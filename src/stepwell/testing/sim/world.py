@@ -69,7 +69,9 @@ class World:
                 self.exit(engine)
             self.disks = [disk.after_power_cut(self.dice) for disk in self.disks]
 
-    def stop_well(self) -> None:
+    def stop_well(self, patience_s: float = 5.0) -> bool:
+        """Whether it had written everything by then."""
+        drained = True
         if self.life is not None:
             for line in self.lines:
                 line.cut()
@@ -77,8 +79,9 @@ class World:
                 while line.up():
                     pass
             self.tell_exits()
-            self.life.stop()
+            drained = self.life.stop(patience_s)
             self._well_gone()
+        return drained
 
     def heal(self) -> None:
         """Nothing is wrong with disks and memory any more."""
