@@ -11,7 +11,7 @@ _PATIENCE_S = 60.0
 """Of the simulated clock: everything that an engine does ends in far less."""
 
 _LONGEST_ILL_S = 400.0
-"""After this a tier tries a disk again that had refused whatever it was asked to write."""
+"""After this a disk is tried again that had refused whatever it was asked to do."""
 
 
 def comes_back(world: World) -> None:
@@ -80,6 +80,9 @@ def _nothing_is_left(world: World) -> None:
     for engine in list(world.engines):
         world.exit(engine)
     settle(world)
+    for _ in range(3):  # a tier that failed is tried again, by time alone
+        world.clock.advance(_LONGEST_ILL_S)
+        settle(world)
     life.hierarchy.check()
     counted = life.hierarchy.arena.count()
     mover = life.hierarchy.mover
@@ -98,7 +101,6 @@ def _hits(world: World) -> None:
         world.stop_well()
         settle(world)
         world.open()
-    world.clock.advance(_LONGEST_ILL_S)
     world.whims = False
     engine = _joined(world)
     digests = max(world.setup.prompts, key=len)[: 32 * 2]

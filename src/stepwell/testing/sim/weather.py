@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 EVERYTHING = ("names", "create", "open", "unlink", "read", "write", "zero", "sync", "sync names", "free")
 CHANGES = ("create", "unlink", "write", "zero")
-ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENOENT, errno.EINTR, errno.ETIMEDOUT)
+ERRORS = (  # not ENOENT: a filesystem that says so of a file that is there lies
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.EACCES,
+    errno.EINTR,
+    errno.ETIMEDOUT,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class World:
         request.phase = Phase.ENDED
         if request in engine.requests:
             engine.requests.remove(request)
-        self.seen[f"ended: {why}"] += 1
+        self.seen[f"ended: {why or 'unanswered'}"] += 1
         self.trace("request", request.number, why, request.good)
 
     # spills -----------------------------------------------------------------------------------------------------------
