@@ -123,13 +123,14 @@ def _hits(world: World) -> None:
 
 
 def _room(world: World) -> bool:
-    """Some directory can hold segments: what it must keep because it cannot read it does not fill it."""
+    """Every directory can hold segments: what it must keep because it cannot read it does not fill it. One that cannot
+    refuses its share of what is written, whatever room others have."""
     assert world.life is not None
     for directory in world.life.hierarchy.mover.tier._directories:  # type: ignore[attr-defined]
         ours = sum(s.nbytes for s in directory.segments.values() if s.phase.value != "kept")
-        if ours or directory.space.may_take(directory.segment_bytes):
-            return True
-    return False
+        if not ours and not directory.space.may_take(directory.segment_bytes):
+            return False
+    return True
 
 
 def _joined(world: World) -> Engine:
