@@ -123,12 +123,12 @@ def _hits(world: World) -> None:
 
 
 def _room(world: World) -> bool:
-    """Every directory can hold segments: what it must keep because it cannot read it does not fill it. One that cannot
-    refuses its share of what is written, whatever room others have."""
+    """Every directory can hold two segments beside what it must keep because it cannot read it. One that cannot refuses
+    its share of what is written, whatever room others have; with one alone, each block takes the place of the last."""
     assert world.life is not None
     for directory in world.life.hierarchy.mover.tier._directories:  # type: ignore[attr-defined]
         ours = sum(s.nbytes for s in directory.segments.values() if s.phase.value != "kept")
-        if not ours and not directory.space.may_take(directory.segment_bytes):
+        if directory.limit - (directory.used - ours) < 2 * directory.segment_bytes:
             return False
     return True
 

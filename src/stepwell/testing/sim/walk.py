@@ -152,7 +152,7 @@ class Walk:
             if dice.random() < 0.5:
                 each.map()
         for copy in engine.copies:
-            if dice.random() < 0.6:
+            if dice.random() < (0.6 if engine.scheduler.live else 0.05):  # zombies take their time
                 world.copy(engine, copy)
         if dice.random() < 0.1:
             for client in engine.clients:
@@ -199,9 +199,12 @@ class Walk:
             self._world.release(engine, self._dice.choice(engine.requests))
 
     def _cut(self) -> None:
-        if self._world.lines:
-            self._world.seen["lost connections"] += 1
-            self._dice.choice(self._world.lines).cut()
+        world, dice = self._world, self._dice
+        busy = {10 * engine.number for engine in world.engines if engine.copies}
+        lines = [line for line in world.lines if line.process // 10 * 10 in busy and dice.random() < 0.7] or world.lines
+        if lines:
+            world.seen["lost connections"] += 1
+            dice.choice(lines).cut()
 
     def _exit(self) -> None:
         engine = self._engine()
