@@ -14,6 +14,8 @@ PAGE = 4096
 MiB = 1 << 20
 GiB = 1 << 30
 
+LEAST_SLAB = 16 * MiB
+
 
 def block_tokens_for(engine_page: int, page_shard_bytes: int) -> int:
     """engine_page x 2^k with the smallest k whose shard has at least 512 KiB."""
@@ -51,14 +53,14 @@ class SlabLayout:
 
     @staticmethod
     @lru_cache(maxsize=256)  # asked for with every block that is reserved
-    def within(host_bytes: int, slot_bytes: int) -> SlabLayout:
-        """A slab of host/16, at least 8 slots and 16 MiB, at most 1 GiB, and never more than host.
+    def within(host_bytes: int, slot_bytes: int, least_bytes: int = LEAST_SLAB) -> SlabLayout:
+        """A slab of host/16, at least 8 slots and `least_bytes`, at most 1 GiB, and never more than host.
 
         A slab with no slot at all means that host cannot hold even one.
         """
         stride = _up(slot_bytes, PAGE)
         eight = SlabLayout(slot_bytes, 8).nbytes
-        target = min(max(host_bytes // 16, eight, 16 * MiB), max(GiB, eight), host_bytes)
+        target = min(max(host_bytes // 16, eight, least_bytes), max(GiB, eight), host_bytes)
         slots = max(0, (target - PAGE) // stride)
         while slots and SlabLayout(slot_bytes, slots).nbytes > target:
             slots -= 1

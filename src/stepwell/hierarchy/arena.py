@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from stepwell.block.layout import SlabLayout
+from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
 from stepwell.errors import StepwellError
@@ -55,8 +55,11 @@ class Arena:
     """Invariants: bytes of all slabs <= host_bytes; a slot is free, held by one entry, or quarantined; an entry that is
     leased, pinned or FILLING keeps its slots; a retired slab holds nothing."""
 
-    def __init__(self, host_bytes: int, memory: Memory, submit: Submit, watch: Watch) -> None:
+    def __init__(
+        self, host_bytes: int, memory: Memory, submit: Submit, watch: Watch, slab_bytes: int = LEAST_SLAB
+    ) -> None:
         self.host_bytes = host_bytes
+        self._slab_bytes = slab_bytes
         self._memory = memory
         self._submit = submit
         self._watch = watch
@@ -77,7 +80,7 @@ class Arena:
         """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
         room (one long prompt), though no more than half of `host`: as much as one request may pin."""
         holding = self.holdings.setdefault(owner, Holding())
-        layout = SlabLayout.within(self.host_bytes, owner.slot_bytes)
+        layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
         if holding.making or not layout.slots:
             return
         short = holding.free <= layout.slots // 2

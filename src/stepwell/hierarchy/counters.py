@@ -101,7 +101,7 @@ class Counters:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _reported(self, counts: dict[str, int]) -> None:
-        """Names and numbers come from outside, and are shown: at most 64 names are kept, and only such as name a kind of
+        """Names and numbers come from outside, and are shown: at most 64 names are kept, only such as name a kind of
         event, and none counts beyond what an answer can say."""
         for name, n in counts.items():
             if name in self.engine or (len(self.engine) < _MOST_NAMES and _NAME.fullmatch(name)):

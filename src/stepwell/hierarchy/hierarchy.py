@@ -11,6 +11,7 @@ executor that reorders, delays and fails completions.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -58,7 +59,8 @@ _EPOCHS_KEPT = 4
 class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
-    well's end; `keep` is told whenever they change, and must not block."""
+    well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
+    sessions."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Hierarchy:
         sink: Sink = lambda event: None,
         barred: Iterable[Tags] = (),
         keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._sealing = sealing
         self._clock = clock
@@ -91,8 +94,8 @@ class Hierarchy:
             dropped=self._dropped,
             troubled=lambda error: self._emit(e.ArenaTroubled(str(error))),
         )
-        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch)
-        self.roster = Roster()
+        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch, limits.slab_bytes)
+        self.roster = Roster(entropy)
         self.canaries = Canaries(self._emit, list(barred), keep)
         self._work: deque[Work] = deque()
         self._recalls = Recalls(
@@ -153,7 +156,7 @@ class Hierarchy:
         return member
 
     def _fits(self, shard_bytes: int) -> None:
-        if not SlabLayout.within(self.limits.host_bytes, shard_bytes).slots:
+        if not SlabLayout.within(self.limits.host_bytes, shard_bytes, self.limits.slab_bytes).slots:
             raise ConfigError(
                 "SW-107",
                 what=f"a host tier of {self.limits.host_bytes} bytes cannot hold one shard of {shard_bytes} bytes",

@@ -19,9 +19,11 @@ MAX_SESSIONS = 256
 
 
 class Roster:
-    def __init__(self) -> None:
+    """`entropy(n)`: n random bytes."""
+
+    def __init__(self, entropy: Callable[[int], bytes] = secrets.token_bytes) -> None:
         # From a random start: an engine must not take the session of a new well for that of the one before.
-        self._numbers = count(secrets.randbits(48) + 1)
+        self._numbers = count(int.from_bytes(entropy(6), "big") + 1)
         self.sessions: dict[int, Session] = {}
         self.quarantines: list[Quarantine] = []
 

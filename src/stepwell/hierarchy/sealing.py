@@ -7,7 +7,7 @@ and nothing opens as something else.
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,11 +47,20 @@ def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
 
 
 class Sealing:
-    """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds."""
+    """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds.
+    `entropy(n)`: n random bytes, for nonces."""
 
-    def __init__(self, keyring: Keyring, *, sealed: bool, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        keyring: Keyring,
+        *,
+        sealed: bool,
+        wall: Callable[[], float],
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
         self._sealed = sealed
         self._wall = wall
+        self._entropy = entropy
         self._keyring = keyring
         self._keys = {(t.name, e.number): SegmentKeys(e) for t in keyring.tenants for e in t.epochs}
 
@@ -103,7 +112,7 @@ class Sealing:
         self, place: Place, part: int, payload: int, identity: tuple[bytes, bytes, int, int], key: SegmentKey | None
     ) -> FrameHeader:
         """`identity`: block, namespace, shard, shards."""
-        nonce = os.urandom(4) + (place.ordinal + part).to_bytes(8, "big")
+        nonce = self._entropy(4) + (place.ordinal + part).to_bytes(8, "big")
         algorithm = PLAIN if key is None else AES_256_GCM
         commitment = NO_COMMITMENT if key is None else key.commitment
         block, tag, shard, shards = identity

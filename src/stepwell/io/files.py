@@ -53,6 +53,9 @@ class File(Protocol):
 
 
 class Files(Protocol):
+    direct: bool
+    """I/O goes past the page cache."""
+
     def names(self) -> list[str]:
         """Of everything in the directory."""
 

@@ -20,7 +20,9 @@ from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
 NAMES: tuple[str, ...] = (
-<<<<<<< HEAD
+    "format",
+    "guards",
+    "simulation",
     "tenants",
     "secrets",
     "canary",
@@ -28,10 +30,6 @@ NAMES: tuple[str, ...] = (
     "powercut",
     "engine",
     "peer",
-=======
-    "format",
-    "guards",
->>>>>>> format
 )
 """In this order: quick ones first."""
 

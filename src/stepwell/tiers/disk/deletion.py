@@ -41,6 +41,7 @@ class Deletion:
         self._going: deque[Segment] = deque()  # used by nobody
         self._running = False
         self._doomed = 0
+        self._left: list[Segment] = []  # files that could not be deleted: they lie there still, and count
         self._gone = Forgotten()  # since there was last nothing to do
         self._when_done: list[Callable[[Forgotten], None]] = []
 
@@ -56,6 +57,12 @@ class Deletion:
         """Nobody uses this DOOMED segment any more."""
         self._going.append(segment)
         self._next()
+
+    def again(self) -> None:
+        """Files that could not be deleted go after all, if they can now: a next life would find what they hold."""
+        left, self._left = self._left, []
+        for segment in left:
+            self.doom(segment)
 
     def when_done(self, done: Callable[[Forgotten], None]) -> None:
         """Tells what went, when all that is doomed now or until then is gone for good. Never inside this call."""
@@ -80,7 +87,8 @@ class Deletion:
                 self._gone += Forgotten(nbytes=segment.nbytes)
             else:
                 self._gone += Forgotten(whole=False)
-                self._owner.trouble("delete", error)  # it lies there still, and counts
+                self._owner.trouble("delete", error)
+                self._left.append(segment)
             self._owner.forget(segment)
             self._next()
             self._tell()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import heapq
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -70,6 +69,7 @@ class Directory:
         counts: TierCounts,
         trouble: Callable[[str, BaseException], None],
         changed: Callable[[], None],
+        entropy: Callable[[int], bytes],
     ) -> None:
         self.space = Space(limit, reserve, clock)
         self.files = files
@@ -84,6 +84,7 @@ class Directory:
         self._counts = counts
         self.trouble = trouble
         self._changed = changed
+        self._entropy = entropy
         self.segments: dict[int, Segment] = {}
         self.open_segment: Segment | None = None
         self._eviction = Eviction(self, index, staging, executor, locksmith, counts)
@@ -255,7 +256,7 @@ class Directory:
             self._prepare(self._free.popleft(), create=False)
         elif self.space.may_take(self.segment_bytes):
             self.space.used += self.segment_bytes
-            name = f"{secrets.token_hex(8)}{SUFFIX}"
+            name = f"{self._entropy(8).hex()}{SUFFIX}"
             new = Segment(next(self._numbers), name, b"", 0, self.segment_bytes, Phase.BEGINNING)
             self._enter(new)
             self._prepare(new, create=True)
@@ -267,7 +268,7 @@ class Directory:
         self._beginning = True
         old.phase = Phase.BEGINNING
         self._sequence = max(self._sequence + 1, int(self._wall() * 1e6))
-        head = Head(secrets.token_bytes(16), self._sequence, old.nbytes, int(self._wall()))
+        head = Head(self._entropy(16), self._sequence, old.nbytes, int(self._wall()))
 
         def job() -> None:
             available, _ = self.files.free()
@@ -352,6 +353,7 @@ class Directory:
             self._to_clear.append(partial(self.clear, done, namespace))
             return
         self._placing.refuse(namespace)
+        self._deletion.again()
         if namespace and self.open_segment is not None and self.open_segment.blocks:
             self._close_open()
         self._sweep.begin(namespace, done)

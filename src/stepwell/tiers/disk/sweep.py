@@ -1,6 +1,7 @@
 """Forgetting: everything that a directory holds, or what one namespace has in segments that others share.
 
     footer read ──► out of the index ──► reads under way end ──► frames zeroed ──► footer without them ──► synced
+                                                                                   at the end all files ──► synced
 
 A clear concerns the segments that there are when it is asked for. One that is open is closed before, so that what a
 next life would find in a segment is what its footer lists, or, where it has none, its frames (`look`). A file in which
@@ -161,8 +162,32 @@ class Sweep:
         return found
 
     def _finish(self, clear: _Clear) -> None:
-        """Files may have to be deleted still."""
+        """Nothing of it is in any segment. In what a file had in an earlier life there may be some, and a power cut may
+        bring that back as long as it was only written over."""
         self._clears.remove(clear)
+        self._sync(clear, [s.name for s in self._owner.segments.values() if s.phase is not Phase.DOOMED])
+
+    def _sync(self, clear: _Clear, names: list[str]) -> None:
+        """One file after the other; one that is gone by then is as good."""
+        if not names:
+            self._end(clear)
+            return
+        name = names.pop()
+
+        def job() -> None:
+            with self._owner.handles.use(name) as file:
+                file.sync()
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, FileNotFoundError):
+                self._owner.trouble("write", error)
+                clear.gone += Forgotten(whole=False)
+            self._sync(clear, names)
+
+        self._executor.submit(job, ended)
+
+    def _end(self, clear: _Clear) -> None:
+        """Files may have to be deleted still."""
 
         def ended(deleted: Forgotten) -> None:
             self._under_way -= 1

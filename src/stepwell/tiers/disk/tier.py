@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from stepwell.block.layout import PAGE, MiB
 from stepwell.block.namespace import BlockId
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
-from stepwell.io.files import SystemFiles
+from stepwell.io.files import Files
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import (
     Capacity,
@@ -45,15 +46,19 @@ def segment_bytes(limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A directory that may be used, with its lock taken. Bytes."""
+    """A directory that may be used, with its lock taken. Bytes. `segment`: of each segment file, whole pages;
+    None: what `segment_bytes` makes of the limit."""
 
-    files: SystemFiles
+    files: Files
     limit: int
     reserve: int
+    segment: int | None = None
 
 
 class DiskTier:
     """`wall`: Unix seconds. `trouble(kind, error)` is told of what goes wrong, on any thread; it must not block.
+    `entropy(n)`: n random bytes that nobody can guess, for names and ids of segments. `staging`: buffers that are there
+    already; else it makes its own.
 
     Segments whose keys are not known, or that are of another version or have a damaged head, stay as they are until all
     is cleared (`kept_segments`); files that are none of ours are counted (`foreign_files`) and never touched.
@@ -69,6 +74,8 @@ class DiskTier:
         wall: Callable[[], float],
         locksmith: Locksmith,
         trouble: Callable[[str, BaseException], None] = lambda kind, error: None,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+        staging: Staging | None = None,
     ) -> None:
         self.counts = TierCounts()
         self.foreign_files = 0
@@ -78,14 +85,14 @@ class DiskTier:
         self._told = trouble
         self._index = BlockIndex(max(LEAST_INDEX, sum(site.limit for site in sites) // LEAST_BLOCK))
         self._segments: dict[int, tuple[Directory, Segment]] = {}
-        self._staging = Staging(REQUEST)
+        self._staging = staging or Staging(REQUEST)
         numbers = count(1)
         self._directories = [
             Directory(
                 site.files,
                 limit=site.limit,
                 reserve=site.reserve,
-                segment_bytes=segment_bytes(site.limit),
+                segment_bytes=site.segment or segment_bytes(site.limit),
                 index=self._index,
                 segments=self._segments,
                 numbers=numbers,
@@ -97,6 +104,7 @@ class DiskTier:
                 counts=self.counts,
                 trouble=self._trouble,
                 changed=self._check_settled,
+                entropy=entropy,
             )
             for site in sites
         ]

@@ -1,0 +1,113 @@
+"""What was spilled, and whether what comes back is that.
+
+Each fill of a block has a number of its own, and every word of every shard says which fill, which rank and which word
+it is: so bytes that are stale, misplaced, torn or another block's are told apart. Whatever is recalled under an
+identity must be, whole, one fill that all ranks wrote under exactly that identity, and that was not cleared since.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepwell.io.memory import Bytes
+
+Identity = tuple[int, int, bytes]
+"""Which model, weights epoch, digest."""
+
+
+class Violation(Exception):
+    """A promise does not hold. `promise`: which of PROMISES."""
+
+    def __init__(self, promise: str, what: str) -> None:
+        super().__init__(promise, what)
+        self.promise = promise
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.what}"
+
+
+PROMISES = ("wrong", "late", "books", "hits")
+"""Wrong bytes; a request that waits beyond its limits; books that do not balance, something left over or raised; no
+hits although nothing is wrong any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """Bytes of one block that ranks write. `sent`: ranks that said so; `landed`: of whom the well knows that.
+    `cleared`: after how many events it was forgotten for good."""
+
+    nonce: int
+    identity: Identity
+    world: int
+    sent: set[int] = field(default_factory=set)
+    landed: set[int] = field(default_factory=set)
+    dropped: bool = False
+    cleared: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        return len(self.sent) == self.world and not self.dropped
+
+    @property
+    def published(self) -> bool:
+        return len(self.landed) == self.world and not self.dropped
+
+
+class Oracle:
+    """`right`: blocks that came back and were what was spilled."""
+
+    def __init__(self) -> None:
+        self.fills: list[Fill] = []
+        self.right = 0
+        self.seen: Counter[str] = Counter()
+
+    def begin(self, identity: Identity, world: int) -> Fill:
+        fill = Fill(len(self.fills) + 1, identity, world)  # zeros are nobody's
+        self.fills.append(fill)
+        return fill
+
+    def clearing(self, model: int, epoch: int) -> list[Fill]:
+        """What a clear of this namespace that begins now must reach; model -1: of all."""
+        return [
+            fill
+            for fill in self.fills
+            if fill.published and fill.cleared is None and (model < 0 or fill.identity[:2] == (model, epoch))
+        ]
+
+    def judge(self, identity: Identity, shards: Sequence[Bytes], asked: int) -> None:
+        """The shards of a block, rank by rank, as they were recalled by one who asked for them after so many events.
+        Raises Violation."""
+        words = [shard[: len(shard) // 8 * 8].view(np.uint64) for shard in shards]
+        nonce = int(words[0][0]) >> 32
+        for rank, found in enumerate(words):
+            differs = found != content(nonce, rank, len(found) * 8).view(np.uint64)
+            if differs.any():
+                at = int(differs.argmax())
+                raise Violation(
+                    "wrong", f"{_name(identity)} begins as fill {nonce}; rank {rank} differs from word {at} on"
+                )
+        fill = self.fills[nonce - 1] if 0 < nonce <= len(self.fills) else None
+        if fill is None or fill.identity != identity:
+            other = _name(fill.identity) if fill is not None else "nothing"
+            raise Violation("wrong", f"{_name(identity)} came back as {other} (fill {nonce})")
+        if not fill.whole:
+            raise Violation("wrong", f"{_name(identity)} came back as fill {nonce}, which was never whole")
+        if fill.cleared is not None and fill.cleared < asked:
+            raise Violation("wrong", f"{_name(identity)} came back as fill {nonce}, which was cleared")
+        self.right += 1
+
+
+def content(nonce: int, rank: int, nbytes: int) -> Bytes:
+    """What a rank writes: `nbytes` is a multiple of 8."""
+    words = np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(nonce << 32 | rank << 24)
+    return words.view(np.uint8)
+
+
+def _name(identity: Identity) -> str:
+    model, epoch, digest = identity
+    return f"block {digest[:4].hex()} of model {model}, epoch {epoch}"

@@ -1,0 +1,81 @@
+"""What a seed makes of a world: sizes, models, prompts, and how often what happens. Small, so that all is short all the
+time: a few dozen blocks fill the arena, a few segments the disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from stepwell.block.digest import Chain
+from stepwell.block.frame import frame_bytes
+from stepwell.block.layout import PAGE, SlabLayout
+from stepwell.tiers.disk.layout import Footer
+
+EPOCHS = (0, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What engines of one kind say of themselves. `world` ranks with `shard_bytes` each."""
+
+    weights: bytes
+    world: int
+    shard_bytes: int
+
+    @property
+    def frames(self) -> int:
+        """Bytes of a block on disk."""
+        return self.world * frame_bytes(self.shard_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory."""
+
+    sealed: bool
+    models: tuple[Model, ...]
+    prompts: tuple[bytes, ...]
+    host_bytes: int
+    queue_bytes: int
+    readers: int
+    directories: int
+    segment: int
+    segments: int
+    reserve: int
+
+    @classmethod
+    def draw(cls, dice: Random, *, small: bool = False) -> Setup:
+        """`small`: one model and few blocks, for what is done a hundred thousand times."""
+        models = [Model(b"w" * 32, dice.choice((1, 1, 2)), dice.choice((2048, 4096)))]
+        if not small and dice.random() < 0.5:
+            models.append(Model(b"x" * 32, dice.choice((1, 2)), dice.choice((models[0].shard_bytes, 6000))))
+        slab = max(SlabLayout(model.shard_bytes, 8).nbytes for model in models)
+        longest = max(model.frames for model in models)
+        room = dice.randint(3, 8 if small else 14) * longest
+        segment = PAGE + room + Footer.nbytes(room // longest)
+        return cls(
+            sealed=dice.random() < 0.7,
+            models=tuple(models),
+            prompts=prompts(dice, 3 if small else 6, 5 if small else 10),
+            host_bytes=dice.randint(1 if len(models) == 1 else 2, 4) * slab,
+            queue_bytes=dice.choice((0, 4, 64)) * longest,
+            readers=dice.randint(1, 4),
+            directories=dice.choice((1, 1, 2)),
+            segment=segment,
+            segments=dice.randint(2, 4 if small else 6),
+            reserve=dice.choice((0, 0, 2)) * segment,
+        )
+
+
+def prompts(dice: Random, count: int, most: int) -> tuple[bytes, ...]:
+    """Some share their beginning with the one before."""
+    made: list[list[int]] = []
+    for _ in range(count):
+        shared = made[-1][: dice.randrange(most)] if made and dice.random() < 0.5 else []
+        made.append([*shared, *(dice.randrange(1 << 20) for _ in range(dice.randint(2, most) - len(shared)))])
+    chains = []
+    for tokens in made:
+        chain = Chain(1)
+        chain.extend(tokens)
+        chains.append(chain.digests)
+    return tuple(chains)

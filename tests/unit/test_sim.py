@@ -1,0 +1,275 @@
+"""The deterministic simulation: it replays, it walks without finding anything, and it finds what is planted."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.client.patience import Patience
+from stepwell.codecs import seal
+from stepwell.codecs.seal import Opened, Opener
+from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.recalls import Recalls
+from stepwell.hierarchy.roster import Roster
+from stepwell.hierarchy.session import Fill, Session
+from stepwell.hierarchy.spills import Spills
+from stepwell.testing.sim.disk import Disk
+from stepwell.testing.sim.fibres import Fibres, Killed
+from stepwell.testing.sim.oracle import Oracle, Violation, content
+from stepwell.testing.sim.walk import Walked, walk
+from stepwell.tiers.base import Forgotten, Reading
+from stepwell.tiers.disk.directory import Directory
+from stepwell.tiers.disk.tier import DiskTier
+
+FOUND = ((6011, 3000, 0), (7060, 1000, 0), (30000, 1500, 400), (30006, 1500, 400))
+"""Seed, steps and cuts of walks that have found something: files that a clear had not deleted, and an earlier life of a
+file that a power cut brought back after a clear."""
+
+
+def test_a_seed_does_the_same_twice() -> None:
+    first, again = walk(12, 800), walk(12, 800)
+    assert first.digest == again.digest
+    assert first.events > 1000
+    assert first == again
+    assert walk(13, 800).digest != first.digest
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "800"], ["--steps", "500", "--cuts", "40"]])
+def test_a_seed_does_the_same_in_any_process(arguments: list[str]) -> None:
+    said = set()
+    for hashes in ("0", "1", "2"):
+        command = [sys.executable, "-m", "stepwell.testing.sim", "--seed", "21", *arguments]
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
+        )
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+def test_walks() -> None:
+    """New ones each time: a few of the campaign's, so that what breaks a promise often is seen at once."""
+    seen = _sum(walk(seed, 2000) for seed in _seeds(8))
+    for what in ("kills", "power cuts", "exits", "lost connections", "ended: recalled", "hits from disk"):
+        assert seen[what], f"the walks do not reach enough: {seen}"
+
+
+def test_states_after_power_cuts() -> None:
+    walked = [walk(seed, 800, cuts=60) for seed in _seeds(4)]
+    _sum(iter(walked))
+    assert sum(each.states for each in walked) > 60
+    assert sum(each.right for each in walked) > 100
+
+
+@pytest.mark.parametrize(("seed", "steps", "cuts"), FOUND)
+def test_what_was_found_once(seed: int, steps: int, cuts: int) -> None:
+    assert walk(seed, steps, cuts=cuts).violation is None
+
+
+def _seeds(count: int) -> list[int]:
+    seeds = [random.randrange(1 << 32) for _ in range(count)]
+    print("seeds", seeds)
+    return seeds
+
+
+def _sum(walks: Iterator[Walked]) -> dict[str, int]:
+    seen: dict[str, int] = {}
+    for walked in walks:
+        assert walked.violation is None, f"seed {walked.seed}: {walked.violation}"
+        for what, times in walked.seen.items():
+            seen[what] = seen.get(what, 0) + times
+    return seen
+
+
+# what is planted is found ---------------------------------------------------------------------------------------------
+
+
+def _finds(*promises: str, first: int = 0, walks: int = 200, steps: int = 1500, cuts: int = 0) -> Violation:
+    """Some walk of so many breaks one of these promises. `first`: a seed shortly before one that does, which saves time."""
+    for seed in range(first, first + walks):
+        violation = walk(seed, steps, cuts=cuts).violation
+        if violation is not None:
+            assert violation.promise in promises, violation
+            print("found by seed", seed)
+            return violation
+    raise AssertionError(f"{walks} walks have not noticed it")
+
+
+def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    examine = Opener._examine
+
+    def believes(self: Opener, page: bytes) -> Opened:
+        """Whatever the header says is what was expected."""
+        header = seal.FrameHeader.parse(page)
+        if header is not None and header.raw == self._expected.raw:
+            names = (header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+            self._expected = seal.Expected(*names)
+        return examine(self, page)
+
+    monkeypatch.setattr(Opener, "_examine", believes)
+    assert "came back as" in _finds("wrong").what
+
+
+def test_a_tag_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = Opener.open
+
+    def believes(self: Opener, part: int, frame: Any, into: Any) -> Opened:
+        opened = opens(self, part, frame, into)
+        return Opened.GOOD if opened is Opened.DAMAGED and self._header is not None else opened
+
+    monkeypatch.setattr(Opener, "open", believes)
+    _finds("wrong", steps=800, cuts=100)
+
+
+def test_a_block_that_is_published_before_all_ranks_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = Spills.filled
+
+    def hasty(self: Spills, session: Session, rank: int, leases: list[int], dropped: list[int]) -> bool:
+        for lease in leases:
+            if lease in session.fills:
+                session.fills[lease] = Fill(session.fills[lease].entry, {rank})
+        return filled(self, session, rank, leases, dropped)
+
+    monkeypatch.setattr(Spills, "filled", hasty)
+    _finds("wrong", "books")  # whichever comes first: bytes, or slots that somebody else has
+
+
+def test_a_block_that_has_landed_before_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = DiskTier.read
+
+    def hasty(self: DiskTier, blocks: Any, done: Callable[[Any], None]) -> None:
+        read(self, blocks, lambda answers: done([Reading.GOOD] * len(answers)))
+
+    monkeypatch.setattr(DiskTier, "read", hasty)
+    _finds("wrong")
+
+
+def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: Recalls, session: Session, rank: int, transfers: list[int]) -> None:
+        for number in transfers:
+            session.transfers.pop(number, None)
+
+    monkeypatch.setattr(Recalls, "recalled", forgets)
+    _finds("books")
+
+
+def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = Roster.leave
+
+    def trusts(self: Roster, session: Session) -> None:
+        quarantine = leave(self, session)
+        if quarantine is not None:
+            self.quarantines.remove(quarantine)
+
+    monkeypatch.setattr(Roster, "leave", trusts)
+    assert "given away" in _finds("books").what
+
+
+def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Patience, "over", lambda *arguments: False)
+    _finds("late")
+
+
+def test_a_clear_that_leaves_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: Directory, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        for number in list(self.segments):
+            self._index.drop_segment(number)
+        self._executor.submit(lambda: None, lambda _: done(Forgotten()))
+
+    monkeypatch.setattr(Directory, "clear", forgets)
+    assert "was cleared" in _finds("wrong").what
+
+
+def test_a_tier_that_finds_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recover(self: DiskTier, done: Callable[[int], None]) -> None:
+        for directory in self._directories:
+            directory.known(unreadable=False)
+        done(0)
+
+    monkeypatch.setattr(DiskTier, "recover", recover)
+    assert "by the next well" in _finds("hits").what
+
+
+def test_pins_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mover, "unwanted", lambda self, entry: self._arena.lease(entry))
+    _finds("books")
+
+
+# its parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_tells_stale_misplaced_and_torn() -> None:
+    oracle = Oracle()
+    first, second = oracle.begin((0, 0, b"a" * 32), 1), oracle.begin((0, 0, b"b" * 32), 1)
+    bytes_ = content(first.nonce, 0, 4096)
+    with pytest.raises(Violation, match="never whole"):
+        oracle.judge(first.identity, [bytes_], 0)
+    first.sent.add(0)
+    oracle.judge(first.identity, [bytes_], 0)
+    with pytest.raises(Violation, match="came back as"):
+        oracle.judge(second.identity, [bytes_], 0)
+    torn = np.concatenate([bytes_[:2048], content(second.nonce, 0, 4096)[2048:]])
+    with pytest.raises(Violation, match="differs from word 256"):
+        oracle.judge(first.identity, [torn], 0)
+    with pytest.raises(Violation, match="fill 0"):
+        oracle.judge(first.identity, [np.zeros(4096, np.uint8)], 0)
+    first.cleared = 10
+    oracle.judge(first.identity, [bytes_], 9)
+    with pytest.raises(Violation, match="cleared"):
+        oracle.judge(first.identity, [bytes_], 11)
+
+
+def test_what_is_synced_is_there_after_a_power_cut_and_the_rest_in_any_part() -> None:
+    disk, dice = Disk(1 << 20), random.Random(1)
+    disk.create("synced", 8192).write(0, b"a" * 8192)
+    disk.names["synced"].sync()
+    disk.create("gone", 4096)
+    disk.sync()
+    disk.names["synced"].write(4096, b"b" * 4096)
+    disk.create("new", 8192).write(0, b"c" * 4096)
+    disk.names["new"].write(4096, b"d" * 4096)
+    disk.unlink("gone")
+    states = [disk.after_power_cut(dice) for _ in range(400)]
+    assert all(bytes(state.names["synced"].data[:4096]) == b"a" * 4096 for state in states)
+    ends = {bytes(state.names["synced"].data[4096:]) for state in states}
+    assert {b"a" * 4096, b"b" * 4096} < ends, "kept, lost and torn"
+    assert {state.names.keys() & {"new", "gone"} == set() for state in states} == {True, False}
+    assert any("gone" in state.names for state in states), "an unlinked file is back"
+    news = [bytes(state.names["new"].data) for state in states if "new" in state.names]
+    assert b"" in news, "a name without a length"
+    assert bytes(4096) + b"d" * 4096 in news, "a later write without an earlier one"
+    assert bytes(8192) in news, "a file without its data"
+
+
+def test_jobs_stand_still_in_the_middle_and_die_there() -> None:
+    fibres = Fibres(random.Random(3))
+    fibres.halting = 1.0
+    did: list[str] = []
+
+    def job(name: str) -> Callable[[], None]:
+        def run() -> None:
+            did.append(f"{name} begins")
+            try:
+                fibres.pause()
+            except Killed:
+                did.append(f"{name} dies")
+                raise
+            did.append(f"{name} ends")
+
+        return run
+
+    for name in "abc":
+        fibres.submit(job(name), lambda error: did.append(str(error)))
+    while (began := sum(each.endswith("begins") for each in did)) < 2:
+        fibres.step()
+    fibres.kill()
+    assert not fibres.step()
+    assert sum(each.endswith(("ends", "dies")) for each in did) == began
+    assert any(each.endswith("dies") for each in did)
+    fibres.close()
