@@ -24,6 +24,7 @@ NAMES: tuple[str, ...] = (
     "secrets",
     "devices",
     "powercut",
+    "kills",
 )
 """In this order: quick ones first."""
 
