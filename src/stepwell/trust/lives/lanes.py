@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -41,21 +43,35 @@ Lane = Callable[[Budget, int, int], Tally]
 
 
 def spread(budget: Budget, what: str, lane: Lane, cases: int, each: int) -> Tally:
-    """Runs lanes of at most `each` cases, as many at a time as there are processors. Raises what a lane raises."""
+    """Runs lanes of at most `each` cases, as many at a time as there are processors. Raises what a lane raises. Lanes
+    that are still going when this ends otherwise are asked to end, and clean up after themselves."""
     total, bare = Tally(), Budget(budget.seed, budget.scale, budget.until)
     context = multiprocessing.get_context("spawn")  # a lane sets its environment, and has threads
     pool = ProcessPoolExecutor(budget.processes, context, initializer=_end_with_us)
     try:
         sizes = [min(each, cases - begun) for begun in range(0, cases, each)]
-        lanes = [pool.submit(lane, bare, number, size) for number, size in enumerate(sizes)]
+        lanes = [pool.submit(_run, lane, bare, number, size) for number, size in enumerate(sizes)]
         for done, ended in enumerate(as_completed(lanes), 1):
             total += ended.result()
             if done % _TELL_EVERY == 0:
                 budget.tell(f"{what}: {done}/{len(lanes)}")
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return total
 
 
+def _run(lane: Lane, budget: Budget, number: int, cases: int) -> Tally:
+    try:
+        return lane(budget, number, cases)
+    except SystemExit:  # after all that the lane had begun was ended; its pool must not take it for an answer
+        os._exit(1)
+
+
 def _end_with_us() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who spreads, and ends us
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
