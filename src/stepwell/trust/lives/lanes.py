@@ -66,7 +66,7 @@ def spread(budget: Budget, what: str, lane: Lane, cases: int, each: int) -> Tall
 
 def _run(lane: Lane, budget: Budget, number: int, cases: int) -> Tally:
     try:
-        return lane(budget, number, cases)
+        return Tally() if budget.over else lane(budget, number, cases)
     except SystemExit:  # after all that the lane had begun was ended; its pool must not take it for an answer
         os._exit(1)
 
