@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from seeds import budget, clean
 
-from kernel.seeds import budget, clean
 from stepwell.trust.lives import calls, nth
 from stepwell.trust.lives.nth import KILL, Plan
 
-pytestmark = pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())
+pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())]
 
 
 @pytest.mark.parametrize(

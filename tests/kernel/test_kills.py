@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from seeds import budget, clean
 
-from kernel.seeds import budget, clean
 from stepwell.trust.lives import engine as engine_module
 from stepwell.trust.lives import engines, wells
 from stepwell.trust.lives.engine import Chain, Engine
@@ -13,6 +13,8 @@ from stepwell.trust.lives.ground import ground
 from stepwell.trust.lives.lanes import Tally
 from stepwell.trust.lives.processes import PATIENCE_S, ForkServer
 from stepwell.trust.lives.work import joined, recall
+
+pytestmark = pytest.mark.kernel
 
 
 def test_wells_are_killed_at_any_moment() -> None:

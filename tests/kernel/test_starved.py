@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from seeds import budget, clean
 
-from kernel.seeds import budget, clean
 from stepwell.trust.lives import memory, starved
+
+pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.skipif(bool(starved.files_why_not()), reason=starved.files_why_not())
