@@ -291,6 +291,14 @@ def test_what_a_killed_creator_left_is_removed_and_nothing_else(path: Path) -> N
     assert sorted(os.listdir(path.parent)) == ["keyring", "keyring.bak", "keyring.mine.new", "keyring.new"]
 
 
+def test_what_cannot_be_removed_is_in_nobodys_way(path: Path) -> None:
+    Keyring.open(path)
+    leftover = path.with_name(f"keyring.{'0a' * 8}.new")
+    leftover.mkdir()
+    assert Keyring.open(path).tenants
+    assert leftover.exists()
+
+
 def test_a_failed_creation_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*names: Path, **options: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -377,7 +378,7 @@ def _hello(well: InThread) -> object:
     try:
         peer.send(ADMIN)
         return peer.read()
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         return None
     finally:
         peer.close()
@@ -393,9 +394,22 @@ def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.Monke
     link.close()
 
 
-def test_running_out_of_descriptors_is_survived(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unwatched", [0, 2])
+def test_running_out_of_descriptors_is_survived(
+    well: InThread, monkeypatch: pytest.MonkeyPatch, unwatched: int
+) -> None:
+    """Also where the system then does not watch the well's own socket at once."""
     monkeypatch.setattr(door_module, "_DEAF_SECONDS", 0.02)
     first = admin(well)
+    register, refused = well.loop._selector.register, []
+
+    def refuse(*arguments: object) -> object:
+        if len(refused) < unwatched:
+            refused.append(arguments)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return register(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(well.loop._selector, "register", refuse)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket(socket.AF_UNIX)
     waiting.settimeout(PATIENCE)
@@ -414,7 +428,35 @@ def test_running_out_of_descriptors_is_survived(well: InThread, monkeypatch: pyt
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     waiting.sendall(wire.frame(ADMIN))
     assert waiting.recv(1 << 16)
+    assert len(refused) == unwatched
     waiting.close()
+    first.close()
+
+
+def test_a_system_that_watches_no_more_is_survived(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where epoll's max_user_watches is used up: who cannot be watched is sent away, all others are served."""
+    first, selector = admin(well), well.loop._selector
+    register = selector.register
+    refuse_all = True
+
+    def refuse(what: object, *rest: object) -> object:
+        if refuse_all or isinstance(what, int):  # of these only pidfds are watched by their number
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return register(what, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selector, "register", refuse)
+    assert _hello(well) is None
+    refuse_all = False
+    member = Recorder()
+    dial(well.path)(worker(), member)
+    assert member.ended.wait(PATIENCE) and member.messages.empty(), "nobody is welcome whose exit is not seen"
+    first.send(Ping(1))
+    assert first.read() == Pong(1)
+    monkeypatch.undo()
+    again = Recorder()
+    link = dial(well.path)(worker(), again)
+    again.next(Welcome)
+    link.close()
     first.close()
 
 
@@ -459,6 +501,18 @@ def test_jobs_end_on_the_owners_thread_with_what_they_raised() -> None:
     assert thread == threading.get_ident() != threads[0]
     assert isinstance(error, OSError)
     assert executor.close(PATIENCE)
+    wakeup.close()
+
+
+def test_a_system_without_threads_says_so_as_the_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    wakeup = Wakeup()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="new thread") as caught:
+        ThreadExecutor(wakeup)
+    assert caught.value.errno == errno.EAGAIN
     wakeup.close()
 
 

@@ -91,7 +91,7 @@ def _sum(walks: Iterator[Walked]) -> dict[str, int]:
 
 
 def _finds(*promises: str, first: int = 0, walks: int = 200, steps: int = 1500, cuts: int = 0) -> Violation:
-    """Some walk of so many breaks one of these promises. `first`: a seed shortly before one that does, which saves time."""
+    """Some walk of so many breaks one of these promises. `first`: a seed shortly before one that does: saves time."""
     for seed in range(first, first + walks):
         violation = walk(seed, steps, cuts=cuts).violation
         if violation is not None:

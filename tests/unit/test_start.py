@@ -203,6 +203,19 @@ def test_what_keeps_a_well_from_starting_is_said_by_the_well(home: Path, monkeyp
         assert taken is not None, "no failed start keeps the lock"
 
 
+def test_what_the_system_refuses_a_starting_well_is_said_in_words(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    (home / "stepwell.log").mkdir()
+    with pytest.raises(BackendDown) as caught:
+        start.find_or_start(home, WISHES)
+    assert caught.value.code == "SW-502"
+    assert "Is a directory" in caught.value.why and "memory, threads and open files" in caught.value.fix
+    assert control.pid(home) is None
+    (home / "stepwell.log").rmdir()
+    assert start.find_or_start(home, WISHES).started
+    control.stop(home, PATIENCE)
+
+
 def test_a_crash_before_the_well_serves_reaches_the_starter(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = home.parent / "broken" / "msgspec"
     broken.mkdir(parents=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.session import Member, Peer
+from stepwell.hierarchy.session import Peer
 from stepwell.io.clock import Clock
 from stepwell.log import RateLimited
 from stepwell.protocol.messages import (
@@ -112,8 +112,7 @@ class Door:
             if not self._is_settled(connection):
                 self._drop(connection)
         if self._deaf_until is not None and now >= self._deaf_until:
-            self._deaf_until = None
-            self._listen()
+            self._listen_again(now)
 
     def next_moment(self) -> float | None:
         """When `keep_time` will have something to do."""
@@ -126,8 +125,27 @@ class Door:
         for gate in self._gates:
             self._watch(gate.listener, functools.partial(self._accept, gate))
 
+    def _listen_again(self, now: float) -> None:
+        """At all gates, or, while the system does not watch them all, at none for another moment."""
+        heard = [gate for gate in self._gates if self._can_watch(gate.listener, functools.partial(self._accept, gate))]
+        if len(heard) == len(self._gates):
+            self._deaf_until = None
+            return
+        for gate in heard:
+            self._selector.unregister(gate.listener)
+        self._deaf_until = now + _DEAF_SECONDS
+
     def _watch(self, what: socket.socket | int, call: Callable[[int], None]) -> None:
         self._selector.register(what, selectors.EVENT_READ, call)
+
+    def _can_watch(self, what: socket.socket | int, call: Callable[[int], None]) -> bool:
+        """Watches it, unless the system watches no more: out of memory, or of epoll's max_user_watches."""
+        try:
+            self._watch(what, call)
+        except OSError as error:
+            limited.log(logging.WARNING, "watch", "no more connections can be watched: %s", error)
+            return False
+        return True
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -147,8 +165,10 @@ class Door:
             self._admit(Connection(sock, gate))
 
     def _admit(self, connection: Connection) -> None:
+        if not self._can_watch(connection.sock, functools.partial(self._ready, connection)):
+            connection.close()
+            return
         self._connections.add(connection)
-        self._watch(connection.sock, functools.partial(self._ready, connection))
         self._overdue.append((self._clock.now() + HELLO_SECONDS, connection))
         if connection.tenant is None:
             self._refuse(
@@ -269,26 +289,31 @@ class Door:
         if watched and len(self._watched) >= MAX_WATCHED:
             self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
             return
+        if watched and not self._can_watch(connection.pidfd, functools.partial(self._exited, connection)):
+            self._drop(connection)  # it will join again; whose exit is not seen is leased nothing
+            return
+        if watched:
+            self._watched[connection.pidfd] = connection
         send, sever = functools.partial(self._send, connection), functools.partial(self._sever, connection)
         assert connection.tenant is not None  # or it would be ending, and not listened to
         peer = Peer(connection.uid, connection.pid, watched, connection.tenant)
         member = self._hierarchy.join(peer, hello, send, sever)
+        if not watched:
+            self._discard_pidfd(connection)
         if member is None:
+            if watched:
+                self._unwatch(connection)
             self._end(connection)
             return
         connection.member = member
-        if watched:
-            self._watched[connection.pidfd] = connection
-            self._watch(connection.pidfd, functools.partial(self._exited, connection, member))
-        else:
-            self._discard_pidfd(connection)
 
-    def _exited(self, connection: Connection, member: Member, _: int) -> None:
+    def _exited(self, connection: Connection, _: int) -> None:
         """All threads of the process are gone, even if a forked child keeps its socket open."""
         if connection.pidfd not in self._watched:
             return  # its socket's end was handled in this same round and left nothing to watch for
         self._unwatch(connection)
-        self._hierarchy.exited(member)
+        if connection.member is not None:
+            self._hierarchy.exited(connection.member)
         self._drop(connection)
 
     def _unwatch(self, connection: Connection) -> None:

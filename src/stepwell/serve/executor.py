@@ -7,6 +7,7 @@ Python loops.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -47,8 +48,8 @@ class Wakeup:
         try:
             while self._read.recv(4096):
                 pass
-        except BlockingIOError:
-            pass
+        except OSError:
+            pass  # nothing more to read
 
     def close(self) -> None:
         self._read.close()
@@ -56,7 +57,8 @@ class Wakeup:
 
 
 class ThreadExecutor:
-    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken."""
+    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken. OSError EAGAIN where the system gives no
+    thread."""
 
     def __init__(self, wakeup: Wakeup, threads: int = 2) -> None:
         self._wakeup = wakeup
@@ -66,8 +68,11 @@ class ThreadExecutor:
         self._threads = [
             threading.Thread(target=self._work, name=f"stepwell-job-{number}", daemon=True) for number in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # all that Python says
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def submit(self, job: Job, done: Done) -> None:
         self._jobs.put((job, done))

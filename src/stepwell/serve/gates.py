@@ -87,5 +87,6 @@ def opened(way: Way) -> Iterator[Gate]:
         listener.listen(_BACKLOG)
         yield Gate(listener, way.tenants, way.operators)
     finally:
-        way.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
+        with contextlib.suppress(OSError):  # the next well replaces it
+            way.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
         listener.close()

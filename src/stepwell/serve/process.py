@@ -24,7 +24,7 @@ from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings, check_host, check_together, queue_bytes
-from stepwell.errors import BackendDown, ConfigError, StepwellError
+from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -67,8 +67,29 @@ def run(
 
     For the main thread of a process of its own. `locked` is the descriptor of the home's lock if the caller holds it.
     `ready` is called when connections are accepted. Returns why it ended. Raises StepwellError if it cannot start:
-    BackendDown SW-501 (another one runs), and whatever home, keyring, settings and memory have to say.
+    BackendDown SW-501 (another one runs) and SW-502 (the system refused something), and whatever home, keyring,
+    settings and memory have to say.
     """
+    served: list[Path] = []
+
+    def begun(at: Path) -> None:
+        served.append(at)
+        ready(at)
+
+    try:
+        return _run(home, settings, locked, linger, begun)
+    except OSError as error:
+        if served:
+            raise
+        raise BackendDown(
+            "SW-502",
+            what="the well did not start",
+            why=str(error),
+            fix="see that home and disks can be written, and that memory, threads and open files are not used up",
+        ) from error
+
+
+def _run(home: Path, settings: Settings, locked: int | None, linger: bool, ready: Callable[[Path], None]) -> str:
     check_together(settings)
     prepare_home(home)
     by_home = rendezvous(home)
@@ -88,15 +109,9 @@ def run(
         with contextlib.ExitStack() as listening:
             gates = [listening.enter_context(opened(way)) for way in doors]
             listening.enter_context(_metrics(settings.metrics, home, settings.socket))
-            try:
-                sites = take_sites(settings)
-                _remember(home, settings)
-                return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
-            except StepwellError:
-                raise
-            except Exception:
-                log.exception("the well ends because of an error in itself")
-                raise
+            sites = take_sites(settings)
+            _remember(home, settings)
+            return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
 
 
 def _serve(
@@ -142,11 +157,15 @@ def _serve(
         ready()
         gc.collect()
         gc.freeze()
-        why = loop.run()
-        log.info("the well ends: %s", why)
-        if not loop.drain(_DRAIN_SECONDS):
-            log.warning("what still waited to be written to disk is given up")
-        quarantine.flush()
+        try:
+            why = loop.run()
+            log.info("the well ends: %s", why)
+            if not loop.drain(_DRAIN_SECONDS):
+                log.warning("what still waited to be written to disk is given up")
+            quarantine.flush()
+        except Exception:
+            log.exception("the well ends because of an error in itself")  # nobody reads its standard error any more
+            raise
     stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
     if not stuck:
         hierarchy.close()

@@ -26,6 +26,7 @@ NAMES: tuple[str, ...] = (
     "tenants",
     "secrets",
     "canary",
+    "kills",
     "devices",
     "powercut",
     "engine",

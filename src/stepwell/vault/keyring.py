@@ -308,8 +308,9 @@ def _sync(directory: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Unlink what a killed process left; with a keyring in place nobody needs it but who adds to it at this moment."""
-    with _opened(path.parent) as alone, contextlib.suppress(BlockingIOError):
+    """Unlink what a killed process left; with a keyring in place nobody needs it but who adds to it at this moment.
+    What cannot be removed is in nobody's way."""
+    with contextlib.suppress(OSError), _opened(path.parent) as alone:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for leftover in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.new"):
             leftover.unlink(missing_ok=True)

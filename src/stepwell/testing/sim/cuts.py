@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from stepwell.block.layout import SlabLayout
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.session import Member, Peer
 from stepwell.protocol import messages as m
@@ -139,7 +140,7 @@ class _Reader:
             elif isinstance(message, m.SlabShared):
                 self._unmapped.append((self._members[at], message.slab))
 
-        member = self._hierarchy.join(Peer(0, at, True), hello, send, lambda: None)
+        member = self._hierarchy.join(Peer(0, at, True, DEFAULT_TENANT), hello, send, lambda: None)
         if member is None:
             raise Violation("hits", "a reader cannot join")
         self._members.append(member)

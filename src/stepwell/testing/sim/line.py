@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy.session import Member, Peer
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Receiver
@@ -68,7 +69,9 @@ class Line:
         if message is not None:
             self._heard(self, message)
         if isinstance(message, m.Hello):
-            self.member = hierarchy.join(Peer(0, self.process, True), message, self._sent, self._severed)
+            self.member = hierarchy.join(
+                Peer(0, self.process, True, DEFAULT_TENANT), message, self._sent, self._severed
+            )
             if self.member is None:
                 self._severed()
         elif message is None:

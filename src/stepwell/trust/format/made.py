@@ -28,8 +28,12 @@ KEYRING = Keyring(
         TenantKeys("two", (Epoch(1, b"\3" * 32),)),
     )
 )
-STRANGERS = Keyring(tuple(TenantKeys(t.name, tuple(Epoch(e.number, e.key[::-1][:-1] + b"!") for e in t.epochs))
-                          for t in KEYRING.tenants))  # fmt: skip
+STRANGERS = Keyring(
+    (
+        TenantKeys("one", (Epoch(2, b"\4" * 32), Epoch(1, b"\5" * 32))),
+        TenantKeys("two", (Epoch(1, b"\6" * 32),)),
+    )
+)
 """The same tenants with other keys."""
 
 _PLAIN = Namespace(b"w" * 32, b"m" * 32, b"l" * 32, 16)

@@ -1,0 +1,55 @@
+"""Wells and engines that are killed at random moments: what is recalled is right or a miss, nothing is left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from seeds import budget, clean
+
+from stepwell.trust.lives import engine as engine_module
+from stepwell.trust.lives import engines, wells
+from stepwell.trust.lives.engine import Chain, Engine
+from stepwell.trust.lives.ground import ground
+from stepwell.trust.lives.lanes import Tally
+from stepwell.trust.lives.processes import PATIENCE_S, ForkServer
+from stepwell.trust.lives.work import joined, recall
+
+pytestmark = pytest.mark.kernel
+
+
+def test_wells_are_killed_at_any_moment() -> None:
+    tally = clean(wells.by_fork(budget(), 0, 20))
+    assert tally.n["kills"] == 20
+    assert tally.n["staged"] and tally.n["kept"], "lives came to store blocks, and the next ones had them"
+
+
+def test_wells_of_a_fresh_interpreter_are_killed_at_any_moment() -> None:
+    assert clean(wells.by_exec(budget(), 0, 2)).n["kills"] == 2
+
+
+@pytest.mark.parametrize("how", ["copy", "haunt"])
+def test_engines_are_killed_in_their_copies_and_as_zombies(how: str) -> None:
+    with ground() as place, ForkServer(place) as server, ForkServer(place) as victims:
+        life = server.well(place.home, {"host": "64MiB"})
+        with Engine(place.home, engines.MODEL, engines.SHARD_BYTES) as engine:
+            assert life.ready() and joined(engine, life)
+            beside = engines.Beside(place, engine, victims, budget().dice(how))
+            for _ in range(2):
+                beside.one(how)
+        tally = clean(beside.tally)
+        assert tally.n["haunts"] == 2 * (how == "haunt")
+        assert how == "haunt" or tally.n["theirs"], "what a killed engine had filled is there"
+
+
+def test_a_wrong_block_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: a block that is not what its identity says is counted."""
+    with ground() as place, ForkServer(place) as server:
+        life = server.well(place.home, {"host": "64MiB"})
+        with Engine(place.home, "one", 4096) as engine:
+            assert life.ready() and joined(engine, life, PATIENCE_S)
+            chain, tally = Chain(1, 4), Tally()
+            assert engine.spill(chain) == 4
+            assert recall(engine, chain, tally) == 4
+            monkeypatch.setattr(engine_module, "content", lambda model, digest, nbytes: np.zeros(nbytes, np.uint8))
+            assert recall(engine, chain, tally) == 0
+            assert tally.n["wrong"] == 4 and tally.evidence["wrong"]
