@@ -37,6 +37,9 @@ _DELAY_S = 0.05
 _LIFE_S = 30.0
 """A life that has not come to its stage by then is killed, and should have."""
 
+_AT_FIRST = 2
+"""Chains that a life is asked for before it is told to keep others."""
+
 Begin = Callable[[Wishes], AbstractContextManager[Life]]
 
 
@@ -155,15 +158,23 @@ class Line:
                 self._claim(engine, told)
             chains: list[Chain] = []
             filled = 0
+            for _ in range(_AT_FIRST):
+                recall(engine, self._some(model), self.tally)
             while not engine.lost:
                 if len(chains) < 6:
                     chains.append(Chain(self.spilled[model], BLOCKS))
                     self.spilled[model] += 1
                     filled += engine.spill(chains[-1])
-                recall(engine, Chain(self.dice.randrange(max(self.spilled.values())), BLOCKS), self.tally)
+                recall(engine, self._some(model), self.tally)
                 if filled == BLOCKS * len(chains) and stored(self.place.home) == filled:
                     self.told = Told(model, list(chains))
                     death.reached("told")
+
+    def _some(self, model: str) -> Chain:
+        """A chain that is likely to be kept, being one of the latest; or any, which may be another model's alone."""
+        if self.dice.random() < 0.2:
+            return Chain(self.dice.randrange(1 + max(self.spilled.values(), default=0)), BLOCKS)
+        return Chain(max(0, self.spilled[model] - 1 - int(self.dice.expovariate(1 / 8))), BLOCKS)
 
     def _claim(self, engine: Engine, told: Told) -> None:
         """What the life before has stored is still there."""
