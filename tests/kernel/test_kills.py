@@ -24,7 +24,8 @@ def test_wells_are_killed_at_any_moment() -> None:
 
 
 def test_wells_of_a_fresh_interpreter_are_killed_at_any_moment() -> None:
-    assert clean(wells.by_exec(budget(), 0, 2)).n["kills"] == 2
+    tally = wells.by_exec(budget(), 0, 2)  # both may be killed before they keep anything
+    assert (tally.n["kills"], dict(tally.evidence)) == (2, {})
 
 
 @pytest.mark.parametrize("how", ["copy", "haunt"])
