@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "stepwell"
-ABOVE_CORE = {"cli", "serve", "bench", "plan", "demo", "ops", "engines", "longctx", "testing", "__main__"}
+ABOVE_CORE = {"cli", "serve", "bench", "plan", "demo", "ops", "engines", "longctx", "testing", "trust", "__main__"}
 CORE_AIM = 6000  # lines, readable in an hour or two
 
 
