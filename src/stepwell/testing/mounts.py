@@ -78,7 +78,6 @@ class Image:
         os.truncate(self._image, self._mib << 20)
         quiet = {"ext4": ["-q", "-F", "-m", "0"], "xfs": ["-q", "-f"]}[self._kind]
         _run(f"mkfs.{self._kind}", *quiet, str(self._image))
-        self._device = _run("losetup", "--find", "--show", str(self._image))
         self.path.mkdir()
         try:
             self.mount()
@@ -87,9 +86,11 @@ class Image:
             raise
         return self
 
-    def mount(self, options: str = "", flags: int = 0) -> None:
-        """Raises OSError."""
-        mount(self._device, self.path, self._kind, options, flags)
+    def mount(self, options: str = "") -> None:
+        """On a device of its own each time: whoever still has the mount before this one in a namespace of his, as
+        sandboxes have for a moment, would else make us share what was shut down. Raises OSError."""
+        self._device = _run("losetup", "--find", "--show", str(self._image))
+        mount(self._device, self.path, self._kind, options)
 
     def cut_power(self) -> None:
         """The filesystem stops as it lies on the device: what only memory has is lost, the journal's part included. All
@@ -113,17 +114,22 @@ class Image:
     def turn_read_only(self) -> None:
         """What ext4 does after an error: files stay open and can be read, writes end with EROFS. Until it was unmounted
         and mounted again. Raises OSError."""
-        self.mount("abort", _REMOUNT)
+        mount(self._device, self.path, self._kind, "abort", _REMOUNT)
 
     def unmount(self) -> None:
         """Raises OSError EBUSY while somebody has files open there."""
         unmount(self.path, lazily=False)
+        self._detach()
+
+    def _detach(self) -> None:
+        if self._device:
+            subprocess.run(["losetup", "--detach", self._device], check=False, capture_output=True)
+        self._device = ""
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             unmount(self.path)
-        if self._device:
-            subprocess.run(["losetup", "--detach", self._device], check=False, capture_output=True)
+        self._detach()
         with contextlib.suppress(OSError):
             self.path.rmdir()
             self._image.unlink()

@@ -43,12 +43,8 @@ class _Tally:
     wrong: int = 0
     keyrings: int = 0
     lost_keyrings: int = 0
-    troubles: int = 0
-    evidence: list[str] = field(default_factory=list)
-
-    def broken(self, what: str) -> None:
-        if len(self.evidence) < _MOST_EVIDENCE:
-            self.evidence.append(what)
+    evidence: list[str] = field(default_factory=list)  # of wrong blocks
+    failures: list[str] = field(default_factory=list)
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -76,8 +72,9 @@ def _rows(kind: str, why: str, tally: _Tally, seed: int) -> Iterator[Row]:
         f"blocks compared, of {tally.asked:,} that were asked for after {tally.cuts} cuts; {tally.damaged:,} were "
         f"found damaged; {tally.unwritten} cuts came while blocks waited to be written"
     )
-    yield Row(f"power cut on {kind}: right or a miss", tally.compared, tally.wrong, seed, remark, tally.evidence)
-    yield Row(f"power cut on {kind}: the well starts again", tally.cuts, tally.troubles, seed, "cuts")
+    some, failed = tally.evidence[:_MOST_EVIDENCE], tally.failures[:_MOST_EVIDENCE]
+    yield Row(f"power cut on {kind}: right or a miss", tally.compared, tally.wrong, seed, remark, some)
+    yield Row(f"power cut on {kind}: the well starts again", tally.cuts, len(tally.failures), seed, "cuts", failed)
     yield Row(f"power cut on {kind}: the keyring is intact", tally.keyrings, tally.lost_keyrings, seed, "homes there")
 
 
@@ -125,8 +122,7 @@ def _cut(disk: Image, home: Path, place: Path, spilled: list[bytes], tally: _Tal
                 _compare(caller, digests, tally, where)
             tally.damaged += well.count("disk_not_recalled_damaged")
     except (StepwellError, OSError) as error:
-        tally.troubles += 1
-        tally.broken(f"{where}: {error!r}")
+        tally.failures.append(f"{where}: {error!r}")
 
 
 def _write(disk: Image, caller: Caller, spilled: list[bytes], dice: random.Random) -> None:
@@ -154,4 +150,4 @@ def _compare(caller: Caller, digests: bytes, tally: _Tally, where: str) -> None:
 def _judge(got: Recalled, tally: _Tally, where: str) -> None:
     tally.wrong += len(got.wrong)
     if got.wrong:
-        tally.broken(f"{where}: blocks {got.wrong} are wrong")
+        tally.evidence.append(f"{where}: blocks {got.wrong} are wrong")
