@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, open_files, scheduler, worker
 
+from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.socket import dial
 from stepwell.config import Settings
 from stepwell.errors import ConfigError
@@ -324,7 +325,7 @@ def test_a_guest_may_look_at_the_well_and_not_change_it(
     well: InThread, monkeypatch: pytest.MonkeyPatch, asks: Message
 ) -> None:
     guest = os.geteuid() + 12345
-    well.loop._door._admitted = frozenset({*well.loop._door._admitted, guest})
+    well.users[guest] = DEFAULT_TENANT
     monkeypatch.setattr(connection_module, "peer", lambda sock: (os.getpid(), guest, guest))
     peer = admin(well)
     peer.send(StatsQuery())
@@ -351,7 +352,7 @@ def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
 def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MAX_OUTPUT", 3 * len(wire.frame(Pong(1))))
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = Connection(ours, Gate(ours, {}))
     assert [connection.queue(Pong(1)) for _ in range(5)] == [True, True, True, False, False]
     assert connection.flush()
     assert connection.queue(Pong(1))

@@ -377,11 +377,16 @@ def test_no_users_process_speaks_for_an_engine_of_another_one(
         os.close(fd)
 
 
-def test_members_of_a_session_are_of_one_user() -> None:
+def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
     roster = Roster()
-    users = [(1, scheduler()), (2, worker()), (1, worker())]
-    sessions = [roster.enter(Peer(uid, 1, True), hello, lambda *_: None, lambda: None).session for uid, hello in users]
-    assert sessions[0] is sessions[2] is not sessions[1]
+
+    def session_of(uid: int, tenant: str, hello: Hello) -> object:
+        return roster.enter(Peer(uid, 1, True, tenant), hello, lambda *_: None, lambda: None).session
+
+    ours = session_of(1, "default", scheduler())
+    assert session_of(2, "default", worker()) is not ours
+    assert session_of(1, "another", worker()) is not ours
+    assert session_of(1, "default", worker()) is ours
 
 
 def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> None:

@@ -122,7 +122,8 @@ class InThread:
             well="test",
         )
         ours = frozenset((os.geteuid(), 0))
-        gate = Gate(listener, dict.fromkeys(ours, DEFAULT_TENANT), ours)
+        self.users = dict.fromkeys(ours, DEFAULT_TENANT)
+        gate = Gate(listener, self.users, ours)
         self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger)
         self.hierarchy.recover()
         self.why = ""
