@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepwell.trust import canary_engine
 from stepwell.trust.budget import Budget
 
-CANARIES = 40
+CANARIES = 24
 
 
 def test_rounding_is_no_alarm_and_other_weights_are() -> None:

@@ -59,6 +59,8 @@ def _try(budget: Budget, base: Path, wanted: int) -> Iterator[Row]:
     texts = [list(document.prompt[:LONGEST]) for document in documents.choose(encode, TEXTS, 128)]
     clean = 0
     for number, tokens in enumerate((256, 64)):  # prompts come whole, and in pieces
+        if number and budget.over:
+            break
         with _engine(model, base, f"clean{number}", max_num_batched_tokens=tokens) as engine:
             goal = wanted * (number + 1) // 2
             while (clean := _heard(base)[0]) < goal and not budget.over and not _heard(base)[1]:
