@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -21,13 +19,8 @@ RANDOM = b"\1\2\3\4"
 FRAMES = golden.SHARDS * frame_bytes(golden.PAYLOAD)
 
 
-@pytest.fixture(autouse=True)
-def _fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "urandom", lambda nbytes: RANDOM[:nbytes])
-
-
 def sealing(*, sealed: bool = True) -> Sealing:
-    return Sealing(golden.KEYRING, sealed=sealed, wall=lambda: golden.CREATED)
+    return Sealing(golden.KEYRING, sealed=sealed, wall=lambda: golden.CREATED, entropy=lambda nbytes: RANDOM[:nbytes])
 
 
 def entry(by: Sealing, block: int, nbytes: int = golden.PAYLOAD) -> Entry:

@@ -59,7 +59,7 @@ def test_every_flipped_bit_of_a_header_with_the_right_checksum_is_refused(sealed
         changed += header is not None
         frame[:PAGE] = np.frombuffer(_checked(bytes(mutant)), np.uint8)
         assert opened(frame, sealed=sealed) is not Opened.GOOD
-    assert changed > 1000, "most of them are headers that could have been written"
+    assert changed > 900, "most of them are headers that could have been written"
 
 
 def _checked(page: bytes) -> bytes:
