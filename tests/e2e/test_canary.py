@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from stepwell.trust import canary_engine
 from stepwell.trust.budget import Budget
+from stepwell.trust.canary import engine
 
 CANARIES = 24
 
 
 def test_rounding_is_no_alarm_and_other_weights_are() -> None:
-    rows = list(canary_engine.run(Budget(seed=1, scale=CANARIES / 1000)))
+    rows = list(engine.run(Budget(seed=1, scale=CANARIES / 1000)))
     for row in rows:
         print(row)
-    assert [row.promise for row in rows] == [canary_engine.CLEAN, canary_engine.TRIPPED]
+    assert [row.promise for row in rows] == [engine.CLEAN, engine.TRIPPED]
     assert rows[0].cases >= CANARIES
     assert [row.violations for row in rows] == [0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from stepwell.trust.budget import Budget
-from stepwell.trust.lives.lanes import Tally
+from stepwell.trust.kills.lanes import Tally
 
 
 def budget() -> Budget:

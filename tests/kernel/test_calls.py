@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from seeds import budget, clean
 
-from stepwell.trust.lives import calls, nth
-from stepwell.trust.lives.nth import KILL, Plan
+from stepwell.trust.kills import calls, nth
+from stepwell.trust.kills.nth import KILL, Plan
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())]
 

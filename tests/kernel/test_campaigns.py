@@ -8,7 +8,7 @@ from stepwell.testing.fuse import why_not
 from stepwell.testing.mounts import why_no_mounts
 from stepwell.trust import devices, powercut
 from stepwell.trust.budget import Budget
-from stepwell.trust.harm import DAMAGE, FAULTS, REAL
+from stepwell.trust.disks.harm import DAMAGE, FAULTS, REAL
 from stepwell.trust.report import Row
 
 pytestmark = pytest.mark.kernel

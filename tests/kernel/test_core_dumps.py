@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.client import control
-from stepwell.trust import cores, courier
-from stepwell.trust.secret_dumps import BLOCKS, DUMPS_LIFTED, keys_of, move
-from stepwell.trust.stage import Stage
+from stepwell.trust.secrets import cores, courier
+from stepwell.trust.secrets.dumps import BLOCKS, DUMPS_LIFTED, keys_of, move
+from stepwell.trust.secrets.stage import Stage
 from stepwell.vault.keyring import Epoch
 
 NO_GUARD = "import resource; from stepwell.io import dumps; dumps.forbid = lambda: " \

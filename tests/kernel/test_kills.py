@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from seeds import budget, clean
 
-from stepwell.trust.lives import engine as engine_module
-from stepwell.trust.lives import engines, wells
-from stepwell.trust.lives.engine import Chain, Engine
-from stepwell.trust.lives.ground import ground
-from stepwell.trust.lives.lanes import Tally
-from stepwell.trust.lives.processes import PATIENCE_S, ForkServer
-from stepwell.trust.lives.work import joined, recall
+from stepwell.trust.kills import engines, wells
+from stepwell.trust.kills.engine import Chain, Engine
+from stepwell.trust.kills.ground import ground
+from stepwell.trust.kills.lanes import Tally
+from stepwell.trust.kills.processes import PATIENCE_S, ForkServer
+from stepwell.trust.kills.work import joined, recall
 
 pytestmark = pytest.mark.kernel
 
@@ -51,6 +50,8 @@ def test_a_wrong_block_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             chain, tally = Chain(1, 4), Tally()
             assert engine.spill(chain) == 4
             assert recall(engine, chain, tally) == 4
-            monkeypatch.setattr(engine_module, "content", lambda model, digest, nbytes: np.zeros(nbytes, np.uint8))
+            monkeypatch.setattr(
+                "stepwell.trust.kills.engine.content", lambda model, digest, nbytes: np.zeros(nbytes, np.uint8)
+            )
             assert recall(engine, chain, tally) == 0
             assert tally.n["wrong"] == 4 and tally.evidence["wrong"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from seeds import budget, clean
 
-from stepwell.trust.lives import memory, starved
+from stepwell.trust.kills import memory, starved
 
 pytestmark = pytest.mark.kernel
 

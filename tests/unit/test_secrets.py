@@ -18,7 +18,7 @@ import pytest
 from stepwell.errors import ProtocolError
 from stepwell.protocol import wire
 from stepwell.serve.metrics import MetricsServer
-from stepwell.trust import cores
+from stepwell.trust.secrets import cores
 from stepwell.vault import memory
 from stepwell.vault.keyring import Epoch, Keyring
 from stepwell.vault.memory import KEY_BYTES, Locker, wipe

@@ -13,10 +13,10 @@ from stepwell.demo.wire import Answer
 from stepwell.testing.fuse import FaultyDisk, why_not
 from stepwell.trust import peer
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine_faults import Fault, kinds
-from stepwell.trust.engine_prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
-from stepwell.trust.engine_tally import Tally
-from stepwell.trust.engine_well import TestedWell
+from stepwell.trust.engine.faults import Fault, kinds
+from stepwell.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
+from stepwell.trust.engine.tally import Tally
+from stepwell.trust.engine.well import TestedWell
 
 RIGHT = Prompt((1, 2, 3), tuple(range(OUTPUT)), (-0.5,) * OUTPUT)
 ANSWER = Answer(0.1, 0.2, 3, [0, 1, 2], "", "length", 0, 0, 0, logprobs=[-0.5, -0.5, -0.50001])

@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepwell.trust import strangers, tenants
+from stepwell.trust import tenants
 from stepwell.trust.budget import Budget
-from stepwell.trust.strangers import auc
+from stepwell.trust.tenants import strangers
+from stepwell.trust.tenants.strangers import auc
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open")
 

@@ -22,10 +22,10 @@ from stepwell.testing.mounts import why_no_mounts
 from stepwell.testing.well import eventually
 from stepwell.tiers.disk.recovery import NAME, OURS
 from stepwell.trust.budget import Budget
-from stepwell.trust.harm import DAMAGE, FAULTS, REAL
-from stepwell.trust.hung import lone
+from stepwell.trust.disks.harm import DAMAGE, FAULTS, REAL
+from stepwell.trust.disks.hung import lone
+from stepwell.trust.disks.stages import Stage, Tally, staged
 from stepwell.trust.report import Row
-from stepwell.trust.stages import Stage, Tally, staged
 
 MOST_BLOCKS = 48
 EXT4 = "ext4"

@@ -126,7 +126,7 @@ class Nursery:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepwell.trust.nursery", *modules],
+            [sys.executable, "-m", "stepwell.testing.nursery", *modules],
             cwd=_TESTS.parent,
             env={**os.environ, "PYTHONPATH": str(_TESTS.parent / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.PIPE,

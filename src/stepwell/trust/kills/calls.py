@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepwell.trust.lives.processes import PATIENCE_S
+from stepwell.trust.kills.processes import PATIENCE_S
 
 _POLL_S = 0.002
 

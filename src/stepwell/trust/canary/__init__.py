@@ -18,8 +18,8 @@ from stepwell.engines.vllm.canary import relative_error
 from stepwell.hierarchy.canaries import KNOWN
 from stepwell.protocol import messages as m
 from stepwell.testing.rig import FakeEngine, Model, Rig
-from stepwell.trust import canary_engine
 from stepwell.trust.budget import Budget
+from stepwell.trust.canary import engine
 from stepwell.trust.report import Row
 
 LAYERS = 4
@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float32]
 def run(budget: Budget) -> Iterable[Row]:
     yield _clean(budget)
     yield _others(budget)
-    yield from canary_engine.run(budget)
+    yield from engine.run(budget)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A process that has imported what wells and engines need and forks one for each life: `python -m ...lives.forks`.
+"""A process that has imported what wells and engines need and forks one for each life: `python -m ...kills.forks`.
 
     {"role": "well", "home": ..., "settings": {...}, "held": false}      in, a line on standard input
     {"pid": 4711}  {"ready": true}  {"refused": "SW-506", "what": ...}  {"status": -9}      out, a line each
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from stepwell.config import load
 from stepwell.errors import StepwellError
 from stepwell.serve.process import run
-from stepwell.trust.lives import victims
+from stepwell.trust.kills import victims
 
 Order = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from stepwell.client import control
 from stepwell.errors import StepwellError
-from stepwell.trust.lives.engine import Chain, Engine
-from stepwell.trust.lives.lanes import Tally
-from stepwell.trust.lives.processes import PATIENCE_S, Life
+from stepwell.trust.kills.engine import Chain, Engine
+from stepwell.trust.kills.lanes import Tally
+from stepwell.trust.kills.processes import PATIENCE_S, Life
 
 HELD = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots", "quarantined_sessions")
 """Figures of a well that are 0 when nothing is held for anybody."""

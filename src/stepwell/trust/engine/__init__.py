@@ -18,12 +18,12 @@ from stepwell.demo import model as models
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
-from stepwell.trust import engine_hang, engine_prompts
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine_prompts import Prompt
-from stepwell.trust.engine_tally import Tally
-from stepwell.trust.engine_trial import Trial
-from stepwell.trust.engine_well import TestedWell, tested_well
+from stepwell.trust.engine import hang
+from stepwell.trust.engine.prompts import Prompt, answered, draw
+from stepwell.trust.engine.tally import Tally
+from stepwell.trust.engine.trial import Trial
+from stepwell.trust.engine.well import TestedWell, tested_well
 from stepwell.trust.report import Row
 
 ANSWERED = "an engine's requests are answered, outputs equal"
@@ -55,7 +55,7 @@ def _tried(well: TestedWell, budget: Budget) -> list[Row]:
                 if life:
                     trial.kill_engine()
                 trial.serve((requests - trial.tally.requests) // (lives - life))
-            hung = engine_hang.rows(trial.engine, well, prompts, budget)
+            hung = hang.rows(trial.engine, well, prompts, budget)
         except EngineFailed as error:
             trial.tally.wrong.add(f"an engine failed, and the rest was not tried: {error}")
         except TimeoutError as error:  # of a new engine, on a machine that is far too busy
@@ -69,7 +69,7 @@ def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Promp
     documents = library.choose(library.load_encoder(model), budget.of(6, 24), _PAGE)
     plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
     with Engine.start(plain, well.folder / "plain.log") as engine:
-        prompts = engine_prompts.answered(engine, engine_prompts.draw(documents, budget.dice("engine", "prompts")))
+        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts")))
     budget.tell(f"engine: {len(prompts)} prompts")
     return EngineConfig(model, _PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
 

@@ -14,10 +14,10 @@ from stepwell.bench import engines, storage
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed, is_tracker
 from stepwell.demo.wire import Question
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine_faults import CALM, Fault, kinds
-from stepwell.trust.engine_prompts import OUTPUT, Prompt
-from stepwell.trust.engine_tally import Tally
-from stepwell.trust.engine_well import TestedWell, within
+from stepwell.trust.engine.faults import CALM, Fault, kinds
+from stepwell.trust.engine.prompts import OUTPUT, Prompt
+from stepwell.trust.engine.tally import Tally
+from stepwell.trust.engine.well import TestedWell, within
 
 EPISODE = 12
 """Requests under one fault, in a few rounds."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell.trust.lives.ground import Ground
+from stepwell.trust.kills.ground import Ground
 
 PATIENCE_S = 60.0
 """Until something that must happen counts as never happening; never waited for in full."""
@@ -118,7 +118,7 @@ class ForkServer:
     def __init__(self, ground: Ground) -> None:
         with ground.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "stepwell.trust.lives.forks"],
+                [sys.executable, "-m", "stepwell.trust.kills.forks"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""`python -m stepwell.trust.nursery [MODULE ...]`: a process that has loaded what tests take long to load, and runs
+"""`python -m stepwell.testing.nursery [MODULE ...]`: a process that has loaded what tests take long to load, and runs
 each set of tests in a fork of itself, which has loaded nothing of stepwell yet.
 
     in, a line each      {"tests": [...], "seconds": 60, "mutant": {"module": ..., "changes": [...]} or null}
@@ -23,7 +23,7 @@ from stepwell.testing import mutant
 
 ALWAYS = ("pytest", "hypothesis", "numpy", "blake3", "msgspec", "pydantic", "xxhash", "yaml",
           "cryptography.hazmat.primitives.ciphers.aead", "cryptography.hazmat.primitives.kdf.hkdf")  # fmt: skip
-_OWN = {"stepwell", "stepwell.testing", "stepwell.testing.mutant", "stepwell.trust", "stepwell.trust.nursery"}
+_OWN = {"stepwell", "stepwell.testing", "stepwell.testing.mutant", "stepwell.testing.nursery"}
 
 
 def main() -> None:

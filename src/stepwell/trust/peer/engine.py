@@ -19,9 +19,8 @@ from stepwell.demo import model as models
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
-from stepwell.trust import engine_prompts
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine_prompts import OUTPUT, Prompt
+from stepwell.trust.engine.prompts import OUTPUT, Prompt, answered, draw
 from stepwell.trust.report import Row
 
 PROMISE = "vLLM's fs tier in an engine: answered and equal, files damaged"
@@ -66,7 +65,7 @@ def rows(budget: Budget, version: str) -> list[Row]:
 def _tried(folder: Path, budget: Budget) -> _Found:
     model = models.prepare(None, PlainProgress())
     documents = library.choose(library.load_encoder(model), budget.of(4, 16), _SHAPE["page"])
-    drawn = engine_prompts.draw(documents, budget.dice("peer", "prompts"))
+    drawn = draw(documents, budget.dice("peer", "prompts"))
     tested = systems.system(VLLM_FS, folder, Memory(_CPU_TIER, _CPU_TIER))
     assert tested.disk is not None
     env = {**tested.env, "VLLM_RPC_BASE_PATH": str(folder)}
@@ -76,7 +75,7 @@ def _tried(folder: Path, budget: Budget) -> _Found:
         pids = engine.pids()
         shared = storage.shared_files(pids)
         try:
-            prompts = engine_prompts.answered(engine, drawn)  # and stored
+            prompts = answered(engine, drawn)  # and stored
             storage.wait_quiet(lambda: storage.moved(pids).written)
             for kind, damage in _DAMAGE.items():
                 if not budget.over:

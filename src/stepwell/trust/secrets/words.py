@@ -22,11 +22,11 @@ from blake3 import blake3
 from stepwell.client import control
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
-from stepwell.trust import courier
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
-from stepwell.trust.secret_dumps import BLOCKS, ids_of, keys_of, move
-from stepwell.trust.stage import Stage
+from stepwell.trust.secrets import courier
+from stepwell.trust.secrets.dumps import BLOCKS, ids_of, keys_of, move
+from stepwell.trust.secrets.stage import Stage
 
 _TOLD = "nothing said or named tells tokens, prompts, tenants or keys"
 _REST = "no block's content and no digest on disk"

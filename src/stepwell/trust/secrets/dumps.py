@@ -15,10 +15,10 @@ from stepwell.block.namespace import DEFAULT_TENANT, Namespace, layout_of_sessio
 from stepwell.client import control
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.tiers.disk.layout import Head
-from stepwell.trust import cores, courier
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
-from stepwell.trust.stage import Stage
+from stepwell.trust.secrets import cores, courier
+from stepwell.trust.secrets.stage import Stage
 from stepwell.vault.keyring import Keyring
 
 BLOCKS = 8

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepwell.trust.budget import Budget
-from stepwell.trust.lives import memory
-from stepwell.trust.lives.calls import limit_files, open_files
-from stepwell.trust.lives.engine import Chain, Engine
-from stepwell.trust.lives.ground import Ground, ground
-from stepwell.trust.lives.lanes import Tally
-from stepwell.trust.lives.processes import PATIENCE_S, ForkServer, Life, Wishes, executed
-from stepwell.trust.lives.work import joined, recall, recovered, stats, stored, until
+from stepwell.trust.kills import memory
+from stepwell.trust.kills.calls import limit_files, open_files
+from stepwell.trust.kills.engine import Chain, Engine
+from stepwell.trust.kills.ground import Ground, ground
+from stepwell.trust.kills.lanes import Tally
+from stepwell.trust.kills.processes import PATIENCE_S, ForkServer, Life, Wishes, executed
+from stepwell.trust.kills.work import joined, recall, recovered, stats, stored, until
 
 MODEL, BLOCKS = "one", 16
 _MIB = 1 << 20

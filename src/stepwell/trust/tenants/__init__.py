@@ -21,9 +21,9 @@ from stepwell.protocol import wire
 from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.rig import FakeEngine, FakeMember, Model, Refs, Rig
 from stepwell.tiers.base import Tier
-from stepwell.trust import strangers
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
+from stepwell.trust.tenants import strangers
 from stepwell.vault.keyring import Keyring
 
 NAMES = ("default", "a", "b", "c")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepwell.trust.budget import Budget
-from stepwell.trust.lives import calls, engines, memory, nth, starved, wells
-from stepwell.trust.lives.lanes import Lane, Tally, spread
+from stepwell.trust.kills import calls, engines, memory, nth, starved, wells
+from stepwell.trust.kills.lanes import Lane, Tally, spread
 from stepwell.trust.report import Row
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stepwell.trust.lives.engine import Chain, Engine
+from stepwell.trust.kills.engine import Chain, Engine
 
 BLOCKS = 16
 _JOIN_S = 30.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepwell.testing.fuse import Rule
-from stepwell.trust.stages import Stage
+from stepwell.trust.disks.stages import Stage
 
 SEGMENTS = "*.seg"
 KIB, MIB = 1 << 10, 1 << 20

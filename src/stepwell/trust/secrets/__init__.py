@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepwell.trust import secret_dumps, secret_files, secret_words
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
+from stepwell.trust.secrets import dumps, files, words
 
 
 def run(budget: Budget) -> Iterator[Row]:
-    yield from secret_files.run(budget)  # first: it forks, and no thread has been started yet
-    yield from secret_dumps.run(budget)
-    yield from secret_words.run(budget)
+    yield from files.run(budget)  # first: it forks, and no thread has been started yet
+    yield from dumps.run(budget)
+    yield from words.run(budget)

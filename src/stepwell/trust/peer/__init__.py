@@ -21,8 +21,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from stepwell.trust import peer_engine
 from stepwell.trust.budget import Budget
+from stepwell.trust.peer import engine
 from stepwell.trust.report import Row
 
 DAMAGED = "vLLM's fs tier, I/O module: a damaged file is not handed out"
@@ -32,7 +32,7 @@ _MODULE = "vllm.v1.kv_offload.tiering.fs.io"
 
 def run(budget: Budget) -> Iterable[Row]:
     yield _io(budget)
-    yield from peer_engine.rows(budget, version())
+    yield from engine.rows(budget, version())
 
 
 def version() -> str:

@@ -18,8 +18,8 @@ from stepwell.demo.wire import Answer, Question
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine_prompts import Prompt
-from stepwell.trust.engine_well import TestedWell
+from stepwell.trust.engine.prompts import Prompt
+from stepwell.trust.engine.well import TestedWell
 from stepwell.trust.report import Row
 
 LONE = "a hung disk holds a lone request for at most 310 ms"

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from stepwell.testing.fuse import FaultyDisk, Rule
-from stepwell.trust.engine_well import TestedWell
+from stepwell.trust.engine.well import TestedWell
 
 MOMENT_S = 1.5
 """The longest that the well is halted, or its disk hangs, within one round."""

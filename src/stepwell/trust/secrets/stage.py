@@ -64,7 +64,7 @@ class Stage:
         return process
 
     def courier(self) -> subprocess.Popen[str]:
-        process = self.start("courier", "-m", "stepwell.trust.courier", str(self.home), str(self.heard))
+        process = self.start("courier", "-m", "stepwell.trust.secrets.courier", str(self.home), str(self.heard))
         if self.say(process) != "ready":
             raise OSError(f"the courier does not start: {self.said('courier')[-300:]}")
         return process

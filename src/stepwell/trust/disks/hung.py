@@ -13,8 +13,8 @@ from stepwell.testing.caller import prefix
 from stepwell.testing.fuse import Rule, why_not
 from stepwell.testing.well import eventually
 from stepwell.trust.budget import Budget
+from stepwell.trust.disks.stages import staged
 from stepwell.trust.report import Row
-from stepwell.trust.stages import staged
 
 LIMIT_S, BUSY_S = STALL_S + MOST_ALLOWED_S, 0.01
 """What a request may wait while nothing comes (docs/design/adr/0009: so long on a device that has not answered 2,048
