@@ -104,5 +104,5 @@ def _rows(seed: int, foul: _Sum, cut: _Sum) -> list[Row]:
         row("books balance, nothing is left or raised", both, "books", (foul, cut),
             "walks; pins, leases, quarantines, queues and descriptors at the end"),
         row("hits come back after faults stop", both, "hits", (foul, cut),
-            f"walks; in {hits:,} from disk after a restart, too; {full:,} had too little room there beside what is kept"),
+            f"walks; in {hits:,} from disk after a restart, too; {full:,} had too little room beside what is kept"),
     ]  # fmt: skip
