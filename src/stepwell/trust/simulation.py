@@ -103,6 +103,6 @@ def _rows(seed: int, foul: _Sum, cut: _Sum) -> list[Row]:
             "requests whose every wait was compared with ADR 0009, tiers that hang included"),
         row("books balance, nothing is left or raised", both, "books", (foul, cut),
             "walks; pins, leases, quarantines, queues and descriptors at the end"),
-        row("hits come back after faults stop", hits + full, "hits", (foul, cut),
-            f"walks; from disk after a restart in {hits:,}, no room that is not kept in {full:,}"),
+        row("hits come back after faults stop", both, "hits", (foul, cut),
+            f"walks; in {hits:,} from disk after a restart, too; {full:,} had too little room beside what is kept"),
     ]  # fmt: skip
