@@ -66,10 +66,10 @@ def _tried(well: TestedWell, budget: Budget) -> list[Row]:
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
     """The engine under test, and what a plain one answers."""
     model = models.prepare(None, PlainProgress())
-    documents = library.choose(library.load_encoder(model), budget.of(6, 24), _PAGE)
+    documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), _PAGE)
     plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
     with Engine.start(plain, well.folder / "plain.log") as engine:
-        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts")))
+        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), _PAGE))
     budget.tell(f"engine: {len(prompts)} prompts")
     return EngineConfig(model, _PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
 

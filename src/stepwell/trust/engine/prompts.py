@@ -46,13 +46,15 @@ class Prompt:
         return f"the right tokens, but log probabilities {answer.logprobs} instead of {list(self.logprobs[:asked])}"
 
 
-def draw(documents: Sequence[Document], dice: random.Random) -> list[tuple[int, ...]]:
-    """`TAILS` prompts that begin alike for each document."""
+def draw(documents: Sequence[Document], dice: random.Random, page: int) -> list[tuple[int, ...]]:
+    """`TAILS` prompts that begin alike for each document. They end one to three tokens before an engine's page does,
+    so that each needs another page for its answer, and requests are preempted where none is free."""
     prompts = []
     for document in documents:
         shared = dice.randrange(SHORTEST, LONGEST)
         for _ in range(TAILS):
             length = dice.randrange(SHORTEST, LONGEST)
+            length -= (shared + length + dice.randrange(1, 4)) % page
             at = dice.randrange(shared, len(document.prompt) - length)
             prompts.append((*document.prompt[:shared], *document.prompt[at : at + length]))
     return prompts

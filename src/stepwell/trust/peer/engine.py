@@ -64,8 +64,8 @@ def rows(budget: Budget, version: str) -> list[Row]:
 
 def _tried(folder: Path, budget: Budget) -> _Found:
     model = models.prepare(None, PlainProgress())
-    documents = library.choose(library.load_encoder(model), budget.of(4, 16), _SHAPE["page"])
-    drawn = draw(documents, budget.dice("peer", "prompts"))
+    documents = library.choose(library.load_encoder(model), max(4, budget.of(4, 16)), _SHAPE["page"])
+    drawn = draw(documents, budget.dice("peer", "prompts"), _SHAPE["page"])
     tested = systems.system(VLLM_FS, folder, Memory(_CPU_TIER, _CPU_TIER))
     assert tested.disk is not None
     env = {**tested.env, "VLLM_RPC_BASE_PATH": str(folder)}
