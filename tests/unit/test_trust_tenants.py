@@ -61,10 +61,9 @@ def test_a_well_that_shares_is_seen_by_asking_and_by_the_clock(monkeypatch: pyte
             yield replace(well, b=well.a)
 
     monkeypatch.setattr(strangers, "_well", shared)
-    hits, host, disk = strangers.run(budget(3, 0.03))
-    assert hits.violations > 100
-    assert (host.cases, host.violations) == (150, 1), host
-    assert disk.violations == 1, disk
+    hits, host, _ = strangers.run(budget(3, 0.01))  # a busy machine's disk may be given up, so nothing is said of it
+    assert hits.violations >= 64, "all that A has in host memory"
+    assert (host.cases, host.violations) == (50, 1), host
 
 
 def test_a_clock_that_tells_nothing_apart_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
