@@ -1,6 +1,6 @@
 """Campaign: real vLLM engines serve while everything goes wrong with their well and its disk.
 
-A plain vLLM says what is right (`engine_prompts`). Then engines with the connector, several processes each, are asked
+A plain vLLM says what is right (`prompts`). Then engines with the connector, several processes each, are asked
 the same in random rounds: alone and together, some aborted at a random moment, with a pool so small that requests are
 preempted, and with a host tier that holds less than half of what is asked for, so that much comes from the disk. One
 fault after the other befalls the well (`engine_faults`). Whatever happens, a request that is not aborted is answered
