@@ -201,6 +201,18 @@ class Session:
         self._number = 0
         self._map()
 
+    def _said(self, kind: type[m.Message]) -> m.FromWell:
+        """The scheduler's next message of this kind. It may wait until a slab is mapped. Raises TimeoutError."""
+        self._scheduler.sock.settimeout(_ASIDE_S)
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._scheduler.next(kind)
+            except TimeoutError:
+                if time.monotonic() > until:
+                    raise
+                self._settle()
+
     def _settle(self) -> None:
         """Maps what has been shared meanwhile."""
         with suppress(BlockingIOError):
@@ -220,9 +232,10 @@ class Session:
 
     def spill(self, prefix: bytes) -> None:
         """Raises EOFError where the well would take less than all."""
+        self._settle()
         self._number += 1
         self._scheduler.say(m.Reserve(self._number, 0, b"", prefix))
-        granted = self._scheduler.next(m.Granted)
+        granted = self._said(m.Granted)
         assert isinstance(granted, m.Granted)
         if not all(granted.leases):
             raise EOFError("the well has no room for what was to be probed")
@@ -241,22 +254,15 @@ class Session:
         ask = wire.frame(m.Ask(self._number, 0, self._number, prefix))
         blocks, began = 0, time.perf_counter()
         self._scheduler.sock.sendall(ask)
-        self._scheduler.sock.settimeout(_ASIDE_S)
         while True:
-            try:
-                said = self._scheduler.next(m.Found)
-            except TimeoutError:  # it may wait until a slab is mapped
-                if time.perf_counter() - began > _PATIENCE_S:
-                    raise
-                self._settle()
-                continue
+            said = self._said(m.Found)
             assert isinstance(said, m.Found)
             blocks += len(said.slots) // m.SLOT_REF.itemsize
             if not said.more:
                 seconds = time.perf_counter() - began
                 self._scheduler.say(m.Release(self._number))
                 self._scheduler.say(m.Ping(self._number))  # its end is no part of the next one's time
-                self._scheduler.next(m.Pong)
+                self._said(m.Pong)
                 return blocks, seconds
 
     def close(self) -> None:
