@@ -72,11 +72,10 @@ def _tried(folder: Path, budget: Budget) -> _Found:
     config = EngineConfig(model, connector=tested.connector, dtype="float32", env=env, **_SHAPE)
     found = _Found()
     with Engine.start(config, folder / "engine.log") as engine:
-        pids = engine.pids()
-        shared = storage.shared_files(pids)
+        shared = storage.shared_files(engine.pids())
         try:
             prompts = answered(engine, drawn)  # and stored
-            storage.wait_quiet(lambda: storage.moved(pids).written)
+            _settle(engine)
             for kind, damage in _DAMAGE.items():
                 if not budget.over:
                     found.seen[kind] = _pass(
@@ -117,9 +116,16 @@ def _pass(
             seen.differ += 1
             if seen.differ == 1:
                 found.evidence.append(f"{kind}: {wrong}")
-    shutil.copytree(whole, disk, dirs_exist_ok=True)
-    shutil.rmtree(whole)
+    _settle(engine)
+    shutil.rmtree(disk)  # with what wrong answers have added to it
+    whole.rename(disk)
     return seen
+
+
+def _settle(engine: Engine) -> None:
+    """Everything is written."""
+    pids = engine.pids()
+    storage.wait_quiet(lambda: storage.moved(pids).written)
 
 
 def _nothing(files: Sequence[Path], dice: random.Random) -> None:
