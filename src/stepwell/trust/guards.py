@@ -35,6 +35,10 @@ _ENGINE = ("torch", "vllm", "vllm.config", "vllm.engine.arg_utils", "vllm.v1.cor
            "vllm.v1.worker.gpu.kv_connector")  # fmt: skip
 """What tests of the adapter load, for seconds."""
 
+_BEFORE_VLLM = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # fmt: skip
+"""What they set before they load it."""
+
 Outcome = dict[str, Any]
 
 
@@ -128,7 +132,7 @@ class Nursery:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stepwell.testing.nursery", *modules],
             cwd=_TESTS.parent,
-            env={**os.environ, "PYTHONPATH": str(_TESTS.parent / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**_BEFORE_VLLM, **os.environ, "PYTHONPATH": str(_TESTS.parent / "src")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
