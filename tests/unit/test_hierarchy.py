@@ -13,9 +13,9 @@ from deep import PLAIN, TWO, at, chain
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import recalls, roster
-from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS, TURN_S
+from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.spills import SLAB_WAIT_S
+from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS

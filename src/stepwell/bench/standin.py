@@ -31,7 +31,8 @@ from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
 from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.plan import StepPlan
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.shape import Shape
 from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.errors import StepwellError
 

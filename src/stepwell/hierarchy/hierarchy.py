@@ -12,7 +12,6 @@ executor that reorders, delays and fails completions.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stepwell import events as e
@@ -34,18 +33,14 @@ from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
 from stepwell.hierarchy.slab import Slab
-from stepwell.hierarchy.spills import SLAB_WAIT_S, Spills
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.spills import Spills
+from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.protocol import messages as m
 from stepwell.tiers.base import Tier
 from stepwell.tiers.null import NullTier
-
-TURN_BLOCKS, TURN_S = 32, 50e-6
-"""Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
-than a turn costs by itself."""
 
 MAX_RESERVE = 256
 """Blocks in one Reserve."""
@@ -97,7 +92,7 @@ class Hierarchy:
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch, limits.slab_bytes)
         self.roster = Roster(entropy)
         self.canaries = Canaries(self._emit, list(barred), keep)
-        self._work: deque[Work] = deque()
+        self._work = WorkQueue(clock)
         self._recalls = Recalls(
             self.arena,
             self.index,
@@ -106,7 +101,7 @@ class Hierarchy:
             self._ghosts,
             self._origins,
             self.canaries.bars,
-            self._work.append,
+            self._work.add,
         )
         below = NullTier() if tier is None else tier
         self.mover = self._recalls.mover = Mover(
@@ -122,8 +117,6 @@ class Hierarchy:
             self.mover.spilled,
             self.mover.disown,
         )
-        self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
-        self._slabs_changed = False
 
     # members ----------------------------------------------------------------------------------------------------------
 
@@ -223,7 +216,7 @@ class Hierarchy:
     # slabs ------------------------------------------------------------------------------------------------------------
 
     def _share(self, slab: Slab | None) -> None:
-        self._slabs_changed = True
+        self._work.slabs_changed()
         if slab is None:
             self._recalls.changed = True  # nobody needs to wait until it is there
             return
@@ -280,7 +273,7 @@ class Hierarchy:
                     raise _not_now(message)
                 if len(session.tickets) >= MAX_TICKETS:
                     raise _not_now(message)
-                self._work.append(self._recalls.ask(session, message))
+                self._work.add(self._recalls.ask(session, message))
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
@@ -290,13 +283,13 @@ class Hierarchy:
             case m.Reserve(digests=digests):
                 if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
                     raise _not_now(message)
-                self._work.append(self._spills.reserve(session, message))
+                self._work.add(self._spills.reserve(session, message))
             case m.Abandon(leases=leases):
                 for lease in leases:
                     self._spills.abandon(session, lease, quarantine=False)
                 self._recalls.changed = True
             case m.Forget():
-                self._work.append(self._forget(session, message))
+                self._work.add(self._forget(session, message))
             case m.Canary(epoch=epoch, kind=kind, errors=errors):
                 if not 0 < len(errors) <= MOST_ERRORS:
                     raise _not_now(message)
@@ -312,7 +305,7 @@ class Hierarchy:
                 slab = self.arena.slab(number)
                 if slab is not None and slab.owner == session.owner:
                     slab.mapped.add(member.number)
-                    self._slabs_changed = True
+                    self._work.slabs_changed()
                     self._recalls.changed = True
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
@@ -358,33 +351,11 @@ class Hierarchy:
     def turn(self) -> bool:
         """One slice of pending work; True if more is waiting."""
         if self._recalls.changed:
-            self._work.extend(self._recalls.retry())
-        self._unpark()
+            self._work.add(*self._recalls.retry())
         if (due := self.mover.next_moment) is not None and due <= self._clock.now():
             self.mover.pump()
-        budget, until = TURN_BLOCKS, self._clock.now() + TURN_S
-        while budget > 0 and self._work:
-            work = self._work.popleft()
-            for step in work:
-                budget = budget - 1 if self._clock.now() < until else 0
-                if step is Step.PARK:
-                    self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
-                    break
-                if budget <= 0:
-                    self._work.appendleft(work)
-                    break
-            else:
-                budget = budget - 1 if self._clock.now() < until else 0
-        return bool(self._work) or self._recalls.changed or (self._slabs_changed and bool(self._parked))
-
-    def _unpark(self) -> None:
-        """Work that waits for a slab goes on when one has come, or gives up waiting after a while."""
-        if self._slabs_changed:
-            self._work.extend(work for _, work in self._parked)
-            self._parked.clear()
-            self._slabs_changed = False
-        while self._parked and self._parked[0][0] <= self._clock.now():
-            self._work.append(self._parked.popleft()[1])
+        self._work.turn()
+        return self._work.more or self._recalls.changed
 
     # the tier below ---------------------------------------------------------------------------------------------------
 
@@ -426,14 +397,14 @@ class Hierarchy:
             self._recalls.changed = True
             done(sums)
 
-        self._work.append(
-            clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, self._work.append, cleared).run()
+        self._work.add(
+            clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, self._work.add, cleared).run()
         )
 
     def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
         sessions = list(self.roster.sessions.values())
-        self._work.append(clearing.count(self.arena, sessions, self.canaries.barred, done))
+        self._work.add(clearing.count(self.arena, sessions, self.canaries.barred, done))
 
     # looking ----------------------------------------------------------------------------------------------------------
 
@@ -450,8 +421,8 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        parked = self._parked[0][0] if self._parked else None
-        return min((moment for moment in (parked, self.mover.next_moment) if moment is not None), default=None)
+        moments = (self._work.next_moment, self.mover.next_moment)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def leaving(self) -> Collection[Ticket]:

@@ -12,12 +12,9 @@ from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Fill, Phase, Session
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.io.clock import Clock
 from stepwell.protocol.messages import Granted, Reserve
-
-SLAB_WAIT_S = 1.0
-"""How long a Reserve may wait for a slab that is being made or mapped, before it evicts instead."""
 
 
 class Spills:

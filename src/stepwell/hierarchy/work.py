@@ -1,9 +1,19 @@
-"""Long work in slices: a generator that yields after each block, so that others get their turn."""
+"""Long work in slices: generators that yield after each block, so that others get their turn."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from enum import Enum
+
+from stepwell.io.clock import Clock
+
+TURN_BLOCKS, TURN_S = 32, 50e-6
+"""Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
+than a turn costs by itself."""
+
+SLAB_WAIT_S = 1.0
+"""How long work may be parked for a slab that is being made or mapped, before it goes on without."""
 
 
 class Step(Enum):
@@ -12,3 +22,55 @@ class Step(Enum):
 
 
 Work = Iterator[Step]
+
+
+class WorkQueue:
+    """Pending work, first come first served; what is cut off by the end of a turn goes on in the next."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[Work] = deque()
+        self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
+        self._slabs_changed = False
+
+    def add(self, *work: Work) -> None:
+        self._waiting.extend(work)
+
+    def slabs_changed(self) -> None:
+        """Whoever is parked is to look again."""
+        self._slabs_changed = True
+
+    @property
+    def more(self) -> bool:
+        """There is something to do at once."""
+        return bool(self._waiting) or (self._slabs_changed and bool(self._parked))
+
+    @property
+    def next_moment(self) -> float | None:
+        """When time alone gives something to do."""
+        return self._parked[0][0] if self._parked else None
+
+    def turn(self) -> None:
+        self._unpark()
+        budget, until = TURN_BLOCKS, self._clock.now() + TURN_S
+        while budget > 0 and self._waiting:
+            work = self._waiting.popleft()
+            for step in work:
+                budget = budget - 1 if self._clock.now() < until else 0
+                if step is Step.PARK:
+                    self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
+                    break
+                if budget <= 0:
+                    self._waiting.appendleft(work)
+                    break
+            else:
+                budget = budget - 1 if self._clock.now() < until else 0
+
+    def _unpark(self) -> None:
+        """Parked work goes on when a slab has come, or gives up waiting after a while."""
+        if self._slabs_changed:
+            self._waiting.extend(work for _, work in self._parked)
+            self._parked.clear()
+            self._slabs_changed = False
+        while self._parked and self._parked[0][0] <= self._clock.now():
+            self._waiting.append(self._parked.popleft()[1])

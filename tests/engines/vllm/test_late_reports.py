@@ -12,7 +12,8 @@ pytest.importorskip("vllm")
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.vllm.plan import Load, StepReport
 from stepwell.engines.vllm.requests import Loading, Tracked
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.shape import Shape
 
 TOKENS = 64
 

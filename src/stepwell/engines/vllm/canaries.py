@@ -6,14 +6,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.vllm.plan import Compare
 from stepwell.engines.vllm.requests import Tracked, Watch
-
-if TYPE_CHECKING:
-    from stepwell.engines.vllm.scheduler_half import Shape
+from stepwell.engines.vllm.shape import Shape
 
 MOST_BLOCKS, MOST_BYTES = 4, 4 << 20
 """Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""

@@ -30,7 +30,8 @@ from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf, Shape
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.shape import Shape
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.engines.vllm.weights import Files, weight_files
 from stepwell.engines.vllm.worker_half import WorkerHalf

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -26,6 +25,7 @@ from stepwell.engines.vllm.canaries import STEP_BYTES, Canaries
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
+from stepwell.engines.vllm.shape import Shape
 from stepwell.engines.vllm.steps import Computes, Steps
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
@@ -37,24 +37,6 @@ SAVE_BYTES_PER_STEP = 64 << 20
 
 Trouble = Callable[[str, Exception], None]
 """Is told of an exception and where it was caught; raises nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a block."""
-
-    page: int
-    block_tokens: int
-    shard_bytes: int
-    world: int
-
-    @property
-    def pages_per_block(self) -> int:
-        return self.block_tokens // self.page
-
-    @property
-    def token_bytes(self) -> int:
-        return self.shard_bytes * self.world // self.block_tokens
 
 
 class SchedulerHalf:

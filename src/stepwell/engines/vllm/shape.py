@@ -1,0 +1,23 @@
+"""How many tokens and bytes an engine's pages, blocks and shards have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a block."""
+
+    page: int
+    block_tokens: int
+    shard_bytes: int
+    world: int
+
+    @property
+    def pages_per_block(self) -> int:
+        return self.block_tokens // self.page
+
+    @property
+    def token_bytes(self) -> int:
+        return self.shard_bytes * self.world // self.block_tokens
