@@ -30,7 +30,7 @@ ANSWERED = "an engine's requests are answered, outputs equal"
 HELD = "aborts, preemptions and killed engines: nothing stays held"
 LEFT = "engines and wells leave no process, file or shared memory"
 
-_PAGE, _POOL, _MOST_TOKENS = 32, 14, 352
+_PAGE, _POOL, _MOST_TOKENS = 32, 12, 352
 
 
 def run(budget: Budget) -> Iterable[Row]:
