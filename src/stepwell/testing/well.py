@@ -19,13 +19,20 @@ HELD = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """Of a well's stats: what is 0 when nobody asks for anything."""
 
 
-def eventually(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Raises TimeoutError, `what` being its text, when it does not come true in time."""
+def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S, poll_s: float = 0.002) -> bool:
+    """Asks until it is so; False if that was not in time."""
     deadline = time.monotonic() + patience_s
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {patience_s:g} s: {what}")
-        time.sleep(0.01)
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def eventually(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Raises TimeoutError, `what` being its text, when it does not come true in time."""
+    if not until(holds, patience_s, 0.01):
+        raise TimeoutError(f"not within {patience_s:g} s: {what}")
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from stepwell.bench import engines, storage
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed, is_tracker
 from stepwell.demo.wire import Question
+from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine.faults import CALM, Fault, kinds
 from stepwell.trust.engine.prompts import OUTPUT, Prompt
 from stepwell.trust.engine.tally import Tally
-from stepwell.trust.engine.well import TestedWell, within
+from stepwell.trust.engine.well import TestedWell
 
 EPISODE = 12
 """Requests under one fault, in a few rounds."""
@@ -26,6 +27,7 @@ TOGETHER = (1, 2, 3, 4)
 """Requests of one round, each of these equally likely."""
 
 PATIENCE_S = 20.0
+_POLL_S = 0.05
 """In which what was held for requests that have ended must be given back, and a lost well be joined again. 5 s are
 promised where the machine is not busy."""
 
@@ -62,13 +64,13 @@ class Trial:
         """Everything is asked once, and goes down to the disk."""
         for prompt in self._prompts:
             self._ask(CALM, [(prompt, Question(list(prompt.tokens), OUTPUT, sampling={"logprobs": 0}))])
-        within(PATIENCE_S, lambda: self._well.stats().get("disk_write_queue_bytes") == 0)
+        until(lambda: self._well.stats().get("disk_write_queue_bytes") == 0, PATIENCE_S, _POLL_S)
 
     def serve(self, requests: int) -> None:
         """So many more requests, under one fault after the other, each begun episode to its end. A fault that nothing
         met, as a disk that failed a moment ago is left alone, comes again after the next one."""
-        until = self.tally.requests + requests
-        while self.tally.requests < until and not self._budget.over:
+        most = self.tally.requests + requests
+        while self.tally.requests < most and not self._budget.over:
             unmet, self._unmet = self._unmet, None
             self._episode(next(self._faults))
             if unmet is not None:
@@ -95,7 +97,7 @@ class Trial:
         self._striker.shutdown()
         self._end(self.engine.close)
         self._well.stop()
-        if not within(PATIENCE_S, lambda: not self._well.left()):
+        if not until(lambda: not self._well.left(), PATIENCE_S, _POLL_S):
             for what in self._well.left():
                 self.tally.left.add(what)
 
@@ -103,10 +105,10 @@ class Trial:
 
     def _episode(self, fault: Fault) -> None:
         tally, dice = self.tally, self._dice
-        before, until = self._well.stats(), tally.requests + EPISODE
+        before, most = self._well.stats(), tally.requests + EPISODE
         tally.effects[fault.name] += fault.begin(dice)
         try:
-            while tally.requests < until and not self._budget.over:
+            while tally.requests < most and not self._budget.over:
                 self._round(fault, fault.strike)
         finally:
             tally.effects[fault.name] += fault.end(dice)
@@ -135,7 +137,7 @@ class Trial:
     def _look(self, when: str, *, engines: int) -> None:
         """Nobody asks for anything: nothing may be held."""
         self.tally.looks += 1
-        if not within(PATIENCE_S, lambda: not self._well.held(engines=engines)):
+        if not until(lambda: not self._well.held(engines=engines), PATIENCE_S, _POLL_S):
             self.tally.leaks.add(f"{when}: {self._well.held(engines=engines)}")
 
     # one round --------------------------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class Trial:
         shared = storage.shared_files(self.engine.pids())
         end()
         self._look(f"after engine {self._rounds}", engines=0)
-        if not within(PATIENCE_S, lambda: not any(path.exists() for path in shared)):
+        if not until(lambda: not any(path.exists() for path in shared), PATIENCE_S, _POLL_S):
             self.tally.left.add(f"shared memory {', '.join(sorted(path.name for path in shared if path.exists()))}")
 
 

@@ -9,9 +9,8 @@ import contextlib
 import os
 import signal
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ BOOKS = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """What is held for somebody: nothing, when nobody asks for anything."""
 
 _KEPT = {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json"}
-_POLL_S = 0.05
 
 Stats = dict[str, int | float | str]
 
@@ -139,16 +137,6 @@ def tested_well(seed: int) -> Iterator[TestedWell]:
             well.go_on()
             well.stop()
             well.kill()
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Asks until it is so; False if that was not within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def shared_memory() -> set[str]:

@@ -5,7 +5,6 @@ the identity of their block, so that whoever recalls one knows what it must be.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from stepwell.client.start import find
 from stepwell.errors import StepwellError
 from stepwell.io.memory import Bytes
 from stepwell.protocol.link import Dial
+from stepwell.testing.well import until
 
 _POLL_S = 0.0005
 _LAYOUT, _WEIGHTS = b"l" * 32, b"w" * 32
@@ -89,7 +89,7 @@ class Engine:
             self._joined |= self.scheduler.live
             return self.lost or (self.scheduler.live and self.worker.mapped > 0)
 
-        return self._until(there, seconds) and not self.lost
+        return until(there, seconds, _POLL_S) and not self.lost
 
     def recall(self, chain: Chain, seconds: float = 5.0) -> Recalled:
         """Asks, waits for what comes from below, copies and compares."""
@@ -98,7 +98,7 @@ class Engine:
         ask = self.scheduler.ask(b"".join(digests), 0, self._order)
         if ask is None:
             return found
-        self._until(lambda: ask.final or self.lost, seconds)
+        until(lambda: ask.final or self.lost, seconds, _POLL_S)
         blocks = self.scheduler.offer(ask)
         if not blocks:
             self.scheduler.release(ask)
@@ -130,7 +130,7 @@ class Engine:
         """Slots to fill: their leases, digests, and shared memory. `worker.copying` must surround their use."""
         digests = chain.digests
         spill = self.scheduler.reserve(b"", b"".join(digests), 0)
-        if spill is None or not self._until(lambda: spill.granted, seconds) or spill.refs is None:
+        if spill is None or not until(lambda: spill.granted, seconds, _POLL_S) or spill.refs is None:
             return []
         granted = [(lease, digest) for lease, digest in zip(spill.leases, digests, strict=True) if lease]
         slots = []
@@ -158,14 +158,6 @@ class Engine:
     def leave(self) -> None:
         self.scheduler.close()
         self.worker.close()
-
-    def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
 
     def __enter__(self) -> Engine:
         return self

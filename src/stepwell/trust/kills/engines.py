@@ -7,13 +7,14 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.ground import Ground, ground
 from stepwell.trust.kills.lanes import Tally
 from stepwell.trust.kills.processes import PATIENCE_S, ForkServer, Life
 from stepwell.trust.kills.victims import BLOCKS, HOW
-from stepwell.trust.kills.work import HELD, recall, stats, until
+from stepwell.trust.kills.work import HELD, recall, stats
 
 MODEL, SHARD_BYTES = "one", 256 << 10
 _HOST_MIB = 64

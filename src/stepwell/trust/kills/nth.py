@@ -9,13 +9,14 @@ from functools import partial
 
 from stepwell.client import control
 from stepwell.errors import StepwellError
+from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.kills.calls import hindered
 from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.ground import Ground, ground
 from stepwell.trust.kills.lanes import Lane, Tally
 from stepwell.trust.kills.processes import Ended, ForkServer, Life, Wishes
-from stepwell.trust.kills.work import joined, recall, recovered, stats, stored, until
+from stepwell.trust.kills.work import joined, recall, recovered, stats, stored
 
 MODEL, SHARD_BYTES, BLOCKS = "one", 16 << 10, 8
 KILL = "signal=SIGKILL"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.kills import memory
 from stepwell.trust.kills.calls import limit_files, open_files
@@ -14,7 +15,7 @@ from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.ground import Ground, ground
 from stepwell.trust.kills.lanes import Tally
 from stepwell.trust.kills.processes import PATIENCE_S, ForkServer, Life, Wishes, executed
-from stepwell.trust.kills.work import joined, recall, recovered, stats, stored, until
+from stepwell.trust.kills.work import joined, recall, recovered, stats, stored
 
 MODEL, BLOCKS = "one", 16
 _MIB = 1 << 20

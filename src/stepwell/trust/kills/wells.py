@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 from stepwell.client import control
+from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.ground import Ground, ground
 from stepwell.trust.kills.lanes import Tally
 from stepwell.trust.kills.processes import PATIENCE_S, ForkServer, Life, Wishes, executed
-from stepwell.trust.kills.work import HELD, joined, recall, recovered, stats, stored, until
+from stepwell.trust.kills.work import HELD, joined, recall, recovered, stats, stored
 
 MIB = 1 << 20
 SHARD_BYTES, BLOCKS = 16 << 10, 32

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stepwell.client import control
 from stepwell.errors import StepwellError
+from stepwell.testing.well import until
 from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.lanes import Tally
 from stepwell.trust.kills.processes import PATIENCE_S, Life
 
 HELD = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots", "quarantined_sessions")
 """Figures of a well that are 0 when nothing is held for anybody."""
-
-_POLL_S = 0.002
-
-
-def until(holds: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:
-    """Waits; False if it has not come true in that time."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def stats(home: Path) -> dict[str, Any]:

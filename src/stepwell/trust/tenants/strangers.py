@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from stepwell.io import descriptors
 from stepwell.io.memory import Mapping
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
+from stepwell.testing.well import eventually
 from stepwell.trust.budget import Budget
 from stepwell.trust.report import Row
 
@@ -56,7 +57,7 @@ def run(budget: Budget) -> Iterable[Row]:
             for prefix in held[kind]:
                 a.spill(prefix)
             if kind == "disk":
-                _until(lambda: _stat(well, "disk_blocks") >= _PREFIXES * _BLOCKS, "all is on disk")
+                eventually(lambda: _stat(well, "disk_blocks") >= _PREFIXES * _BLOCKS, "all is on disk")
                 control.clear(well.home, ["host"], socket=well.main)
         yield _hits(budget, well, a, b, held)
         yield from _timing(budget, a, b, held, dice)
@@ -316,7 +317,7 @@ def _well() -> Iterator[Well]:
         ending.callback(process.wait)
         ending.callback(process.kill)
         with suppress(TimeoutError):
-            _until(lambda: process.poll() is not None or control.pid_at(well.b) is not None, "the well listens")
+            eventually(lambda: process.poll() is not None or control.pid_at(well.b) is not None, "the well listens")
         if control.pid_at(well.main) is None:
             raise RuntimeError(f"the well did not start: {(folder / 'log').read_text()[-2000:]}")
         if root:
@@ -350,11 +351,3 @@ def _as_guest(path: Path, prefix: bytes) -> str:
 
 def _stat(well: Well, name: str) -> int:
     return int(control.stats(well.home, socket=well.main).get(name, 0))
-
-
-def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {_PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.02)
