@@ -8,6 +8,7 @@ each set of tests in a fork of itself, which has loaded nothing of stepwell yet.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -34,6 +35,7 @@ def main() -> None:
         raise RuntimeError(f"{early[0]} is loaded before any test could change it")
     import pytest
 
+    gc.freeze()  # a fork's collector leaves alone, and so shares, what is there by now
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

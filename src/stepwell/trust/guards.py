@@ -82,14 +82,24 @@ def run(budget: Budget) -> Iterable[Row]:
     if not _TESTS.is_dir():
         yield Row(_PROMISE, 0, 0, budget.seed, "not tried: the tests are in a clone of the repository only")
         return
+    found = [wrong for guard in guards if (wrong := guard.wrong(_TESTS))]
     sound = [guard for guard in guards if not guard.wrong(_TESTS)]
-    found = [guard.wrong(_TESTS) for guard in guards if guard not in sound]
-    engine = any(test.startswith("engines/") for guard in sound for test in guard.tests)
-    with _nurseries(budget.processes, _ENGINE if engine else ()) as ask, ThreadPoolExecutor(budget.processes) as pool:
-        found += [text for text in pool.map(lambda tests: _as_they_are(ask(tests)), _batches(sound)) if text]
-        outcomes = pool.map(lambda guard: None if budget.over else ask(guard.tests, guard), sound)
-        untried = 0
-        for guard, outcome in zip(sound, outcomes, strict=True):
+    untried = 0
+    for of_engine, modules in ((False, ()), (True, _ENGINE)):
+        part = [guard for guard in sound if any(test.startswith("engines/") for test in guard.tests) is of_engine]
+        untried += _try(part, modules, budget, found)
+    remark = f"switched off one at a time, in {len({guard.module for guard in guards})} modules"
+    remark += f"; {untried} were not tried: no time, or their tests cannot run here" if untried else ""
+    yield Row(_PROMISE, len(guards) - untried, len(found), budget.seed, remark, found)
+
+
+def _try(guards: Sequence[Guard], modules: Sequence[str], budget: Budget, found: list[str]) -> int:
+    """Adds what is wrong to `found`; how many guards were not tried. Large processes fork slowly: hence `modules`."""
+    untried = 0
+    with _nurseries(budget.processes, modules) as ask, ThreadPoolExecutor(budget.processes) as pool:
+        found += [text for text in pool.map(lambda tests: _as_they_are(ask(tests)), _batches(guards)) if text]
+        outcomes = pool.map(lambda guard: None if budget.over else ask(guard.tests, guard), guards)
+        for guard, outcome in zip(guards, outcomes, strict=True):
             if outcome is None or not (outcome["failed"] or outcome["broken"] or outcome["passed"]):
                 untried += 1
                 budget.tell(f"not tried: {guard.name}")
@@ -97,9 +107,7 @@ def run(budget: Budget) -> Iterable[Row]:
             survived = _survived(guard, outcome)
             budget.tell(survived or f"missed: {guard.name}")
             found += [survived] if survived else []
-    remark = f"switched off one at a time, in {len({guard.module for guard in guards})} modules"
-    remark += f"; {untried} were not tried: no time, or their tests cannot run here" if untried else ""
-    yield Row(_PROMISE, len(guards) - untried, len(found), budget.seed, remark, found)
+    return untried
 
 
 def _as_they_are(outcome: Outcome) -> str:
