@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from stepwell.trust.budget import Budget
 
@@ -79,7 +79,8 @@ def run_all(pieces: Sequence[Piece], budget: Budget) -> dict[str, Tally]:
 
 
 def _done(pieces: Sequence[Piece], budget: Budget) -> Iterator[tuple[Piece, Tally]]:
-    with ProcessPoolExecutor(budget.processes, get_context("spawn"), _settle_in) as pool:
+    pool = ProcessPoolExecutor(budget.processes, get_context("spawn"), _settle_in)
+    try:
         futures = {pool.submit(_run, piece, budget.seed, budget.until): piece for piece in pieces}
         told = time.monotonic()
         for number, future in enumerate(as_completed(futures), 1):
@@ -87,6 +88,12 @@ def _done(pieces: Sequence[Piece], budget: Budget) -> Iterator[tuple[Piece, Tall
             if time.monotonic() - told > 10 or number == len(futures):
                 told = time.monotonic()
                 budget.tell(f"{number} of {len(futures)} pieces")
+    except BaseException:
+        for child in active_children():  # who is asked to end does not wait for pieces under way
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _settle_in() -> None:

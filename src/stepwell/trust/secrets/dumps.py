@@ -6,6 +6,7 @@ search proves nothing, and the row says so with 0 cases.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from stepwell.trust.secrets.stage import Stage
 from stepwell.vault.keyring import Keyring
 
 BLOCKS = 8
+_REGISTERS = 32 * 64  # bytes of a thread's vector registers
 _WELL = "no key in a core dump of the well"
 _CLIENT = "no key and no block in a core dump of an engine's client"
 _SOCKET = "no key and no block id in what the well sends"
@@ -59,6 +61,7 @@ def _well(budget: Budget, stage: Stage, client: subprocess.Popen[str], secrets: 
     if missing := secrets.keys() - alive.keys():
         return Row(_WELL, 0, 0, budget.seed, f"nothing shown: {', '.join(sorted(missing))} not in its living memory")
     dice, found, tried = budget.dice("dumps"), list[str](), 0
+    threads = _threads(stage)
     for n in range(budget.of(ci=12, full=1000)):
         if budget.over:
             break
@@ -69,13 +72,20 @@ def _well(budget: Budget, stage: Stage, client: subprocess.Popen[str], secrets: 
             client.stdin.flush()
             time.sleep(dice.random() * 0.02)
         core = cores.forced(stage.well.pid, stage.folder / "core")
-        leaks = cores.found(core, secrets)
+        leaks = _beyond_registers(cores.found(core, secrets), threads)
         found += [f"{'at work' if busy else 'waiting'}, dump {n}: {leaks}"] if leaks else []
         core.unlink()
         tried += 1
         if busy:
             stage.say(client)
-    return Row(_WELL, tried, len(found), budget.seed, "dumps that root forces with gcore", tuple(found[:5]))
+    return Row(
+        _WELL,
+        tried,
+        len(found),
+        budget.seed,
+        "dumps that root forces with gcore; of blocks no more than registers hold",
+        tuple(found[:5]),
+    )
 
 
 def of_the_kernel(budget: Budget) -> Row:
@@ -89,12 +99,24 @@ def of_the_kernel(budget: Budget) -> Row:
     with Stage(before=DUMPS_LIFTED) as stage:
         move(stage, stage.courier())
         secrets = keys_of(stage) | {"blocks": [courier.marker(n) for n in range(BLOCKS)]}
+        threads = _threads(stage)
         core = cores.of_the_kernel(stage.well, stage.folder / "well")
-        leaks = cores.found(core, secrets) if core else {}
+        leaks = _beyond_registers(cores.found(core, secrets), threads) if core else {}
         found += [f"with dumps switched on again: {leaks}"] if leaks else []
     remark = "dumps that the kernel writes: none; with that lifted, one without memory"
     tried = 2 if core else 1
     return Row(_WELL, tried, len(found), budget.seed, remark, tuple(found))
+
+
+def _threads(stage: Stage) -> int:
+    return len(os.listdir(f"/proc/{stage.well.pid}/task"))
+
+
+def _beyond_registers(leaks: dict[str, int], threads: int) -> dict[str, int]:
+    """A thread at work has some bytes of a block in its registers, and every dump has those: no more of blocks than
+    they hold is allowed, and nothing of keys."""
+    few = leaks.get("blocks", 0) * len(courier.marker(0)) <= threads * _REGISTERS
+    return {name: times for name, times in leaks.items() if not (few and name == "blocks")}
 
 
 def _client(
