@@ -226,8 +226,8 @@ def test_what_hangs_holds_up_nobody_else_and_goes_on_when_healed(disk: FaultyDis
     assert disk.report().hanging == 0
 
 
-def test_a_hang_may_end_in_an_error(disk: FaultyDisk, file: int) -> None:
-    disk.set(Rule(op="read", hang=True, errno=errno.EIO))
+def hanging(disk: FaultyDisk, file: int) -> tuple[threading.Thread, list[int | None]]:
+    """A read that hangs by now, and the number of the error that it will end in."""
     numbers: list[int | None] = []
 
     def read() -> None:
@@ -239,6 +239,12 @@ def test_a_hang_may_end_in_an_error(disk: FaultyDisk, file: int) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     eventually(lambda: disk.report().hanging == 1, "it hangs")
+    return thread, numbers
+
+
+def test_a_hang_may_end_in_an_error(disk: FaultyDisk, file: int) -> None:
+    disk.set(Rule(op="read", hang=True, errno=errno.EIO))
+    thread, numbers = hanging(disk, file)
     disk.heal()
     thread.join(PATIENCE_S)
     assert numbers == [errno.EIO]
@@ -300,17 +306,7 @@ def test_nothing_is_left_when_its_maker_is_killed(tmp_path: Path) -> None:
 
 def test_when_its_process_dies_all_fails_and_nothing_hangs(disk: FaultyDisk, file: int) -> None:
     disk.set(Rule(op="read", hang=True, deaf=True))
-    numbers: list[int | None] = []
-
-    def read() -> None:
-        try:
-            os.pread(file, 4, 0)
-        except OSError as error:
-            numbers.append(error.errno)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    eventually(lambda: disk.report().hanging == 1, "it hangs")
+    thread, numbers = hanging(disk, file)
     os.kill(disk.pid, signal.SIGKILL)
     thread.join(PATIENCE_S)
     assert numbers == [errno.ECONNABORTED]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from played import PlayedWell
 
 from stepwell.client import membership as joining
 from stepwell.client import scheduler as scheduler_module
@@ -19,26 +20,6 @@ from stepwell.protocol.link import Link, Receiver
 from stepwell.testing.clock import SetClock
 
 D = bytes(32)
-
-
-class PlayedWell:
-    """Takes every hello and keeps what is posted; the test answers."""
-
-    def __init__(self) -> None:
-        self.said: list[m.Message] = []
-        self.receivers: list[Receiver] = []
-        self.closed = 0
-
-    def dial(self, hello: m.Hello, receiver: Receiver) -> Link:
-        self.said.append(hello)
-        self.receivers.append(receiver)
-        return self
-
-    def post(self, message: m.Message) -> None:
-        self.said.append(message)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def scheduler(well: PlayedWell, told: list[StepwellError] | None = None) -> SchedulerClient:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from played import PlayedWell
 from wells import PATIENCE, eventually
 
 from stepwell.block.layout import SlabLayout
@@ -15,31 +16,18 @@ from stepwell.client.worker import Identity, WorkerClient
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.memory import Shared
 from stepwell.protocol import messages as m
-from stepwell.protocol.link import Link, Receiver
 
 LAYOUT = SlabLayout(4096, 2)
 GENERATION = 5
 
 
-class PlayedWell:
-    """Takes every hello and keeps what is posted; the test answers. One slab, with slots of one generation."""
+class WithSlab(PlayedWell):
+    """One slab, with slots of one generation."""
 
     def __init__(self) -> None:
-        self.said: list[m.Message] = []
-        self.receivers: list[Receiver] = []
+        super().__init__()
         self.slab = Shared(LAYOUT.nbytes)
         self.slab.bytes[: 8 * LAYOUT.slots].view(np.uint64)[:] = GENERATION
-
-    def dial(self, hello: m.Hello, receiver: Receiver) -> Link:
-        self.said.append(hello)
-        self.receivers.append(receiver)
-        return self
-
-    def post(self, message: m.Message) -> None:
-        self.said.append(message)
-
-    def close(self) -> None:
-        pass
 
     def welcome(self, session: int) -> None:
         self.receivers[-1].received(m.Welcome(session, m.PROTOCOL, "played", 0), ())
@@ -51,13 +39,13 @@ class PlayedWell:
 
 
 @pytest.fixture
-def well() -> Iterator[PlayedWell]:
-    played = PlayedWell()
+def well() -> Iterator[WithSlab]:
+    played = WithSlab()
     yield played
     played.slab.close()
 
 
-def worker(well: PlayedWell) -> WorkerClient:
+def worker(well: WithSlab) -> WorkerClient:
     troubles: list[StepwellError] = []
     client = WorkerClient(
         Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=troubles.append, threaded=False
@@ -68,7 +56,7 @@ def worker(well: PlayedWell) -> WorkerClient:
     return client
 
 
-def test_a_slot_is_that_of_its_session_and_generation_or_none(well: PlayedWell) -> None:
+def test_a_slot_is_that_of_its_session_and_generation_or_none(well: WithSlab) -> None:
     client = worker(well)
     assert len(client.slot(7, 1, 0, GENERATION).bytes) == 4096
     for session, slab, generation in ((8, 1, GENERATION), (7, 2, GENERATION), (7, 1, GENERATION - 1), (7, 1, 0)):
@@ -77,7 +65,7 @@ def test_a_slot_is_that_of_its_session_and_generation_or_none(well: PlayedWell) 
     client.close()
 
 
-def test_a_copy_that_outlives_its_session_keeps_its_slab_and_is_not_believed(well: PlayedWell) -> None:
+def test_a_copy_that_outlives_its_session_keeps_its_slab_and_is_not_believed(well: WithSlab) -> None:
     """Nor is the session acknowledged before it has ended: the well would use its slots again."""
     client = worker(well)
     with client.copying():
@@ -99,7 +87,7 @@ def test_a_copy_that_outlives_its_session_keeps_its_slab_and_is_not_believed(wel
     client.close()
 
 
-def test_what_was_of_a_lost_session_is_not_said_to_the_next(well: PlayedWell) -> None:
+def test_what_was_of_a_lost_session_is_not_said_to_the_next(well: WithSlab) -> None:
     client = worker(well)
     well.receivers[-1].lost()
     client.filled(7, [1], [])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.bench import machine, report
+from stepwell.bench.processes import end_orderly
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import StepwellError
 
@@ -67,11 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _end(number: int, _: object) -> None:
-    """What is asked to end lets engines go on that it has halted, and ends them and its wells."""
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
+    end_orderly()
     raise SystemExit(main())

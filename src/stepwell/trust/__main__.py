@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import random
-import signal
 import sys
 import time
 import traceback
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepwell.bench import machine
+from stepwell.bench.processes import end_orderly
 from stepwell.trust import report
 from stepwell.trust.budget import Budget
 
@@ -86,11 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _end(number: int, _: object) -> None:
-    """What is asked to end ends its processes and unmounts what it mounted."""
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
+    end_orderly()
     raise SystemExit(main())
