@@ -60,8 +60,11 @@ class FaultyFile(SystemFile):
         self._files, self._name = files, name
 
     def read(self, into: Bytes, offset: int) -> int:
-        self._files.meet("read", self._name, offset)
-        return super().read(into, offset)
+        flips = self._files.meet("read", self._name, offset) == "flip"
+        got = super().read(into, offset)
+        if flips:
+            into[40] ^= 1
+        return got
 
     def write(self, data: Bytes, offset: int) -> None:
         if self._files.meet("write", self._name, offset) == "lose":
@@ -82,7 +85,8 @@ class FaultyFile(SystemFile):
 
 class FaultyFiles(SystemFiles):
     """`fault(operation, name, offset)` is asked before each: raises OSError, or says "lose" for a write that is said to
-    be done and is not. `available`: what `free` says, where that is set. `zeros`: the filesystem can make them."""
+    be done and is not, "flip" for a read that is wrong this once. `available`: what `free` says, where that is set.
+    `zeros`: the filesystem can make them."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -609,6 +609,34 @@ def test_what_no_footer_lists_goes_too(tmp_path: Path, how: str) -> None:
     life.end()
 
 
+@pytest.mark.parametrize("when", ["sweep", "recovery"])
+def test_what_was_misread_goes_too(tmp_path: Path, when: str) -> None:
+    """A footer and a frame's header come wrong from the disk, once: when it is cleared, or in the recovery before."""
+    life = Life(tmp_path)
+    put(life, mixed(20))
+    if when == "sweep":
+        life.settle()
+    (path,) = segments(tmp_path)
+
+    def misread(operation: str, name: str, offset: int) -> str | None:
+        return "flip" if operation == "read" and offset in (PAGE, path.stat().st_size - PAGE) else None
+
+    if when == "recovery":
+        life.kill()
+        life = Life(tmp_path, fault=lambda files: setattr(files, "fault", misread))
+        assert not life.tier.lookup(life.id(0)), "it is not seen"
+        life.files[0].heal()
+    else:
+        life.files[0].fault = misread
+    assert life.clear(0).whole
+    assert raw(life, tmp_path, list(range(20))) == set()
+    life.files[0].heal()
+    life = another(life, tmp_path, "scan")
+    assert life.here(range(20)) == set()
+    assert life.good(range(SPACE, SPACE + 20)) == set(range(SPACE, SPACE + 20))
+    life.end()
+
+
 @pytest.mark.parametrize("at", range(8))
 def test_a_kill_in_the_middle_of_a_sweep_costs_no_other_block(tmp_path: Path, at: int) -> None:
     """After so many changes of the files nothing more is done."""

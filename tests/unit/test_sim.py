@@ -28,9 +28,9 @@ from stepwell.tiers.base import Forgotten, Reading
 from stepwell.tiers.disk.directory import Directory
 from stepwell.tiers.disk.tier import DiskTier
 
-FOUND = ((6011, 3000, 0), (7060, 1000, 0), (30000, 1500, 400), (30006, 1500, 400))
-"""Seed, steps and cuts of walks that have found something: files that a clear had not deleted, and an earlier life of a
-file that a power cut brought back after a clear."""
+FOUND = ((6011, 3000, 0), (7060, 1000, 0), (30000, 1500, 400), (30006, 1500, 400), (2742121328, 3000, 0))
+"""Seed, steps and cuts of walks that have found something: files that a clear had not deleted, an earlier life of a
+file that a power cut brought back after a clear, and a frame that a clear had misread together with its footer."""
 
 
 def test_a_seed_does_the_same_twice() -> None:

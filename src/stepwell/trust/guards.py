@@ -105,7 +105,7 @@ def _try(guards: Sequence[Guard], modules: Sequence[str], budget: Budget, found:
                 budget.tell(f"not tried: {guard.name}")
                 continue
             survived = _survived(guard, outcome)
-            budget.tell(survived or f"missed: {guard.name}")
+            budget.tell(survived or f"a test fails without: {guard.name}")
             found += [survived] if survived else []
     return untried
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -28,17 +29,16 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [("promise", "cases", "violations", "seed", "")]
-    lines += [(r.promise, f"{r.cases:,}", f"{r.violations:,}", str(r.seed), r.remark) for r in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    text = [
-        "  ".join(
-            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:4], widths[1:], strict=True)), line[4]]
-        )
-        for line in lines
-    ]
-    evidence = [f"  {row.promise}: {what}" for row in rows for what in row.evidence]
-    return "\n".join([*(line.rstrip() for line in text), *evidence])
+    """Four columns, what the cases of a row were below it, and in the end what broke and how to try it again."""
+    width = max(len("promise"), *(len(row.promise) for row in rows))
+    text = [f"{'promise':{width}}  {'cases':>10}  {'violations':>10}  {'seed':>10}"]
+    for row in rows:
+        text.append(f"{row.promise:{width}}  {row.cases:>10,}  {row.violations:>10,}  {row.seed:>10}")
+        text += [f"    {line}" for line in wrap(row.remark, width + 32)]
+    text += [f"{'of a peer' if row.comparison else 'BROKEN'}: {row.promise}: {e}" for row in rows for e in row.evidence]
+    ours = [row for row in rows if not row.comparison]
+    text.append(f"{len(ours)} promises, {sum(row.cases for row in ours):,} cases, {broken(rows):,} violations")
+    return "\n".join(text)
 
 
 def save(rows: Sequence[Row], path: Path, machine: Facts, *, command: str) -> None:

@@ -96,8 +96,9 @@ def _nothing_is_left(world: World) -> None:
 
 def _hits(world: World) -> None:
     """A prompt that is spilled now is found, at once and by the next well, which has it from disk. Where a disk has
-    lied or rotted, another comes first: the segment that is open may have no head, and what goes in there is lost."""
-    if world.lied or world.seen["rot at rest"]:
+    lied or rotted, or somebody has deleted files, another comes first: the segment that is open may have no head, or no
+    name, and what goes in there is lost."""
+    if world.lied or world.seen["rot at rest"] or world.seen["deleted"]:
         world.stop_well()
         settle(world)
         world.open()

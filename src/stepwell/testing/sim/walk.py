@@ -271,6 +271,7 @@ class Walk:
         disk = self._dice.choice(self._world.disks)
         if disk.names:
             disk.unlink(self._dice.choice(sorted(disk.names)))
+            self._world.seen["deleted"] += 1
 
     def _jump(self) -> None:
         """The machine was suspended, or somebody has set its clock."""

@@ -33,7 +33,7 @@ from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.layout import Footer, Head
+from stepwell.tiers.disk.layout import Footer, Head, gaps
 from stepwell.tiers.disk.placing import Placing
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
@@ -211,29 +211,37 @@ class Directory:
         heapq.heappush(self._closed, (segment.sequence, segment.number))
 
     def close_found(self, segment: Segment, footer: Footer) -> None:
-        """Writes the footer of a segment that an earlier life left open, so that the next one finds it."""
+        """Writes the footer of a segment that an earlier life left open, so that the next one finds it. It would hide
+        blocks of which parts were written, or a header misread just now: so what it does not list becomes zeros."""
         if len(footer.records) and Footer.nbytes(len(footer.records)) <= self._unused_end(segment, footer):
             segment.phase = Phase.CLOSING
-            self._write_footer(segment, footer)
+            end = (segment.nbytes - Footer.nbytes(len(footer.records))) // PAGE
+            self._write_footer(segment, footer, list(gaps(footer.records, end)))
 
     @staticmethod
     def _unused_end(segment: Segment, footer: Footer) -> int:
         last = footer.records[-1]
         return segment.nbytes - (int(last["page"]) + int(last["pages"])) * PAGE
 
-    def _write_footer(self, segment: Segment, footer: Footer) -> None:
+    def _write_footer(self, segment: Segment, footer: Footer, blank: Sequence[tuple[int, int]] = ()) -> None:
+        """`blank`: page and pages of what is made zeros before."""
         raw = footer.pack()
+        written = [len(raw)]
         self.use(segment)
 
         def job() -> None:
             with self.handles.use(segment.name) as file:
+                for page, pages in blank:
+                    written.append(file.zero(page * PAGE, pages * PAGE))
+                if blank:
+                    file.sync()  # or a power cut may leave the footer and what it hides
                 write_bytes(file, raw, segment.nbytes - len(raw), self._staging)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 self.trouble(self.space.trouble(error), error)
             else:
-                self._counts.device_bytes += len(raw)
+                self._counts.device_bytes += sum(written)
             if segment.phase is Phase.CLOSING:
                 self._close(segment)
             self.ended(segment)

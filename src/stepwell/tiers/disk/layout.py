@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,17 @@ class Trailer:
         first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
         fits = (first > 0) & (length > 0) & (first + length <= pages) & (records["key"] < len(self.commitments))
         return Footer(self.segment, records, self.commitments) if bool(fits.all()) else None
+
+
+def gaps(records: Records, end: int) -> Iterator[tuple[int, int]]:
+    """First page and pages of each stretch, from behind the head up to the page `end`, that no record accounts for."""
+    at = 1
+    for page, pages in sorted(zip(records["page"].tolist(), records["pages"].tolist(), strict=True)):
+        if page > at:
+            yield at, page - at
+        at = max(at, page + pages)
+    if at < end:
+        yield at, end - at
 
 
 def _page(fields: bytes) -> bytes:

@@ -9,14 +9,16 @@ nothing else is left is deleted. So are those that wait for another life: until 
 would find in them what they had. What of the segments is being evicted or begun is waited for, and an eviction writes
 no block again whose namespace is being forgotten: it would outlive its segment.
 
-Segments are swept one by one, each for all clears that concern it. Zeros go first and the footer after them: a sweep
-that ends in between leaves frames that do not open, or none, and never a footer that says less than the frames do.
+Segments are swept one by one, each for all clears that concern it. All but the blocks that stay becomes zeros: where
+there is no footer, a frame whose header was misread just now is in none of the records, and must go all the same. Zeros
+go first and the footer after them: a sweep that ends in between leaves frames that do not open, or none, and never a
+footer that says less than the frames do.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Protocol
 
@@ -31,7 +33,7 @@ from stepwell.tiers.base import Forgotten, TierCounts
 from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.layout import Footer, Records
+from stepwell.tiers.disk.layout import Footer, gaps
 from stepwell.tiers.disk.recovery import Found, ids_of, look
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import Space
@@ -232,7 +234,7 @@ class Sweep:
             blocks = self._index.remove_many(ids_of(records[of]), segment.number, records["page"][of])
             clear.gone += Forgotten(blocks, int(records["pages"][of].sum()) * PAGE)
             mine |= of
-        if not mine.any():
+        if found.closed and not mine.any():
             self._swept(segment, clears)
         elif mine.all():
             self._owner.discard(segment)
@@ -247,11 +249,12 @@ class Sweep:
         none: whatever looks at its frames finds the others."""
         footer = found.footer
         assert footer is not None
+        end = found.nbytes - (Footer.nbytes(len(footer.records)) if found.closed else 0)
         written = [0]
 
         def job() -> None:
             with self._owner.handles.use(segment.name) as file:
-                for page, pages in _stretches(footer.records[mine]):
+                for page, pages in gaps(footer.records[~mine], end // PAGE):
                     written.append(file.zero(page * PAGE, pages * PAGE))
                 if found.closed:
                     written.append(self._write_footer(file, found.nbytes, footer, ~mine))
@@ -293,15 +296,3 @@ class Sweep:
         self._sweeping = False
         self._owner.ended(segment)
         self._owner.wake()
-
-
-def _stretches(records: Records) -> Iterator[tuple[int, int]]:
-    """First page and pages of all that lies side by side."""
-    first = pages = 0
-    for page, more in zip(records["page"].tolist(), records["pages"].tolist(), strict=True):
-        if page != first + pages:
-            if pages:
-                yield first, pages
-            first, pages = page, 0
-        pages += more
-    yield first, pages
