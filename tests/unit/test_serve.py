@@ -400,6 +400,7 @@ def test_running_out_of_descriptors_is_survived(
     well: InThread, monkeypatch: pytest.MonkeyPatch, unwatched: int
 ) -> None:
     """Also where the system then does not watch the well's own socket at once."""
+    eventually(lambda: not any(thread.name == "stepwell-link" for thread in threading.enumerate()))  # they close some
     monkeypatch.setattr(door_module, "_DEAF_SECONDS", 0.02)
     first = admin(well)
     register, refused = well.loop._selector.register, []
