@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import test_clear
+from deep import HEALTHY, HUNG, chain, written
 from test_clear import (
     ALL,
     HOST,
@@ -37,16 +39,21 @@ from stepwell import events as e
 from stepwell.client import control
 from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
+from stepwell.config import Settings
 from stepwell.hierarchy.canaries import FLOOR, KNOWN, MOST_ERRORS, MOST_NAMESPACES, PRIOR, Calibration, Canaries
+from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.io.executor import Done, Job
 from stepwell.ops import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
+from stepwell.serve import process
 from stepwell.serve.quarantine import LIST_NAME, NEW_LIST_NAME, QuarantineList
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLAB
-from stepwell.testing.rig import FakeEngine, Rig
+from stepwell.testing.rig import FakeEngine, Model, Rig
+from stepwell.vault.keyring import Keyring
 
 BF16 = "bfloat16"
 OFF = [9.0, 9.0]
@@ -108,6 +115,26 @@ def test_the_bound_is_made_by_a_thousand_and_stays() -> None:
     known.agreed([0.07, 0.04])
     assert known.bounds(BF16) == [pytest.approx(0.08), FLOOR[BF16]], "what is clean must not widen it"
     assert known.excess(BF16, [0.04, 0.06]) == pytest.approx(0.06 / FLOOR[BF16])
+
+
+def test_a_bound_is_never_larger_than_any_rounding() -> None:
+    known = Calibration([0.0, 0.0])
+    for _ in range(KNOWN):
+        known.agreed([0.2, 0.05])
+    assert known.bounds(BF16) == [PRIOR[BF16], pytest.approx(0.2)]
+
+
+def test_one_namespace_is_lifted_and_no_other() -> None:
+    judge, events, kept = canaries()
+    for tag in (b"a", b"b", b"c"):
+        for _ in range(2):
+            judge.heard(origins(tag), BF16, OFF)
+    judge.lift(b"b")
+    assert [judge.bars(origins(tag)) for tag in (b"a", b"b", b"c")] == [True, False, True]
+    assert kept[-1] == [(b"a",), (b"c",)]
+    judge.lift(b"")
+    assert kept[-1] == []
+    assert [event.tag for event in events if isinstance(event, e.QuarantineLifted)] == [b"b", b"a", b"c"]
 
 
 def test_namespaces_are_judged_apart_and_are_few() -> None:
@@ -207,6 +234,47 @@ def test_what_comes_up_from_disk_when_the_alarm_comes_goes_too(tmp_path: Path) -
         engine.release(ticket)
         rig.settle()
         assert (rig.hierarchy.stats()["blocks"], rig.hierarchy.stats()["disk_blocks"]) == (0, 0)
+
+
+def test_what_lands_after_the_alarm_is_told_to_nobody() -> None:
+    """A request that waits for blocks from below is answered with what it was told before."""
+    rig = written(4, 6)
+    engine = rig.join()
+    first, both = chain(1), chain(6)
+    ticket = engine.ask(first)
+    rig.settle()
+    engine.release(ticket)  # the first block is in host memory now
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(both)
+    rig.turns()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).more) == (1, True)
+    alarm(engine)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    answer = engine.answer(ticket)
+    assert (len(answer.refs), answer.more, answer.reason) == (1, False, "quarantined")
+    engine.release(ticket)
+    rig.settle()
+    assert [rig.stat(name) for name in ("blocks", "filling", "pinned_bytes", "staging_blocks")] == [0] * 4
+
+
+def test_an_alarm_in_the_middle_of_a_long_answer_ends_it() -> None:
+    rig = Rig(4 * SLAB, seed=1)
+    engine = engine_of(rig, Model(shard_bytes=4096))
+    many = chain(2 * TURN_BLOCKS)
+    leases, _ = engine.reserve(many)
+    engine.workers[0].say(m.Filled(leases, []))
+    rig.settle()
+    assert rig.hierarchy.arena.blocks == 2 * TURN_BLOCKS
+    ticket = engine.ask(many)
+    rig.hierarchy.turn()
+    assert engine.answer(ticket).more is None, "it goes on in the next turn"
+    alarm(engine)
+    answer = engine.answer(ticket)
+    assert (len(answer.refs), answer.reason) == (0, "quarantined")
+    engine.release(ticket)
+    rig.settle()
 
 
 def test_a_quarantine_holds_over_keys_and_wells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +402,30 @@ def test_a_real_well_remembers_its_quarantine(tmp_path: Path) -> None:
     assert "SW-406" in (home / "stepwell.log").read_text()
 
 
+def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its loop, in whose place the alarm is raised."""
+    before = [(b"a" * 16, b"b" * 16)]
+    begun: list[list[tuple[bytes, ...]]] = []
+    QuarantineList(tmp_path)._write(before)
+
+    def loop(hierarchy: Hierarchy, *_: Any, **__: Any) -> Any:
+        def run() -> str:
+            begun.append(list(hierarchy.canaries.barred))
+            for _ in range(2):
+                hierarchy.canaries.heard(origins(b"c" * 16), BF16, OFF)
+            return "the test has seen enough"
+
+        return SimpleNamespace(run=run, drain=lambda seconds: True)
+
+    monkeypatch.setattr(process, "Loop", loop)
+    monkeypatch.setattr(process.gc, "freeze", lambda: None)
+    process._serve(tmp_path, Settings(), 64 << 20, Keyring.ephemeral(), [], [], False, lambda: None)
+    assert begun == [before]
+    assert QuarantineList(tmp_path).read() == [*before, (b"c" * 16,)]
+
+
 # the list in home -----------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +459,14 @@ def test_the_newest_list_is_kept_whichever_job_comes_first(tmp_path: Path) -> No
 def test_a_list_that_cannot_be_read_costs_no_start(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LIST_NAME).write_bytes(content)
     assert QuarantineList(tmp_path).read() == []
+
+
+def test_a_list_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> None:
+    many = [[f"{n:032x}"] for n in range(MOST_NAMESPACES + 3)]
+    (tmp_path / LIST_NAME).write_text(json.dumps(many))
+    assert QuarantineList(tmp_path).read() == [(bytes.fromhex(tag),) for (tag,) in many[3:]]
+    (tmp_path / LIST_NAME).write_text(json.dumps([["ab" * 16] * 40_000]))
+    assert QuarantineList(tmp_path).read() == [], "it is too long to be one of ours"
 
 
 def test_a_list_that_cannot_be_written_costs_no_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

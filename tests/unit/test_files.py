@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.io import files as files_module
+from stepwell.io import whole
 from stepwell.io.files import SystemFiles
 from stepwell.io.staging import make
 
@@ -69,3 +70,42 @@ def test_a_short_write_is_a_failed_write(tmp_path: Path, monkeypatch: pytest.Mon
         counts = iter([4096, 2 * 4096, 4096])
         file.write(make(NBYTES)[:NBYTES], 0)
     files.close()
+
+
+def test_a_list_is_on_disk_before_it_has_its_name_and_its_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recording_fsync(fd: int) -> None:
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{fd}") else f"{os.fstat(fd).st_size} bytes"
+        done.append(f"{kind} synced")
+        fsync(fd)
+
+    def recording_replace(*names: Path) -> None:
+        done.append("named")
+        replace(*names)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
+    whole.replace(tmp_path, "list", "list.new", "[]")
+    assert done == ["2 bytes synced", "named", "folder synced"]
+
+
+def test_a_list_is_replaced_as_a_whole_and_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "list.new").write_text("what a killed process left, and long")
+        (tmp_path / "list.new").chmod(0o600)
+        for text in ("[1, 2, 3]", "[]"):
+            whole.replace(tmp_path, "list", "list.new", text)
+            assert (tmp_path / "list").read_text() == text
+    finally:
+        os.umask(before)
+    assert (tmp_path / "list").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["list"]
+    (tmp_path / "list.new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        whole.replace(tmp_path, "list", "list.new", "[4]")
+    assert (tmp_path / "list").read_text() == "[]" and not (tmp_path / "elsewhere").exists()

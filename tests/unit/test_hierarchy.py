@@ -12,6 +12,7 @@ from deep import PLAIN, TWO, at, chain
 
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy import hierarchy as hierarchy_module
 from stepwell.hierarchy import recalls, roster
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.sealing import Sealing
@@ -718,6 +719,28 @@ def test_waiting_requests_are_bounded(rig: Rig) -> None:
     engine.ask(b"")
     assert not engine.live
     rig.settle()
+
+
+def test_recalls_under_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchy_module, "MAX_TICKETS", 3)
+    engine, digests = joined(rig), chain(2)
+    engine.spill(digests)
+    for n in range(4):
+        ticket = engine.ask(digests)
+        rig.settle()
+        assert engine.live
+        engine.recall(ticket)
+        assert engine.live == (n < 3)
+    engine.workers[0].exit()
+    rig.settle()
+
+
+def test_names_of_few_epochs_are_kept_at_hand(rig: Rig) -> None:
+    engine = joined(rig)
+    for epoch in range(20):
+        engine.found(chain(1), epoch=epoch)
+    (session,) = rig.hierarchy.roster.sessions.values()
+    assert len(session.origins) == hierarchy_module._EPOCHS_KEPT
 
 
 def test_sessions_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

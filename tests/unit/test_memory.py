@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stepwell.errors import CapacityError
+from stepwell.io import staging
 from stepwell.io.memory import Mapping, Shared, SystemMemory
 
 MiB = 1 << 20
@@ -117,6 +118,13 @@ def test_not_in_forks_and_core_dumps(shared: Shared) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     mapping.close()
     shared.close()
+
+
+def test_buffers_of_storage_are_not_in_forks_and_core_dumps() -> None:
+    """Blocks lie in them that are opened, or not sealed yet."""
+    buffer = staging.make(1)
+    flags = _maps(buffer.ctypes.data)["VmFlags"].split()
+    assert "dc" in flags and "dd" in flags
 
 
 def test_closing_with_live_views(shared: Shared) -> None:

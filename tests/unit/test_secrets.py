@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import ctypes
 import logging
 import os
 import pickle
+import resource
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from wells import home_apart
 
+from stepwell.config import Settings
 from stepwell.errors import ProtocolError
+from stepwell.io import dumps
 from stepwell.protocol import wire
+from stepwell.serve import process
 from stepwell.serve.metrics import MetricsServer
 from stepwell.trust.secrets import cores
 from stepwell.vault import memory
@@ -160,6 +166,59 @@ def test_a_process_that_forbids_dumps_has_all_three_locks() -> None:
     if os.geteuid() and not words:  # what is not dumpable cannot read its own /proc
         pytest.skip("only root can look")
     assert [int(words[0], 16), int(words[1]), int(words[2])] == [0, 0, 0]
+
+
+def lock_of(name: str) -> int:
+    """One of the three, as it is in this process; 0: shut."""
+    match name:
+        case "filter":
+            return int(dumps.FILTER.read_text(), 16)
+        case "limit":
+            return resource.getrlimit(resource.RLIMIT_CORE)[0]
+    return int(ctypes.CDLL(None).prctl(3))
+
+
+@pytest.mark.parametrize("lock", ["filter", "limit", "dumpable"])
+def test_forbidding_dumps_shuts_each_lock(lock: str) -> None:
+    """In a child, which opens it first, if it can."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+            resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+            with contextlib.suppress(OSError):
+                dumps.FILTER.write_text("0x33")
+            before = lock_of(lock)
+            dumps.forbid()
+            os.write(write, f"{before} {lock_of(lock)}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read) as pipe:
+        said = pipe.read().split()
+    if not said or said[0] == "0":
+        pytest.skip("it cannot be looked at, or cannot be open here")
+    assert said[1] == "0"
+
+
+def test_dumps_are_forbidden_before_keys_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, so that both are only noted."""
+    done: list[str] = []
+
+    class Ring:
+        @staticmethod
+        def open(path: Path, tenants: object) -> None:
+            done.append("read")
+            raise SystemExit
+
+    monkeypatch.setattr(process, "Keyring", Ring)
+    monkeypatch.setattr(process.dumps, "forbid", lambda: done.append("forbidden"))
+    monkeypatch.setattr(process, "_raise_open_files", lambda: None)
+    with home_apart(monkeypatch) as home, pytest.raises(SystemExit):
+        process.run(home, Settings())
+    assert done == ["forbidden", "read"]
 
 
 WHEN_READ = """

@@ -337,6 +337,33 @@ def test_a_guest_may_look_at_the_well_and_not_change_it(
     peer.close()
 
 
+@pytest.fixture
+def guest(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Who connects from here on is this user."""
+    uid = os.geteuid() + 12345
+    monkeypatch.setattr(connection_module, "peer", lambda sock: (os.getpid(), uid, uid))
+    return uid
+
+
+def test_a_member_is_of_its_users_tenant(tmp_path: Path, guest: int) -> None:
+    well = InThread(tmp_path, guests={guest + 1: "first", guest: "guests"})
+    member = Recorder()
+    link = dial(well.path)(scheduler(), member)
+    member.next(Welcome)
+    assert [session.tenant for session in well.hierarchy.roster.sessions.values()] == ["guests"]
+    link.close()
+    assert member.ended.wait(PATIENCE)
+    well.close()
+
+
+def test_a_tenant_is_told_nothing_of_the_others(tmp_path: Path, guest: int) -> None:
+    well = InThread(tmp_path, guests={guest: "guests"})
+    assert stats(well).keys() == {"well", "uptime_s", "tenant", "sessions", "host_bytes", "pid"}
+    well.users[guest] = "others"
+    assert stats(well)["tenant"] == "others"
+    well.close()
+
+
 def test_a_message_is_kept_with_its_descriptors_or_not_at_all() -> None:
     ours, theirs = socket.socketpair()
     connection = Connection(ours, Gate(ours, {}))
@@ -400,6 +427,7 @@ def test_running_out_of_descriptors_is_survived(
     well: InThread, monkeypatch: pytest.MonkeyPatch, unwatched: int
 ) -> None:
     """Also where the system then does not watch the well's own socket at once."""
+    eventually(lambda: not any(thread.name == "stepwell-link" for thread in threading.enumerate()))  # they close some
     monkeypatch.setattr(door_module, "_DEAF_SECONDS", 0.02)
     first = admin(well)
     register, refused = well.loop._selector.register, []

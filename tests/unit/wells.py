@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,9 +96,16 @@ class Recorder:
 
 
 class InThread:
-    """The loop with a real hierarchy on a thread of this process."""
+    """The loop with a real hierarchy on a thread of this process. `guests`: users of other tenants, at the one gate."""
 
-    def __init__(self, folder: Path, linger: Linger | None = None, *, disk_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        linger: Linger | None = None,
+        *,
+        disk_bytes: int = 0,
+        guests: Mapping[int, str] | None = None,
+    ) -> None:
         self.path = folder / "well.sock"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.path))
@@ -122,7 +129,7 @@ class InThread:
             well="test",
         )
         ours = frozenset((os.geteuid(), 0))
-        self.users = dict.fromkeys(ours, DEFAULT_TENANT)
+        self.users = dict.fromkeys(ours, DEFAULT_TENANT) | dict(guests or {})
         gate = Gate(listener, self.users, ours)
         self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger)
         self.hierarchy.recover()

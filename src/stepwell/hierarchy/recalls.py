@@ -108,11 +108,11 @@ class Recalls:
 
     def _follow(self, session: Session, ticket: Ticket) -> Work:
         origins = self._origins(session, ticket.epoch)
-        if self._barred(origins):
-            ticket.ends = "quarantined"
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 return
+            if self._barred(origins):
+                self._bar(ticket)
             self._see_landed(ticket)
             if ticket.landed - ticket.told >= SLICE:
                 self._tell(session, ticket, more=True)
@@ -139,6 +139,16 @@ class Recalls:
         if not waits:
             missed = ticket.blocks - len(ticket.pinned)
             self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
+
+    def _bar(self, ticket: Ticket) -> None:
+        """Its namespace is in quarantine: what it was not told of yet, it is not told of any more."""
+        ticket.ends = "quarantined"
+        self._await_no_more(ticket)
+        while len(ticket.pinned) > ticket.told:
+            ticket.staged.pop()
+            self._unpin(ticket.pinned.pop())
+            self.changed = True  # there is room for pins
+        ticket.landed = ticket.told
 
     def _see_landed(self, ticket: Ticket) -> None:
         """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
@@ -300,17 +310,20 @@ class Recalls:
         if ticket is None:
             return
         self._waiting.pop(ticket, None)
+        self._await_no_more(ticket)
+        self.leaving.add(ticket)
+        if at_once or len(ticket.pinned) <= AT_ONCE:
+            deque(self._let_go(ticket), maxlen=0)
+        else:
+            self._later(self._let_go(ticket))
+
+    def _await_no_more(self, ticket: Ticket) -> None:
         if ticket.landed < len(ticket.pinned):
             awaited = ticket.pinned[ticket.landed]
             others = self._awaiting.get(awaited, {})
             others.pop(ticket, None)
             if not others:
                 self._awaiting.pop(awaited, None)
-        self.leaving.add(ticket)
-        if at_once or len(ticket.pinned) <= AT_ONCE:
-            deque(self._let_go(ticket), maxlen=0)
-        else:
-            self._later(self._let_go(ticket))
 
     def _let_go(self, ticket: Ticket) -> Work:
         while ticket.pinned:

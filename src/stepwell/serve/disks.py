@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from stepwell.io import whole
+
 LIST_NAME = "disks.json"
 """Of the file in home: a list of absolute paths, the latest last."""
 
@@ -30,12 +32,7 @@ def remember(home: Path, directories: Iterable[Path]) -> None:
     if set(new) <= set(known):
         return
     kept = [*(path for path in known if path not in new), *new][-MOST:]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(home / NEW_LIST_NAME, flags, 0o600), "w", encoding="ascii") as file:
-        json.dump([str(path) for path in kept], file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(home / NEW_LIST_NAME, home / LIST_NAME)
+    whole.replace(home, LIST_NAME, NEW_LIST_NAME, json.dumps([str(path) for path in kept]))
 
 
 def remembered(home: Path) -> list[Path]:

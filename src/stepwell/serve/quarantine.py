@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.hierarchy.canaries import MOST_NAMESPACES, Tags
+from stepwell.io import whole
 from stepwell.io.executor import Executor
 
 LIST_NAME = "quarantine.json"
@@ -70,9 +71,5 @@ class QuarantineList:
                 log.warning("the quarantine will not outlive this well: %s: %s", self._home, error.strerror)
 
     def _write(self, barred: Sequence[Tags]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(self._home / NEW_LIST_NAME, flags, 0o600), "w", encoding="ascii") as file:
-            json.dump([[tag.hex() for tag in tags] for tags in barred], file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._home / NEW_LIST_NAME, self._home / LIST_NAME)
+        text = json.dumps([[tag.hex() for tag in tags] for tags in barred])
+        whole.replace(self._home, LIST_NAME, NEW_LIST_NAME, text)

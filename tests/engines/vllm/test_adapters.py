@@ -54,6 +54,12 @@ def told() -> list[StepwellError]:
 
 
 @pytest.fixture
+def ripe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files may be as young as they are: what is tried here is something else."""
+    monkeypatch.setattr(module, "_SLACK_NS", 0)
+
+
+@pytest.fixture
 def known(told: list[StepwellError]) -> Iterator[Adapters]:
     """Reads where it is asked, without a process of its own."""
     adapters = Adapters({}, None, told.append, read=read, threaded=False)
@@ -223,6 +229,40 @@ def test_there_is_room_for_so_many(known: Adapters, tmp_path: Path) -> None:
     known._names.update({f"x{n}": known._names["n"] for n in range(MOST_ADAPTERS)})
     unusable(known.of(lora(one, "one more", 9)), "too many")
     assert isinstance(known.of(lora(one)), Adapter)
+
+
+def test_what_there_is_no_room_to_remember_is_believed_of_nobody(known: Adapters, tmp_path: Path, ripe: None) -> None:
+    """A number that was not remembered may have been anything's, when it comes with a name that is."""
+    one, two = make(tmp_path / "one"), make(tmp_path / "two", b"two")
+    found = known.of(lora(one))
+    assert isinstance(found, Adapter)
+    known._names.update({f"x{n}": known._names["n"] for n in range(MOST_ADAPTERS)})
+    unusable(known.of(lora(two, "other", 9)), "too many")
+    unusable(known.of(lora(one, "n", 9)), "too many")
+    assert 9 not in known._numbers, "nor is it remembered now"
+    assert not known.holds(found)
+    unusable(known.of(lora(one)), "no room")
+
+
+@pytest.mark.parametrize("gone", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_without_config_or_weights_is_no_adapter(
+    known: Adapters, tmp_path: Path, ripe: None, gone: str
+) -> None:
+    """Though all that is in it could be read."""
+    one = make(tmp_path / "one")
+    (one / "other.safetensors").write_bytes(b"weights of something")
+    (one / gone).unlink()
+    unusable(known.of(lora(one)), "no adapter_config.json with weights")
+
+
+def test_a_folder_of_too_many_files_is_not_followed(known: Adapters, tmp_path: Path, ripe: None) -> None:
+    one = make(tmp_path / "one")
+    for n in range(module._MOST_FILES - 2):
+        (one / f"{n}.safetensors").touch()
+    assert isinstance(known.of(lora(one)), Adapter)
+    two = Path(shutil.copytree(one, tmp_path / "two"))
+    (two / "more.safetensors").touch()
+    unusable(known.of(lora(two, "two", 2)), "too many files")
 
 
 def test_the_engine_tells_before_it_loads(known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

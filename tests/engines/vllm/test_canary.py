@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -13,10 +14,16 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from stepwell.engines.vllm import canaries
+from stepwell.client.scheduler import Ask, SchedulerClient
+from stepwell.engines.vllm import canaries, scheduler_half
+from stepwell.engines.vllm.canaries import Canaries
 from stepwell.engines.vllm.canary import WORST, kind_of, relative_error
 from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.plan import Compare
+from stepwell.engines.vllm.requests import Tracked
+from stepwell.engines.vllm.shape import Shape
 from stepwell.hierarchy.local import open_well
+from stepwell.protocol.messages import SLOT_REF
 
 from .local import Engine, engine, prompt, setup_in
 from .test_faults import lose, rejoin
@@ -107,6 +114,160 @@ def test_behind_an_engine_hit_only_what_is_computed_is_compared(tmp_path: Path) 
             assert sum(verdicts(h)) - before == compared
         assert verdicts(h)[1:] == (0, 0)
         h.assert_quiet()
+
+
+def test_a_step_compares_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_half, "STEP_BYTES", 1)
+    with engine(tmp_path, extra=ALL, batch_tokens=512) as h:
+        for seed in range(3):
+            h.serve(prompt(100, seed))
+        h.forget()
+        for seed in range(3):
+            h.add(prompt(100, seed), max_tokens=8)
+        plan, compared = h.half.plan, []
+
+        def noted(out: Any) -> Any:
+            made = plan(out)
+            compared.append(len(made.compares))
+            return made
+
+        with patch.object(h.half, "plan", noted):
+            h.run()
+        assert [n for n in compared if n] == [1, 1, 1], "one at least, and no second one"
+        assert verdicts(h) == (3, 0, 0)
+        h.assert_quiet()
+
+
+# by hand --------------------------------------------------------------------------------------------------------------
+
+
+class Noted:
+    """As much of a scheduler's client as canaries use."""
+
+    def __init__(self) -> None:
+        self.leased: list[tuple[int, int]] = []
+        self.told: list[tuple[Any, ...]] = []
+
+    def recall(self, ask: Any, first: int, blocks: int, *, compare: bool) -> tuple[int, Any]:
+        assert compare
+        self.leased.append((first, blocks))
+        return len(self.leased), np.zeros((blocks, 1), SLOT_REF)
+
+    def canary(self, *said: Any) -> None:
+        self.told.append(said)
+
+    def count(self, name: str, n: int = 1) -> None:
+        pass
+
+
+def by_hand(world: int = 1, shard_bytes: int = 4096, kind: str | None = "float32") -> tuple[Canaries, Noted]:
+    client = Noted()
+    shape = Shape(page=16, block_tokens=16, shard_bytes=shard_bytes, world=world)
+    return Canaries(shape, cast(SchedulerClient, client), 1, kind), client
+
+
+def begun(of: Canaries, ask: Any = None) -> Tracked:
+    """A request of ten blocks that is a canary, and has its pages."""
+    request: Any = SimpleNamespace(num_tokens=161)
+    tracked = Tracked(request, order=1, chain=None, epoch=5, life=1, pages=list(range(10)))
+    tracked.ask = ask or Ask(1, 7, 0.0, 0.0, blocks=10)
+    assert of.takes(tracked, 0, 10) and of.begins(tracked)
+    return tracked
+
+
+@pytest.mark.parametrize(("shard_bytes", "blocks"), [(4096, 4), (2 << 20, 2), (64 << 20, 1)])
+def test_a_canary_leases_few_blocks_and_few_bytes(shard_bytes: int, blocks: int) -> None:
+    of, client = by_hand(shard_bytes=shard_bytes)
+    for _ in range(20):
+        begun(of)
+    assert {count for _, count in client.leased} == {blocks}
+    assert all(0 <= first <= 10 - blocks for first, _ in client.leased)
+
+
+def test_blocks_are_compared_once_when_their_step_is_confirmed() -> None:
+    of, client = by_hand()
+    tracked = begun(of)
+    ((first, count),) = client.leased
+    tracked.confirmed = 16 * (first + count) - 1
+    assert of.ready(tracked) is None
+    tracked.confirmed += 1
+    compare = of.ready(tracked)
+    assert compare is not None and [pages for _, pages in compare.blocks] == [[n] for n in range(first, first + count)]
+    assert of.ready(tracked) is None
+    of.give_up(tracked)
+    assert not of.waits, "its lease is the workers' to end"
+
+
+def test_what_is_given_up_is_told_to_the_workers_once() -> None:
+    of, _ = by_hand()
+    tracked = begun(of)
+    of.give_up(tracked)
+    of.give_up(tracked)
+    assert of.waits and of.take_given_up() == [Compare(7, 1, [])]
+    assert not of.waits and of.ready(tracked) is None
+
+
+def compared(of: Canaries) -> int:
+    """The transfer of one more canary that workers compare."""
+    tracked = begun(of)
+    tracked.confirmed = 160
+    compare = of.ready(tracked)
+    assert compare is not None
+    return compare.transfer
+
+
+def test_a_canary_is_told_with_the_errors_of_all_ranks_in_their_order() -> None:
+    of, client = by_hand(world=3)
+    transfer = compared(of)
+    for rank in (2, 0, 0):
+        of.compared(rank, transfer, [rank / 8])
+    assert client.told == []
+    of.compared(1, transfer, [1 / 8])
+    assert client.told == [(7, 5, "float32", [0.0, 1 / 8, 2 / 8])]
+    of.compared(1, transfer, [9.0])
+    assert len(client.told) == 1
+
+
+def test_a_canary_that_one_rank_could_not_compare_is_none() -> None:
+    of, client = by_hand(world=2)
+    transfer = compared(of)
+    of.compared(0, transfer, [])
+    of.compared(1, transfer, [9.0])
+    assert client.told == []
+
+
+def test_canaries_that_nobody_answers_for_are_forgotten() -> None:
+    of, client = by_hand()
+    transfers = [compared(of) for _ in range(canaries.MOST_OPEN + 1)]
+    assert len(of._open) == canaries.MOST_OPEN
+    for transfer in (transfers[0], transfers[1], transfers[-1]):
+        of.compared(0, transfer, [float(transfer)])
+    assert [said[-1] for said in client.told] == [[2.0], [canaries.MOST_OPEN + 1.0]]
+
+
+def test_nothing_is_a_canary_where_numbers_cannot_be_compared() -> None:
+    of, _ = by_hand(kind=None)
+    request: Any = SimpleNamespace(num_tokens=161)
+    assert not of.takes(Tracked(request, order=1, chain=None, epoch=0, life=1), 0, 10)
+
+
+def test_a_well_that_is_lost_while_a_canary_begins() -> None:
+    """The link's thread takes the ask's blocks back at any moment."""
+
+    class Fading:
+        session = 7
+
+        def __init__(self) -> None:
+            self.looks = 0
+
+        @property
+        def blocks(self) -> int:
+            self.looks += 1
+            return 10 if self.looks == 1 else 0
+
+    of, client = by_hand()
+    begun(of, Fading())
+    assert [count for _, count in client.leased] == [4], "of a session that is gone, as workers find"
 
 
 # other weights --------------------------------------------------------------------------------------------------------
@@ -385,5 +546,6 @@ def test_the_error_is_that_of_the_numbers(kind: str) -> None:
     odd = np.array([3.0, np.inf, np.nan, 4.0])
     assert relative_error(raw([3.0, np.inf, np.nan, 3.5], kind), raw(odd, kind), kind) == pytest.approx(0.1, rel=1e-3)
     assert relative_error(raw([3.0, 1.0, np.nan, 4.0], kind), raw(odd, kind), kind) == WORST
+    assert relative_error(raw([1.0], "float32"), raw([1e-10], "float32"), "float32") == WORST, "and no more"
     with pytest.raises(KeyError):
         relative_error(np.zeros(4, np.uint8), np.ones(4, np.uint8), "uint8")

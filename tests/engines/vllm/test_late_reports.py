@@ -14,6 +14,7 @@ from stepwell.engines.vllm.plan import Load, StepReport
 from stepwell.engines.vllm.requests import Loading, Tracked
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.engines.vllm.shape import Shape
+from stepwell.engines.vllm.steps import MOST_STEPS, Steps
 
 TOKENS = 64
 
@@ -53,6 +54,14 @@ def test_a_step_of_an_earlier_life_confirms_nothing() -> None:
     scheduler._steps.begin(6, [("r", 2, TOKENS)])
     scheduler.stepped(StepReport(done={6: 1}))
     assert known.confirmed == TOKENS
+
+
+def test_steps_that_nobody_reports_are_forgotten() -> None:
+    steps = Steps(world=2)
+    for number in range(MOST_STEPS + 1):
+        steps.begin(number, [("r", 1, number)])
+    assert len(steps._under_way) == MOST_STEPS
+    assert [*steps.ended({0: 2}), *steps.ended({1: 2})] == [("r", 1, 1)]
 
 
 @pytest.mark.parametrize(("transfer", "counts"), [(2, False), (3, True)])

@@ -146,9 +146,12 @@ class Adapters:
         path, form = request.lora_path, str(getattr(request, "is_3d_lora_weight", False))
         by_number, by_name = self._numbers.get(number), self._names.get(name)
         record = by_number or by_name
+        new = by_number is None or by_name is None
+        if new and max(len(self._numbers), len(self._names)) >= MOST_ADAPTERS:
+            if record is not None:  # the other one may have been anything's
+                self._spoil(record, "its name or number came with one that there is no room to remember")
+            return None
         if record is None:
-            if max(len(self._numbers), len(self._names)) >= MOST_ADAPTERS:
-                return None
             record = Record(path, form)
             self._begin(record)
         for other in (by_number, by_name):

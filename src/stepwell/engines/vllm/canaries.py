@@ -62,9 +62,10 @@ class Canaries:
         """Its pages are allocated, for it to compute. If it is a canary: leases a stretch of the blocks that were not
         offered, any of which may be the wrong one, and ends the ask."""
         ask, first = tracked.ask, self._first(tracked.offered_from)
-        if ask is None or not tracked.canary or first >= ask.blocks:
+        blocks = ask.blocks if ask is not None else 0  # once: none any more where the well is lost at this moment
+        if ask is None or not tracked.canary or first >= blocks:
             return False
-        tracked.ask, blocks = None, ask.blocks
+        tracked.ask = None
         most = max(1, min(MOST_BLOCKS, MOST_BYTES // self._shape.shard_bytes, blocks - first))
         at = random.randrange(first, blocks - most + 1)
         transfer, refs = self._client.recall(ask, at, most, compare=True)

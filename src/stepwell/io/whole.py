@@ -1,0 +1,22 @@
+"""Small files that are replaced as a whole: nobody ever reads half of one, and no power cut brings the old one back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace(folder: Path, name: str, new_name: str, text: str) -> None:
+    """From now on the file `name` of `folder` holds this text, ASCII, for its owner only. On disk when this returns;
+    raises OSError. It is made as `new_name`, which a killed process leaves behind and the next one writes over."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(folder / new_name, flags, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(folder / new_name, folder / name)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

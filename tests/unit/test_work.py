@@ -1,0 +1,75 @@
+"""Turns of the queue of work: how much is done in one, and what comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, Step, Work, WorkQueue
+from stepwell.testing.clock import SetClock
+
+
+class Watched:
+    """A queue, and whose blocks were done, in order."""
+
+    def __init__(self) -> None:
+        self.clock = SetClock()
+        self.queue = WorkQueue(self.clock)
+        self.done: list[str] = []
+
+    def work(self, name: str, blocks: int, *, seconds: float = 0.0) -> Work:
+        for _ in range(blocks):
+            self.done.append(name)
+            self.clock.advance(seconds)
+            yield Step.DONE
+
+    def parked(self, name: str) -> Work:
+        self.done.append(f"{name} waits")
+        yield Step.PARK
+        self.done.append(f"{name} goes on")
+
+    def turn(self) -> list[str]:
+        self.done.clear()
+        self.queue.turn()
+        return list(self.done)
+
+
+@pytest.fixture
+def w() -> Watched:
+    return Watched()
+
+
+def test_a_turn_is_so_many_blocks_and_what_it_cuts_off_goes_on_first(w: Watched) -> None:
+    w.queue.add(w.work("long", TURN_BLOCKS + 1), w.work("short", 1))
+    assert w.turn() == ["long"] * TURN_BLOCKS and w.queue.more
+    assert w.turn() == ["long", "short"]
+    assert w.turn() == [] and not w.queue.more
+
+
+def test_a_turn_ends_when_its_time_is_up_whatever_is_done_in_it(w: Watched) -> None:
+    w.queue.add(w.work("slow", 4, seconds=TURN_S / 2))
+    assert [w.turn() for _ in range(3)] == [["slow"] * 2, ["slow"] * 2, []]
+
+
+def test_work_without_blocks_counts_as_one(w: Watched) -> None:
+    def empty() -> Iterator[Step]:
+        w.done.append("empty")
+        yield from ()
+
+    w.queue.add(*(empty() for _ in range(TURN_BLOCKS + 1)))
+    assert [len(w.turn()) for _ in range(2)] == [TURN_BLOCKS, 1]
+
+
+def test_what_is_parked_goes_on_when_a_slab_has_come_or_its_time_is_over(w: Watched) -> None:
+    w.queue.add(w.parked("one"))
+    assert w.turn() == ["one waits"]
+    w.clock.advance(SLAB_WAIT_S / 2)
+    w.queue.add(w.parked("two"))
+    assert w.turn() == ["two waits"] and not w.queue.more
+    assert w.queue.next_moment == SLAB_WAIT_S
+    w.clock.advance(SLAB_WAIT_S / 2)
+    assert w.turn() == ["one goes on"]
+    w.queue.slabs_changed()
+    assert w.queue.more
+    assert w.turn() == ["two goes on"] and w.queue.next_moment is None
