@@ -13,6 +13,7 @@ from stepwell.demo.wire import Answer
 from stepwell.testing.fuse import FaultyDisk, why_not
 from stepwell.trust import peer
 from stepwell.trust.budget import Budget
+from stepwell.trust.engine import said
 from stepwell.trust.engine.faults import Fault, kinds
 from stepwell.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
 from stepwell.trust.engine.tally import Tally
@@ -34,6 +35,17 @@ def test_an_answer_is_right_if_its_tokens_are_and_its_numbers_nearly() -> None:
     ):
         fields = {name: getattr(ANSWER, name) for name in Answer.__struct_fields__}
         assert RIGHT.wrong(Answer(**(fields | changes)), 3), changes
+
+
+@pytest.mark.parametrize("written", ["{}", "[{}]", "{0}, 5", "prompt_token_ids: [1, {0}"])
+def test_a_prompt_in_a_log_is_found(tmp_path: Path, written: str) -> None:
+    prompt = Prompt(tuple(range(100, 120)), (), ())
+    (tmp_path / "home").mkdir()
+    log = tmp_path / "home" / "some.log"
+    log.write_text("nothing of it, and a list of numbers: 100, 101, 102, 103\n")
+    assert (said.row(tmp_path, [prompt], 1).cases, said.row(tmp_path, [prompt], 1).violations) == (1, 0)
+    log.write_text(written.format(", ".join(map(str, range(114, 120)))))
+    assert said.row(tmp_path, [prompt], 1).violations == 1
 
 
 def test_prompts_of_a_document_begin_alike_and_fit_the_engine() -> None:

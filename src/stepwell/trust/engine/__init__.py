@@ -19,7 +19,7 @@ from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
 from stepwell.trust.budget import Budget
-from stepwell.trust.engine import hang
+from stepwell.trust.engine import hang, said
 from stepwell.trust.engine.prompts import Prompt, answered, draw
 from stepwell.trust.engine.tally import Tally
 from stepwell.trust.engine.trial import Trial
@@ -60,7 +60,7 @@ def _tried(well: TestedWell, budget: Budget) -> list[Row]:
             trial.tally.wrong.add(f"an engine failed, and the rest was not tried: {error}")
         except TimeoutError as error:  # of a new engine, on a machine that is far too busy
             trial.tally.ended = str(error)
-    return [*_rows(trial.tally, well, budget), *hung]
+    return [*_rows(trial.tally, well, budget), *hung, said.row(well.folder, prompts, budget.seed)]
 
 
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
@@ -103,4 +103,4 @@ def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:
 
 
 def _untried(budget: Budget, why: str) -> list[Row]:
-    return [Row(promise, 0, 0, budget.seed, why) for promise in (ANSWERED, HELD, LEFT)]
+    return [Row(promise, 0, 0, budget.seed, why) for promise in (ANSWERED, HELD, LEFT, said.TOLD)]

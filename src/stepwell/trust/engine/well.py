@@ -50,7 +50,7 @@ class TestedWell:
         return (self.folder if self.faulty is None else self.faulty.path) / "disk"
 
     def connector(self) -> dict[str, Any]:
-        extra = {"home": str(self.home), "host": HOST, "disk": f"{self.disk}:{DISK}"}
+        extra = {"home": str(self.home), "host": HOST, "disk": f"{self.disk}:{DISK}", "log_level": "debug"}
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def env(self) -> dict[str, str]:
