@@ -43,7 +43,9 @@ def trust(kept: dict[str, Any]) -> str:
     ours = [row for row in rows if not row["comparison"]]
     cases, violations = (sum(row[what] for row in ours) for what in ("cases", "violations"))
     lines = ["| promise | cases | violations | seed |", "|---|---|---|---|"]
-    lines += [f"| {row['promise']} | {row['cases']:,} | {row['violations']:,} | {row['seed']} |" for row in rows]
+    for row in rows:
+        whose = "a peer, for comparison: " if row["comparison"] else ""
+        lines.append(f"| {whose}{row['promise']} | {row['cases']:,} | {row['violations']:,} | {row['seed']} |")
     lines += [
         "",
         f"`{kept['command']}` at {machine['revision'][:7]}, {machine['seconds'] / 60:.0f} minutes on "

@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.slab import Owner, Slab
-from stepwell.io.files import SystemFile, SystemFiles
+from stepwell.io.files import Files, SystemFile, SystemFiles
 from stepwell.io.memory import Bytes, SystemMemory
 from stepwell.io.staging import make
 from stepwell.testing.clock import SetClock
@@ -147,14 +147,16 @@ class Life:
         seed: int = 1,
         fault: Callable[[FaultyFiles], None] = lambda files: None,
         recovers: bool = True,
+        simulated: Sequence[Files] = (),
     ) -> None:
+        """`simulated`: files of another kind, in place of folders."""
         self.executor, self.clock = SeededExecutor(seed), SetClock()
         self.files = [FaultyFiles(folder) for folder in folders]
         for files in self.files:
             fault(files)
         self.sealing = Sealing(keyring, sealed=sealed, wall=lambda: golden.NOW)
         self.troubles: list[tuple[str, BaseException]] = []
-        sites = [Site(files, limit, reserve) for files in self.files]
+        sites = [Site(files, limit, reserve) for files in [*self.files, *simulated]]
         self.tier = DiskTier(
             sites, self.executor, self.clock, lambda: golden.NOW, self.sealing, lambda *trouble: self.note(*trouble)
         )

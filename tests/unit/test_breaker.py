@@ -120,7 +120,25 @@ def test_a_try_that_hangs_opens_it_again() -> None:
     w.clock.advance(OVERDUE_S)
     assert w.breaker.state is State.OPEN
     w.breaker.ended(9, Verdict.ANSWERED)
+    assert not w.breaker.admits, "late is not well"
+    w.clock.advance(2 * FIRST_PAUSE_S)
     assert w.breaker.admits
+
+
+def test_a_device_that_always_answers_late_is_asked_now_and_then() -> None:
+    w = Watched()
+    until = w.clock.now() + 300.0
+    calls = 0
+    while w.clock.now() < until:
+        if w.breaker.admits:
+            w.breaker.began(calls)
+            w.clock.advance(OVERDUE_S / 2)
+            assert calls == 0 or not w.breaker.admits
+            w.clock.advance(OVERDUE_S)
+            w.breaker.ended(calls, Verdict.ANSWERED)
+            calls += 1
+        w.clock.advance(0.1)
+    assert calls < 300.0 / LONGEST_PAUSE_S + 6
 
 
 # in the hierarchy ----------------------------------------------------------------------------------------------------
@@ -188,6 +206,9 @@ def test_a_try_is_one_batch_at_a_time(rig: DeepRig) -> None:
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
+    assert asked(rig, 1) == (1, "end"), "what it brought late is there"
+    assert asked(rig, 6) == (1, "tier_down")
+    rig.clock.advance(2 * FIRST_PAUSE_S)
     assert asked(rig, 6) == (6, "end")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import msgspec
@@ -40,7 +40,16 @@ from stepwell.client import control
 from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
 from stepwell.config import Settings
-from stepwell.hierarchy.canaries import FLOOR, KNOWN, MOST_ERRORS, MOST_NAMESPACES, PRIOR, Calibration, Canaries
+from stepwell.hierarchy.canaries import (
+    ALARM_EVERY_S,
+    FLOOR,
+    KNOWN,
+    MOST_ERRORS,
+    MOST_NAMESPACES,
+    PRIOR,
+    Calibration,
+    Canaries,
+)
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
@@ -49,9 +58,10 @@ from stepwell.ops import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process
-from stepwell.serve.quarantine import LIST_NAME, NEW_LIST_NAME, QuarantineList
+from stepwell.serve.quarantine import LIST_NAME, MOST_LISTED, NEW_LIST_NAME, QuarantineList
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLAB
+from stepwell.testing.clock import SetClock
 from stepwell.testing.rig import FakeEngine, Model, Rig
 from stepwell.vault.keyring import Keyring
 
@@ -66,10 +76,18 @@ class Named:
     tag: bytes
 
 
-def canaries() -> tuple[Canaries, list[e.Event], list[list[tuple[bytes, ...]]]]:
+class Judge(Canaries):
+    """Of one tenant, whose alarms are never too soon."""
+
+    def heard(self, *args: Any, tenant: str = "one") -> bool:  # type: ignore[override]
+        cast(SetClock, self._clock).advance(ALARM_EVERY_S)
+        return super().heard(tenant, *args)
+
+
+def canaries() -> tuple[Judge, list[e.Event], list[list[tuple[bytes, ...]]]]:
     events: list[e.Event] = []
     kept: list[list[tuple[bytes, ...]]] = []
-    return Canaries(events.append, keep=lambda barred: kept.append(list(barred))), events, kept
+    return Judge(SetClock(), events.append, keep=lambda barred: kept.append(list(barred))), events, kept
 
 
 def origins(*tags: bytes) -> Any:
@@ -141,12 +159,48 @@ def test_namespaces_are_judged_apart_and_are_few() -> None:
     judge, _, kept = canaries()
     for n in range(2 * MOST_NAMESPACES):
         assert not judge.heard(origins(b"%d" % n), BF16, OFF)
-    assert len(judge._known) == MOST_NAMESPACES
+    assert len(judge._tenants["one"].known) == MOST_NAMESPACES
     for n in range(2 * MOST_NAMESPACES):
         judge.heard(origins(b"%d" % n), BF16, OFF)
         judge.heard(origins(b"%d" % n), BF16, OFF)
     assert len(judge.barred) == len(kept[-1]) == MOST_NAMESPACES
     assert not judge.bars(origins(b"0")) and judge.bars(origins(b"%d" % (2 * MOST_NAMESPACES - 1)))
+
+
+def test_a_tenant_has_nothing_of_another_one_forgotten() -> None:
+    judge, _, _ = canaries()
+    for _ in range(2):
+        judge.heard(origins(b"red"), BF16, OFF)
+    judge.heard(origins(b"red too"), BF16, OFF)
+    for n in range(2 * MOST_NAMESPACES):
+        for _ in range(2):
+            judge.heard(origins(b"%d" % n), BF16, OFF, tenant="blue")
+    assert judge.bars(origins(b"red")), "its quarantine"
+    assert judge.heard(origins(b"red too"), BF16, OFF), "its first mismatch"
+
+
+def test_the_quarantine_of_an_earlier_well_is_nobodys_to_push_out() -> None:
+    events: list[e.Event] = []
+    judge = Judge(SetClock(), events.append, [(b"earlier",)])
+    for n in range(2 * MOST_NAMESPACES):
+        for _ in range(2):
+            judge.heard(origins(b"%d" % n), BF16, OFF)
+    assert judge.bars(origins(b"earlier")) and len(judge.barred) == 1 + MOST_NAMESPACES
+    judge.lift(b"earlier")
+    assert not judge.bars(origins(b"earlier")) and len(judge.barred) == MOST_NAMESPACES
+
+
+def test_a_tenants_alarms_come_one_at_a_time() -> None:
+    clock = SetClock()
+    judge = Canaries(clock, lambda event: None)
+
+    def alarm(tenant: str, tag: bytes) -> bool:
+        return [judge.heard(tenant, origins(tag), BF16, OFF) for _ in range(2)][1]
+
+    assert alarm("one", b"a") and alarm("other", b"b")
+    assert not alarm("one", b"c") and not alarm("one", b"c")
+    clock.advance(ALARM_EVERY_S)
+    assert judge.heard("one", origins(b"c"), BF16, OFF), "what was seen meanwhile counts"
 
 
 def test_another_number_of_layers_compares_nothing() -> None:
@@ -414,7 +468,7 @@ def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_o
         def run() -> str:
             begun.append(list(hierarchy.canaries.barred))
             for _ in range(2):
-                hierarchy.canaries.heard(origins(b"c" * 16), BF16, OFF)
+                hierarchy.canaries.heard("default", origins(b"c" * 16), BF16, OFF)
             return "the test has seen enough"
 
         return SimpleNamespace(run=run, drain=lambda seconds: True)
@@ -462,7 +516,7 @@ def test_a_list_that_cannot_be_read_costs_no_start(tmp_path: Path, content: byte
 
 
 def test_a_list_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> None:
-    many = [[f"{n:032x}"] for n in range(MOST_NAMESPACES + 3)]
+    many = [[f"{n:032x}"] for n in range(MOST_LISTED + 3)]
     (tmp_path / LIST_NAME).write_text(json.dumps(many))
     assert QuarantineList(tmp_path).read() == [(bytes.fromhex(tag),) for (tag,) in many[3:]]
     (tmp_path / LIST_NAME).write_text(json.dumps([["ab" * 16] * 40_000]))
@@ -489,6 +543,6 @@ def test_rounding_is_never_an_alarm_and_other_weights_always_are() -> None:
     for _ in range(100_000):
         busy = dice.choice((0.0, 1.0, 1.0, 1.5))
         assert not judge.heard(of, BF16, [s * busy * (1 + abs(dice.gauss(0, 0.15))) for s in scale])
-    assert judge._known[b"tag"].suspect is None
+    assert judge._tenants["one"].known[b"tag"].suspect is None
     changed = [s + 0.1 for s in scale]
     assert [judge.heard(of, BF16, changed) for _ in range(2)] == [False, True]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, Step, Work, WorkQueue
+from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, WALK_BLOCKS, Step, Work, WorkQueue
 from stepwell.testing.clock import SetClock
 
 
@@ -73,3 +73,15 @@ def test_what_is_parked_goes_on_when_a_slab_has_come_or_its_time_is_over(w: Watc
     w.queue.slabs_changed()
     assert w.queue.more
     assert w.turn() == ["two goes on"] and w.queue.next_moment is None
+
+
+def test_a_walk_has_what_engines_leave_and_a_little_in_any_case(w: Watched) -> None:
+    w.queue.walk(w.work("walk", 3 * TURN_BLOCKS))
+    assert w.turn() == ["walk"] * TURN_BLOCKS
+    w.queue.add(w.work("ask", 2))
+    assert w.turn() == ["ask"] * 2 + ["walk"] * (TURN_BLOCKS - 3), "an end counts as a block"
+    w.queue.add(w.work("ask", 2 * TURN_BLOCKS))
+    assert w.turn() == ["ask"] * TURN_BLOCKS + ["walk"] * WALK_BLOCKS
+    w.queue.add(w.work("another", 1))
+    assert w.turn() == ["ask"] * TURN_BLOCKS + ["walk"] * WALK_BLOCKS
+    assert w.turn()[0] == "another"

@@ -134,7 +134,7 @@ class InThread:
         self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger)
         self.hierarchy.recover()
         self.why = ""
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)  # a test that fails must not hang
         self.thread.start()
 
     def _run(self) -> None:

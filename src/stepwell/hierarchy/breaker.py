@@ -87,9 +87,7 @@ class Breaker:
         match verdict:
             case Verdict.ANSWERED:
                 self._failed = 0
-                if state is State.OPEN:
-                    self._until = now  # late, but it works again: no need to wait
-                elif state is State.HALF_OPEN:
+                if state is State.HALF_OPEN:
                     self._pause_s = FIRST_PAUSE_S
                     self._move(State.CLOSED, "it answers")
             case Verdict.FAILED:

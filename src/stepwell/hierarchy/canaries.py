@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from stepwell.events import CanaryHeard, NamespaceQuarantined, QuarantineLifted, Sink
 from stepwell.hierarchy.origin import Origin
+from stepwell.io.clock import Clock
 
 KNOWN = 1000
 """Clean canaries that make a bound; and those after which a single mismatch is forgotten."""
@@ -35,8 +36,12 @@ FLOOR = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.03}
 MOST_ERRORS = 1 << 14
 """Errors in one Canary: two for each layer of each rank."""
 
-MOST_NAMESPACES = 256
-"""That are calibrated at a time, and that may be in quarantine; beyond it the earliest are forgotten."""
+MOST_NAMESPACES = 64
+"""Of one tenant: that are calibrated at a time, and that may be in quarantine; beyond it its earliest are forgotten."""
+
+ALARM_EVERY_S = 10.0
+"""One tenant's alarms are at least so far apart: each is a walk through all that is cached. A mismatch that comes too
+soon for one stays the first of two."""
 
 _LARGEST = 1e9  # an error that is not a number, or no bound's multiple, is this many times it
 
@@ -79,52 +84,84 @@ class Calibration:
 
 
 @dataclass(slots=True)
-class Canaries:
-    """`barred`: namespaces in quarantine, as `keep` was last told; it must not block."""
+class _Judged:
+    """What one tenant's engines have shown. Tenants are kept apart, so that none can have another's forgotten."""
 
-    emit: Sink
+    known: OrderedDict[bytes, Calibration] = field(default_factory=OrderedDict)
     barred: list[Tags] = field(default_factory=list)
-    keep: Callable[[Sequence[Tags]], None] = lambda barred: None
-    _tags: frozenset[bytes] = frozenset()
-    _known: OrderedDict[bytes, Calibration] = field(default_factory=OrderedDict)
+    quiet_until: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._tags = frozenset(tag for tags in self.barred for tag in tags)
+
+class Canaries:
+    """`earlier`: namespaces that were in quarantine when the well before ended, whose-ever they are. `keep` is told of
+    all that are, whenever that changes; it must not block."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        emit: Sink,
+        earlier: Iterable[Tags] = (),
+        keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
+    ) -> None:
+        self._clock = clock
+        self._emit = emit
+        self._keep = keep
+        self._earlier = list(earlier)
+        self._tenants: dict[str, _Judged] = {}
+        self._tags: frozenset[bytes] = frozenset()
+        self._look()
+
+    @property
+    def barred(self) -> list[Tags]:
+        """Namespaces in quarantine."""
+        return [*self._earlier, *(tags for judged in self._tenants.values() for tags in judged.barred)]
 
     def bars(self, origins: Iterable[Origin]) -> bool:
         """Nothing of this namespace may be recalled or spilled."""
         return bool(self._tags) and any(origin.tag in self._tags for origin in origins)
 
-    def heard(self, origins: Sequence[Origin], kind: str, errors: Sequence[float]) -> bool:
-        """What one canary has shown. True: its namespace is in quarantine from now on, and its blocks are to go."""
+    def heard(self, tenant: str, origins: Sequence[Origin], kind: str, errors: Sequence[float]) -> bool:
+        """What one canary of a tenant's engine has shown. True: its namespace is in quarantine from now on, and its
+        blocks are to go."""
         if self.bars(origins):
             return False
-        tag = origins[0].tag
-        known = self._known.setdefault(tag, Calibration([0.0] * len(errors)))
-        self._known.move_to_end(tag)
-        if len(self._known) > MOST_NAMESPACES:
-            self._known.popitem(last=False)
+        judged, tag = self._tenants.setdefault(tenant, _Judged()), origins[0].tag
+        known = judged.known.setdefault(tag, Calibration([0.0] * len(errors)))
+        judged.known.move_to_end(tag)
+        if len(judged.known) > MOST_NAMESPACES:
+            judged.known.popitem(last=False)
         if len(known.worst) != len(errors):  # one layout has one number of layers: whoever says else compares nothing
             return False
         excess = known.excess(kind, errors)
-        self.emit(CanaryHeard(excess))
+        self._emit(CanaryHeard(excess))
         if excess <= 1:
             known.agreed(errors)
             return False
-        if not known.differed():
+        now = self._clock.now()
+        if not known.differed() or now < judged.quiet_until:
             return False
-        del self._known[tag]
-        self._bar([*self.barred, tuple(origin.tag for origin in origins)][-MOST_NAMESPACES:])
-        self.emit(NamespaceQuarantined(tag, excess))
+        judged.quiet_until = now + ALARM_EVERY_S
+        del judged.known[tag]
+        judged.barred = [*judged.barred, tuple(origin.tag for origin in origins)][-MOST_NAMESPACES:]
+        self._changed()
+        self._emit(NamespaceQuarantined(tag, excess))
         return True
 
     def lift(self, namespace: bytes) -> None:
         """An operator has cleared this namespace, or all (empty): it begins anew."""
-        for tags in [tags for tags in self.barred if not namespace or namespace in tags]:
-            self._bar([other for other in self.barred if other is not tags])
-            self.emit(QuarantineLifted(tags[0]))
+        lifted = [tags for tags in self.barred if not namespace or namespace in tags]
+        if not lifted:
+            return
+        self._earlier = [tags for tags in self._earlier if tags not in lifted]
+        for judged in self._tenants.values():
+            judged.barred = [tags for tags in judged.barred if tags not in lifted]
+        self._changed()
+        for tags in lifted:
+            self._emit(QuarantineLifted(tags[0]))
 
-    def _bar(self, barred: list[Tags]) -> None:
-        self.barred = barred
-        self._tags = frozenset(tag for tags in barred for tag in tags)
-        self.keep(barred)
+    def _changed(self) -> None:
+        self._look()
+        self._keep(self.barred)
+
+    def _look(self) -> None:
+        self._tags = frozenset(tag for tags in self.barred for tag in tags)

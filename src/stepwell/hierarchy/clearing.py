@@ -51,7 +51,7 @@ class Clearing:
     filling is not: it comes after this. `done` gets what went, by tier.
 
     Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what has
-    come up from that tier until it was clear goes last. `work` takes in slices of work.
+    come up from that tier until it was clear goes last. `walk` takes in walks.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Clearing:
         mover: Mover,
         tiers: frozenset[str],
         namespace: bytes,
-        work: Callable[[Work], None],
+        walk: Callable[[Work], None],
         done: Cleared,
     ) -> None:
         self._arena = arena
         self._mover = mover
         self._tiers = tiers
         self._namespace = namespace
-        self._work = work
+        self._walk = walk
         self._done = done
         self._sums: dict[str, Sum] = {}
 
@@ -81,7 +81,7 @@ class Clearing:
 
         def gone(forgotten: Forgotten) -> None:
             self._sums[tier.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
-            self._work(self._finish())
+            self._walk(self._finish())
 
         tier.clear(gone, self._namespace)
 

@@ -91,7 +91,7 @@ class Hierarchy:
         )
         self.arena = Arena(limits.host_bytes, memory, executor.submit, watch, limits.slab_bytes)
         self.roster = Roster(entropy)
-        self.canaries = Canaries(self._emit, list(barred), keep)
+        self.canaries = Canaries(clock, self._emit, barred, keep)
         self._work = WorkQueue(clock)
         self._recalls = Recalls(
             self.arena,
@@ -293,7 +293,7 @@ class Hierarchy:
             case m.Canary(epoch=epoch, kind=kind, errors=errors):
                 if not 0 < len(errors) <= MOST_ERRORS:
                     raise _not_now(message)
-                self._heard(self._origins(session, epoch), kind, errors)
+                self._heard(session, epoch, kind, errors)
             case m.Report(counts=counts):
                 self._emit(e.EngineReported(counts))
             case _:
@@ -327,8 +327,9 @@ class Hierarchy:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE
 
-    def _heard(self, origins: tuple[Origin, ...], kind: str, errors: list[float]) -> None:
-        if self.canaries.heard(origins, kind, errors):
+    def _heard(self, session: Session, epoch: int, kind: str, errors: list[float]) -> None:
+        origins = self._origins(session, epoch)
+        if self.canaries.heard(session.tenant, origins, kind, errors):
             for origin in origins:
                 self._clear(self.tiers, origin.tag, lambda sums: None)
 
@@ -397,14 +398,13 @@ class Hierarchy:
             self._recalls.changed = True
             done(sums)
 
-        self._work.add(
-            clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, self._work.add, cleared).run()
-        )
+        walk = self._work.walk
+        walk(clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, walk, cleared).run())
 
     def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
         sessions = list(self.roster.sessions.values())
-        self._work.add(clearing.count(self.arena, sessions, self.canaries.barred, done))
+        self._work.walk(clearing.count(self.arena, sessions, self.canaries.barred, done))
 
     # looking ----------------------------------------------------------------------------------------------------------
 

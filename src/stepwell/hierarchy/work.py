@@ -12,6 +12,9 @@ TURN_BLOCKS, TURN_S = 32, 50e-6
 """Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
 than a turn costs by itself."""
 
+WALK_BLOCKS = 8
+"""Blocks of a walk in each turn, however much engines want."""
+
 SLAB_WAIT_S = 1.0
 """How long work may be parked for a slab that is being made or mapped, before it goes on without."""
 
@@ -25,16 +28,22 @@ Work = Iterator[Step]
 
 
 class WorkQueue:
-    """Pending work, first come first served; what is cut off by the end of a turn goes on in the next."""
+    """Pending work of engines, first come first served, and walks through all that is cached, which nobody waits for:
+    they have what engines leave of a turn. What is cut off by the end of a turn goes on in the next."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: deque[Work] = deque()
+        self._walks: deque[Work] = deque()
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
 
     def add(self, *work: Work) -> None:
         self._waiting.extend(work)
+
+    def walk(self, work: Work) -> None:
+        """It may not park."""
+        self._walks.append(work)
 
     def slabs_changed(self) -> None:
         """Whoever is parked is to look again."""
@@ -43,7 +52,7 @@ class WorkQueue:
     @property
     def more(self) -> bool:
         """There is something to do at once."""
-        return bool(self._waiting) or (self._slabs_changed and bool(self._parked))
+        return bool(self._waiting or self._walks) or (self._slabs_changed and bool(self._parked))
 
     @property
     def next_moment(self) -> float | None:
@@ -52,19 +61,26 @@ class WorkQueue:
 
     def turn(self) -> None:
         self._unpark()
-        budget, until = TURN_BLOCKS, self._clock.now() + TURN_S
-        while budget > 0 and self._waiting:
-            work = self._waiting.popleft()
+        left = self._some(self._waiting, TURN_BLOCKS)
+        if self._walks:
+            self._some(self._walks, max(left, WALK_BLOCKS))
+
+    def _some(self, queue: deque[Work], budget: int) -> int:
+        """Up to so many blocks of a queue's work; how many were left."""
+        until = self._clock.now() + TURN_S
+        while budget > 0 and queue:
+            work = queue.popleft()
             for step in work:
                 budget = budget - 1 if self._clock.now() < until else 0
                 if step is Step.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break
                 if budget <= 0:
-                    self._waiting.appendleft(work)
+                    queue.appendleft(work)
                     break
             else:
                 budget = budget - 1 if self._clock.now() < until else 0
+        return budget
 
     def _unpark(self) -> None:
         """Parked work goes on when a slab has come, or gives up waiting after a while."""

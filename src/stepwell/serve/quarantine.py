@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepwell.config.access import MAX_TENANTS
 from stepwell.hierarchy.canaries import MOST_NAMESPACES, Tags
 from stepwell.io import whole
 from stepwell.io.executor import Executor
@@ -23,6 +24,9 @@ LIST_NAME = "quarantine.json"
 
 NEW_LIST_NAME = f"{LIST_NAME}.new"
 """Of what a killed process may have left half written; the next one writes over it."""
+
+MOST_LISTED = (1 + MAX_TENANTS) * MOST_NAMESPACES
+"""That are believed: the latest."""
 
 _MOST_BYTES = 1 << 20
 
@@ -52,7 +56,7 @@ class QuarantineList:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             log.warning("%s in home is damaged and left out: %s", LIST_NAME, error)
             return []
-        return [tags for tags in barred if tags][-MOST_NAMESPACES:]
+        return [tags for tags in barred if tags][-MOST_LISTED:]
 
     def keep(self, barred: Sequence[Tags], executor: Executor) -> None:
         """Has it written by a job: an fsync is nothing for the thread that serves."""

@@ -547,5 +547,9 @@ def test_the_error_is_that_of_the_numbers(kind: str) -> None:
     assert relative_error(raw([3.0, np.inf, np.nan, 3.5], kind), raw(odd, kind), kind) == pytest.approx(0.1, rel=1e-3)
     assert relative_error(raw([3.0, 1.0, np.nan, 4.0], kind), raw(odd, kind), kind) == WORST
     assert relative_error(raw([1.0], "float32"), raw([1e-10], "float32"), "float32") == WORST, "and no more"
+    for size in (1e-30, 1e20):  # whose squares are no float32
+        small, other = raw([size, size], "float32"), raw([1.1 * size, 0.9 * size], "float32")
+        assert relative_error(other, small, "float32") == pytest.approx(0.1, rel=1e-3)
+    assert relative_error(raw([0.0], "float32"), raw([-0.0], "float32"), "float32") == 0
     with pytest.raises(KeyError):
         relative_error(np.zeros(4, np.uint8), np.ones(4, np.uint8), "uint8")

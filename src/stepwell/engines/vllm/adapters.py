@@ -45,7 +45,8 @@ _VOLATILE = frozenset({"max_loras", "max_cpu_loras", "default_mm_loras", "specia
 _ELSEWHERE = NETWORK | {"9p", "virtiofs", "vboxsf", "prl_fs"}
 
 State = tuple[tuple[str, int, int, int, int, int], ...]
-"""Every link, folder and file that decides the content: path, device, inode, size, mtime, ctime."""
+"""Every link and file that decides the content, and the folder: path, device, inode, size, mtime, ctime. Folders above
+are left out, as whatever comes beside it changes them: one that is renamed and renamed back is not noticed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ costs its request the recall that it did not get, and nothing else: one that doe
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ def relative_error(fresh: npt.NDArray[np.uint8], stored: npt.NDArray[np.uint8], 
 
 
 def _ratio(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
+    """In units of the largest of `b`, so that squares neither vanish nor overflow."""
+    scale = float(np.max(np.abs(b), initial=0.0))
+    if not scale:
+        return math.inf if np.any(a) else 0.0
+    a, b = a / scale, b / scale
     difference = a - b
     return float(np.sqrt(np.sum(difference * difference)) / np.sqrt(np.sum(b * b)))
 

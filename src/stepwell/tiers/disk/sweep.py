@@ -257,8 +257,8 @@ class Sweep:
                 for page, pages in gaps(footer.records[~mine], end // PAGE):
                     written.append(file.zero(page * PAGE, pages * PAGE))
                 if found.closed:
+                    file.sync()  # or a power cut may leave the footer and what it does not list any more
                     written.append(self._write_footer(file, found.nbytes, footer, ~mine))
-                file.sync()
 
         def ended(error: BaseException | None) -> None:
             self._counts.device_bytes += sum(written)
