@@ -21,7 +21,7 @@ CUTS = 400
 _EVIDENCE = 5
 _AHEAD = 4
 _FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", "kills", "power cuts",
-           "lost connections", "exits", "stops", "cleared")  # fmt: skip
+           "lost connections", "exits", "stops", "clears held", "clears not held")  # fmt: skip
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -86,23 +86,31 @@ def _in_order(pool: ProcessPoolExecutor, budget: Budget, name: str, steps: int, 
 
 def _rows(seed: int, foul: _Sum, cut: _Sum) -> list[Row]:
     faults = ", ".join(f"{foul.seen[what]:,} {what}" for what in _FAULTS)
-    both = foul.walks + cut.walks
-    hits = foul.seen["hits from disk"] + cut.seen["hits from disk"]
-    full = foul.seen["no room for hits from disk"] + cut.seen["no room for hits from disk"]
+    seen = foul.seen + cut.seen
+
+    def tried(promise: str, *ends: str) -> int:
+        """Cases that came to one of these ends, and those that broke the promise: not walks that broke another one."""
+        return sum(seen[end] for end in ends) + foul.broken[promise] + cut.broken[promise]
 
     def row(promise: str, cases: int, key: str, sums: tuple[_Sum, ...], remark: str) -> Row:
         evidence = tuple(each for one in sums for each in one.evidence.get(key, ()))
         return Row(promise, cases, sum(one.broken[key] for one in sums), seed, remark, evidence)
 
+    after_faults = tried("hits", "asked after faults")
+    found_again = tried("warm", "found after a kill", "found after a stop")
     return [
         row("recalls are right or misses, simulated faults", foul.right, "wrong", (foul,),
-            f"blocks recalled in {foul.walks:,} walks of {LONG:,} steps: {faults}"),
+            f"blocks recalled in {foul.walks:,} walks of {LONG:,} steps: {faults} against disks that had lied"),
         row("recalls are right or misses, simulated power cuts", cut.states, "wrong", (cut,),
             f"different states of disks, each opened by a fresh well and asked for all; {cut.right:,} blocks recalled"),
         row("requests end within their limits, simulated clock", foul.requests + cut.requests, "late", (foul, cut),
             "requests whose every wait was compared with ADR 0009, tiers that hang included"),
-        row("books balance, nothing is left or raised", both, "books", (foul, cut),
-            "walks; pins, leases, quarantines, queues and descriptors at the end"),
-        row("hits come back after faults stop", both, "hits", (foul, cut),
-            f"walks; in {hits:,} from disk after a restart, too; {full:,} had too little room beside what is kept"),
+        row("books balance, nothing is left or raised", tried("books", "came to the end"), "books", (foul, cut),
+            "walks; pins, leases, quarantines, queues and descriptors at the end, bytes on each disk after each step"),
+        row("hits come back after faults stop", after_faults, "hits", (foul, cut),
+            "walks, asked in the very well that saw the faults, in host memory, and for what it wrote then in the next "
+            f"one; {seen['asked without faults']:,} others were asked in a well that had seen none"),
+        row("what was written is found by the next well", found_again, "warm", (foul, cut),
+            f"ends of wells: {seen['found after a kill']:,} kills, {seen['found after a stop']:,} stops; "
+            f"{seen['no room on disk']:,} others had too little room beside what is kept"),
     ]  # fmt: skip

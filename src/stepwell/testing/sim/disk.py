@@ -23,7 +23,8 @@ _MOODS = ((0.0, 0.0), (1.0, 0.0), (0.4, 0.3), (0.7, 0.3), (0.1, 0.6), (0.0, 1.0)
 @dataclass(slots=True, eq=False)
 class Inode:
     """`data` is what reads see; `durable`, what is on the disk whatever happens. `written`, `touched`: whether anything
-    but space is in them. `sized`: its length is durable."""
+    but space is in them. `sized`: its length is durable. `lied`: a write to it was confirmed and not done, or one came
+    here that was meant for another place."""
 
     data: bytearray
     durable: bytearray
@@ -32,6 +33,7 @@ class Inode:
     written: bool = False
     touched: bool = False
     changes: int = 0
+    lied: bool = False
 
     def write(self, offset: int, raw: bytes) -> None:
         _put(self.data, offset, raw)
@@ -69,7 +71,7 @@ class Inode:
             touched, end = True, max(end, offset + len(raw))
         if not self.sized and dice.random() < 0.3:
             del after[dice.choice((0, end)) :]
-        return Inode(after, bytearray(after), [], True, touched, touched)
+        return Inode(after, bytearray(after), [], True, touched, touched, lied=self.lied)
 
 
 def _put(into: bytearray, offset: int, raw: bytes) -> None:
@@ -79,10 +81,13 @@ def _put(into: bytearray, offset: int, raw: bytes) -> None:
 
 
 class Disk:
-    """`total` bytes, of which others have `taken` some. Raises the OSErrors that a filesystem would."""
+    """`total` bytes, of which others have `taken` some; files of ours may have `limit`, and `reserve` is to stay free:
+    nobody but the oracle looks at these two. Raises the OSErrors that a filesystem would."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, reserve: int = 0) -> None:
         self.total = total
+        self.reserve = reserve
+        self.limit = 0
         self.taken = 0
         self.names: dict[str, Inode] = {}
         self._durable: dict[str, Inode] = {}
@@ -95,8 +100,18 @@ class Disk:
         return self._changes + sum(inode.changes for inode in self.names.values())
 
     @property
+    def used(self) -> int:
+        return sum(len(inode.data) for inode in self.names.values())
+
+    @property
     def free(self) -> int:
-        return max(0, self.total - self.taken - sum(len(inode.data) for inode in self.names.values()))
+        return max(0, self.total - self.taken - self.used)
+
+    @property
+    def lied(self) -> bool:
+        """A file that is there, or that a power cut may bring back, has not what it was said to have."""
+        came = (inode for _, inode in self._pending if inode is not None)
+        return any(inode.lied for inode in (*self.names.values(), *self._durable.values(), *came))
 
     def create(self, name: str, nbytes: int) -> Inode:
         if name in self.names:
@@ -136,7 +151,7 @@ class Disk:
                 names.pop(name, None)
             else:
                 names[name] = inode
-        after = Disk(self.total)
+        after = Disk(self.total, self.reserve)
         after.names = {name: inode.after_power_cut(dice) for name, inode in names.items()}
         after._durable = dict(after.names)
         return after

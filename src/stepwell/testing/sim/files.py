@@ -23,7 +23,8 @@ PAGE = 4096
 
 class SimFiles:
     """`weather` may be replaced at any time. `zeros`: the filesystem can make them without writing. `handles`: files
-    that are open. `seen`: how often each fault came."""
+    that are open. `seen`: how often each fault came; `met`: how many came in this life. `gone`: files that somebody
+    else has deleted meanwhile. `crowded`: what was taken of the space that is reserved for others, if anything was."""
 
     direct = True
 
@@ -31,12 +32,14 @@ class SimFiles:
         self.disk = disk
         self.weather: Weather = FAIR
         self.zeros = True
-        self.handles = 0
+        self.handles = self.met = self.gone = 0
+        self.crowded = ""
         self.dead = False
         self._dice = dice
         self._fibres = fibres
         self._trace = trace
         self._seen = seen
+        self._taken = -1  # by others, when it was last asked how much is free
 
     def meet(self, operation: str, name: str, *facts: object) -> None:
         """What comes before each operation. Raises OSError and Killed."""
@@ -53,6 +56,7 @@ class SimFiles:
         if not probability or self._dice.random() >= probability:
             return False
         self._seen[fault] = self._seen.get(fault, 0) + 1
+        self.met += 1
         return True
 
     def names(self) -> list[str]:
@@ -61,7 +65,9 @@ class SimFiles:
 
     def create(self, name: str, nbytes: int) -> SimFile:
         self.meet("create", name, nbytes)
-        return SimFile(self, name, self.disk.create(name, nbytes), self._dice)
+        inode = self.disk.create(name, nbytes)
+        self.taking(name)
+        return SimFile(self, name, inode, self._dice)
 
     def open(self, name: str) -> SimFile:
         self.meet("open", name)
@@ -77,7 +83,14 @@ class SimFiles:
 
     def free(self) -> tuple[int, int]:
         self.meet("free", "")
+        self._taken = self.disk.taken
         return self.disk.free, self.disk.total
+
+    def taking(self, name: str) -> None:
+        """A file has been made, or gets another life: others must have what is reserved for them, unless they have
+        taken some of it since it was asked how much is free."""
+        if self.disk.free < self.disk.reserve and self.disk.taken == self._taken:
+            self.crowded = f"{name} leaves others {self.disk.free} bytes of {self.disk.reserve}"
 
     def close(self) -> None:
         pass
@@ -112,7 +125,10 @@ class SimFile:
             if part := self._dice.randint(0, len(raw) // PAGE) * PAGE:
                 self._inode.write(offset, raw[:part])
             raise
+        if not offset:  # a head
+            self._files.taking(self._name)
         if self._files.happens("lose"):
+            self._inode.lied = True
             return
         if self._files.happens("misdirect"):
             self._write_elsewhere(raw)
@@ -126,6 +142,7 @@ class SimFile:
     def _write_elsewhere(self, raw: bytes) -> None:
         """In this file or another one, over what is there."""
         inode = self._dice.choice([self._inode, *self._files.disk.names.values()])
+        inode.lied = self._inode.lied = True
         if pages := len(inode.data) // PAGE:
             at = self._dice.randrange(pages) * PAGE
             inode.write(at, raw[: len(inode.data) - at])

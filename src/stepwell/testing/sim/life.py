@@ -26,7 +26,8 @@ from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 @dataclass(slots=True)
 class Surroundings:
-    """What outlives a well: its keys, the time, and buffers. `wall_offset` is how wrong the wall clock is, seconds."""
+    """What outlives a well: its keys, the time, and buffers. `wall_offset` is how wrong the wall clock is, seconds;
+    `segments`: how many the next well may have in each directory."""
 
     setup: Setup
     dice: Random
@@ -34,6 +35,10 @@ class Surroundings:
     clock: SetClock = field(default_factory=lambda: SetClock(100.0))
     wall_offset: float = 1_800_000_000.0
     staging: Staging = field(default_factory=lambda: Staging(1))
+    segments: int = 0
+
+    def __post_init__(self) -> None:
+        self.segments = self.setup.segments
 
     def wall(self) -> float:
         return max(1.0, self.wall_offset + self.clock.now())
@@ -54,7 +59,7 @@ def make_well(
     setup = around.setup
     entropy = around.dice.randbytes
     sealing = Sealing(around.keyring, sealed=setup.sealed, wall=around.wall, entropy=entropy)
-    limit = setup.segment * setup.segments
+    limit = setup.segment * around.segments
     sites = [Site(each, limit, setup.reserve, setup.segment) for each in files]
     tier = DiskTier(sites, executor, around.clock, around.wall, sealing, trouble, entropy, around.staging)
     limits = Limits(

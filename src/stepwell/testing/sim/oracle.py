@@ -31,9 +31,9 @@ class Violation(Exception):
         return f"{self.promise}: {self.what}"
 
 
-PROMISES = ("wrong", "late", "books", "hits")
+PROMISES = ("wrong", "late", "books", "hits", "warm")
 """Wrong bytes; a request that waits beyond its limits; books that do not balance, something left over or raised; no
-hits although nothing is wrong any more."""
+hits although nothing is wrong any more; what was written is not found by the next well."""
 
 
 @dataclass(slots=True, eq=False)

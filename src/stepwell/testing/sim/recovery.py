@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell.testing.sim.bounds import balance, directories, has_room
 from stepwell.testing.sim.engine import Engine, Phase, Request
 from stepwell.testing.sim.oracle import Violation
 from stepwell.testing.sim.world import World
@@ -10,8 +11,14 @@ _POLL_S = 0.01
 _PATIENCE_S = 60.0
 """Of the simulated clock: everything that an engine does ends in far less."""
 
-_LONGEST_ILL_S = 400.0
-"""After this a disk is tried again that had refused whatever it was asked to do."""
+_PAUSE_S = 30.0
+"""The longest that a tier is not asked after its last failure (docs/trust.md, Limits)."""
+
+_LEFT_ALONE_S = 300.0
+"""The longest that a directory, whose device has refused writes, is given none."""
+
+_EPOCH = 99
+"""From here on nobody has spilled anything."""
 
 
 def comes_back(world: World) -> None:
@@ -80,9 +87,8 @@ def _nothing_is_left(world: World) -> None:
     for engine in list(world.engines):
         world.exit(engine)
     settle(world)
-    for _ in range(3):  # a tier that failed is tried again, by time alone
-        world.clock.advance(_LONGEST_ILL_S)
-        settle(world)
+    world.clock.advance(_PAUSE_S)  # a tier that failed is tried again, by time alone
+    settle(world)
     life.hierarchy.check()
     counted = life.hierarchy.arena.count()
     mover = life.hierarchy.mover
@@ -95,43 +101,70 @@ def _nothing_is_left(world: World) -> None:
 
 
 def _hits(world: World) -> None:
-    """A prompt that is spilled now is found, at once and by the next well, which has it from disk. Where a disk has
-    lied or rotted, or somebody has deleted files, another comes first: the segment that is open may have no head, or no
-    name, and what goes in there is lost."""
-    if world.lied or world.seen["rot at rest"] or world.seen["deleted"]:
-        world.stop_well()
-        settle(world)
-        world.open()
+    """The well that has lived through all that takes blocks in again: they are found at once, whatever its disks say,
+    and, when the disks are asked again, by the next well, from disk. That one does the same, for the one after it. One
+    of both is killed, the other stops: what was written, as its completion said, is found after either."""
+    assert world.life is not None
+    faults = sum(files.met for files in world.life.files)
     world.whims = False
-    engine = _joined(world)
     digests = max(world.setup.prompts, key=len)[: 32 * 2]
-    epoch = 99  # nobody has spilled anything there
+    _spill(world, digests, _EPOCH)
+    if _found(world, _joined(world), digests, _EPOCH) < 2:
+        raise Violation("hits", "what was spilled in fair weather is not found in host memory")
+    asked = has_room(world)
+    if asked:
+        _renew(world)
+    killed = world.dice.random() < 0.5
+    for turn, kill in enumerate((killed, not killed)):
+        balance(world)
+        room = has_room(world)
+        _spill(world, digests, _EPOCH + 1 + turn)
+        _end(world, kill=kill)
+        found = _found(world, _joined(world), digests, _EPOCH + 1 + turn)
+        how = "kill" if kill else "stop"
+        if room and found < 2:
+            raise Violation("warm", f"of 2 blocks that were written in fair weather {found} are found after a {how}")
+        world.seen[f"found after a {how}" if room else "no room on disk"] += 1
+    settle(world)
+    balance(world)
+    if asked:
+        world.seen["asked after faults" if faults else "asked without faults"] += 1
+
+
+def _end(world: World, *, kill: bool) -> None:
+    assert world.life is not None
+    if kill:
+        if not world.life.hierarchy.mover.idle:
+            raise Violation("late", "blocks are never written to good disks")
+        world.end_well()
+    else:
+        world.stop_well()
+    settle(world)
+    world.open()
+
+
+def _renew(world: World) -> None:
+    """Fills what segments were open when the faults stopped. The disk may have lost such a one's head, or somebody its
+    name: what goes in there is lost, and nobody can know."""
+    part = [directory for directory in directories(world) if directory.ready]
+    open_then = [directory.open_segment for directory in part]
+    digests = max(world.setup.prompts, key=len)[: 32 * 4]
+    most = 4 * len(part) * world.setup.segment // world.setup.models[0].frames
+    for turn in range(most):
+        if any(directory.space.ill for directory in part):
+            world.clock.advance(_LEFT_ALONE_S)
+            settle(world)
+        if all(d.open_segment not in (None, then) for d, then in zip(part, open_then, strict=True)):
+            return
+        _spill(world, digests, _EPOCH + 10 + turn)
+    raise Violation("hits", "a well that has seen faults does not write to good disks again")
+
+
+def _spill(world: World, digests: bytes, epoch: int) -> None:
+    engine = _joined(world)
     world.spill(engine, digests, epoch, 0)
     for _ in range(4):
         _pass(world)
-    if not _found(world, engine, digests, epoch):
-        raise Violation("hits", "what was spilled in fair weather is not found in host memory")
-    room = _room(world)
-    world.stop_well()
-    settle(world)
-    world.open()
-    engine = _joined(world)
-    found = _found(world, engine, digests, epoch)
-    if room and not found:
-        raise Violation("hits", "what was spilled in fair weather is not found on disk by the next well")
-    world.seen["hits from disk"] += found > 0
-    world.seen["no room for hits from disk"] += not room
-
-
-def _room(world: World) -> bool:
-    """Every directory can hold two segments beside what it must keep because it cannot read it. One that cannot refuses
-    its share of what is written, whatever room others have; with one alone, each block takes the place of the last."""
-    assert world.life is not None
-    for directory in world.life.hierarchy.mover.tier._directories:  # type: ignore[attr-defined]
-        ours = sum(s.nbytes for s in directory.segments.values() if s.phase.value != "kept")
-        if directory.limit - (directory.used - ours) < 2 * directory.segment_bytes:
-            return False
-    return True
 
 
 def _joined(world: World) -> Engine:
@@ -151,4 +184,4 @@ def _found(world: World, engine: Engine, digests: bytes, epoch: int) -> int:
         _pass(world)
         if world.clock.now() > until:
             raise Violation("late", f"request {request.number} never ends")
-    return request.good
+    return request.first + request.good  # it had the first ones already

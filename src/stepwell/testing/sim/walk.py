@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from stepwell.errors import IntegrityError
+from stepwell.testing.sim.bounds import Bounds
 from stepwell.testing.sim.cuts import Cuts
 from stepwell.testing.sim.engine import Engine, Phase
 from stepwell.testing.sim.oracle import Violation
@@ -53,6 +54,7 @@ def walk(seed: int, steps: int = STEPS, *, cuts: int = 0, tell: Callable[[str], 
             gc.collect()  # mappings of processes that have exited
         if (left := _descriptors() - descriptors) > 0:
             raise Violation("books", f"{left} descriptors are left open")
+        world.seen["came to the end"] += 1
     except Violation as raised:
         violation = raised
     except IntegrityError as error:
@@ -111,6 +113,7 @@ class Walk:
     def run(self, steps: int, cuts: Cuts) -> None:
         world, dice = self._world, self._dice
         world.open()
+        bounds = Bounds(world)
         for step in range(steps):
             world.trace("step", step, round(world.clock.now(), 6))
             world.clock.advance(dice.random() * self._pace * (1 if dice.random() < 0.97 else 100))
@@ -119,6 +122,7 @@ class Walk:
                 dice.choices(self._rules, self._weights)[0]()
             if dice.random() < self._checks and world.life is not None:
                 world.life.hierarchy.check()
+            bounds.look()
             cuts.perhaps()
         comes_back(world)
 
@@ -129,6 +133,8 @@ class Walk:
         world, dice = self._world, self._dice
         if world.life is None:
             if dice.random() < 0.1:
+                if dice.random() < 0.2:  # its operator has given it other sizes
+                    world.around.segments = dice.randint(2, world.setup.segments)
                 world.open()
         else:
             for _ in range(dice.randrange(4)):
@@ -250,7 +256,6 @@ class Walk:
                 shares = {other: min(0.3, often)}
                 changed = Weather(**shares)  # type: ignore[arg-type]
         files.weather, files.zeros = changed, dice.random() < 0.5
-        world.lied = world.lied or changed.lies
         world.trace("weather", changed)
 
     def _heal(self) -> None:
@@ -268,10 +273,13 @@ class Walk:
 
     def _delete(self) -> None:
         """Somebody tidies up."""
-        disk = self._dice.choice(self._world.disks)
+        world, at = self._world, self._dice.randrange(len(self._world.disks))
+        disk = world.disks[at]
         if disk.names:
             disk.unlink(self._dice.choice(sorted(disk.names)))
-            self._world.seen["deleted"] += 1
+            world.seen["deleted"] += 1
+            if world.life is not None:
+                world.life.files[at].gone += 1
 
     def _jump(self) -> None:
         """The machine was suspended, or somebody has set its clock."""

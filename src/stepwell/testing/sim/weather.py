@@ -36,10 +36,5 @@ class Weather:
     misdirect: float = 0.0
     hang: float = 0.0
 
-    @property
-    def lies(self) -> bool:
-        """What is said to be written may not be there, or elsewhere: nothing can be deleted for certain."""
-        return self.lose > 0 or self.misdirect > 0
-
 
 FAIR = Weather()

@@ -28,8 +28,7 @@ HOLD_S = 0.1
 
 
 class World:
-    """`life`: the well that there is, if there is one. `lied`: a disk has confirmed what it did not do, so what was
-    cleared since the last well was opened may come back."""
+    """`life`: the well that there is, if there is one."""
 
     def __init__(self, setup: Setup, dice: Random, trace: Trace) -> None:
         self.setup = setup
@@ -40,7 +39,7 @@ class World:
         self.around = Surroundings(setup, dice, keyring(dice))
         self.clock = self.around.clock
         total = setup.segment * (setup.segments + 2) + setup.reserve
-        self.disks = [Disk(total) for _ in range(setup.directories)]
+        self.disks = [Disk(total, setup.reserve) for _ in range(setup.directories)]
         self.engines: list[Engine] = []
         self.lines: list[Line] = []
         self.watched: list[Line] = []  # whose processes' exits the well wants to see
@@ -48,13 +47,14 @@ class World:
         self.fills: dict[tuple[int, int], Fill] = {}  # by session and lease
         self.sessions: set[int] = set()  # of the well that there is
         self.requests = 0
-        self.lied = False
         self.whims = True  # engines give some of their spills up
         self.life: Life | None = None
 
     # the well ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> Life:
+        for disk in self.disks:
+            disk.limit = self.setup.segment * self.around.segments
         self.life = Life(self.around, self.disks, self.trace, self.seen)
         return self.life
 
@@ -344,7 +344,9 @@ class World:
     # an operator ------------------------------------------------------------------------------------------------------
 
     def clear(self, kind: int, epoch: int) -> None:
-        """Of one namespace, or, with kind -1, of everything. When it is done, and all of it, nothing comes back."""
+        """Of one namespace, or, with kind -1, of everything. When it is done, and all of it, nothing comes back. It is
+        not held against a disk with a file that has lied: what it deleted may not be what lay there. A lie in a file
+        that is gone by then brings nothing back, nor does one that comes after it."""
         life = self.life
         if life is None:
             return
@@ -352,13 +354,15 @@ class World:
         if tag is None:
             return
         concerned = self.oracle.clearing(kind, epoch)
-        lied = self.lied
 
         def done(sums: dict[str, Sum]) -> None:
             whole = all(each.whole for each in sums.values())
             self.trace("cleared", whole, len(concerned))
             self.seen["cleared" if whole else "cleared in part"] += 1
-            if whole and not (lied or self.lied):
+            lied = any(disk.lied for disk in self.disks)
+            if whole:
+                self.seen["clears not held" if lied else "clears held"] += 1
+            if whole and not lied:
                 for fill in concerned:
                     fill.cleared = self.trace.events
 
