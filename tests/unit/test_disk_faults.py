@@ -599,6 +599,21 @@ def test_a_create_that_fails_is_tried_again_later(tmp_path: Path) -> None:
     life.end()
 
 
+def test_files_that_could_be_neither_made_nor_deleted_do_not_fill_it_for_ever(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.files[0].fail(errno.EROFS, "create", "unlink", "write")
+    for n in range(life.tier.capacity().limit // SEGMENT):
+        assert life.put(n) == [Writing.FULL]
+        life.clock.advance(400)
+    assert life.tier.capacity().used == life.tier.capacity().limit, "it may be that they lie there"
+    life.files[0].heal()
+    life.put(0)
+    life.put_all(range(20))
+    assert life.good(range(20)) == set(range(20))
+    assert life.tier.capacity().used == SEGMENT
+    life.end()
+
+
 def test_out_of_descriptors(tmp_path: Path) -> None:
     a_life(tmp_path)
     life = Life(tmp_path)

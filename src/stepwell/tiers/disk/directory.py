@@ -269,6 +269,7 @@ class Directory:
             self._enter(new)
             self._prepare(new, create=True)
         elif not self._evict():
+            self._deletion.again()  # what could not be deleted still counts, and may go by now
             self._placing.refuse()
 
     def _prepare(self, old: Segment, *, create: bool) -> None:
