@@ -1,10 +1,10 @@
 """What a disk that hangs costs a real engine's request.
 
 One after the other: a request whose blocks lie on the disk, which hangs from before it comes until it is answered, and
-before and after it the same one with a salt that nobody has used, which is a miss at once. All compute everything. What
-the connector held it for is in its receipt, and each is judged, less the time that the engine's threads waited for a
-processor meanwhile. By how much its first token came later than that of the later miss, which whoever asked has seen,
-holds the machine's noise too: its median is judged.
+before and after it the same one with a salt that nobody has used, which is a miss at once. What the connector held it
+for is in its receipt, and each is judged, less the time that the engine's threads waited for a processor meanwhile. By
+how much its first token came later than that of the later miss, which whoever asked has seen, holds the machine's noise
+too: its median is judged.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _HANG = Rule(op="read", name="*.seg", hang=True)
 
 @dataclass(slots=True)
 class Held:
-    """One of each a case, in seconds: `held_s` by the connector, and the limit of that; `later_s` of those that had
-    nothing recalled: by how much their first token came later than that of the misses around them, which came after
-    `miss_s`. `beyond`: cases over the limit. `broken`: what ended the trial. `waits`: times that nothing came from the
+    """One of each a case, in seconds: `held_s` by the connector, and the limit of that; `later_s`: by how much their
+    first token came later than that of the misses around them, which came after `miss_s`, for as many tokens as were
+    computed. `beyond`: cases over the limit. `broken`: what ended the trial. `waits`: times that nothing came from the
     disk in time."""
 
     held_s: list[float] = field(default_factory=list)
@@ -63,9 +63,9 @@ class Held:
         held_s = _receipt(hung)["wait_ms"] / 1e3
         self.held_s.append(held_s)
         self.limits_s.append(limit_s)
-        if not _receipt(hung)["recalled_tokens"]:
-            self.later_s.append(hung.ttft_s - miss_s)
-            self.miss_s.append(miss_s)
+        computed = 1 - _receipt(hung)["recalled_tokens"] / hung.prompt_tokens  # what host memory had is recalled
+        self.later_s.append(hung.ttft_s - miss_s * computed)
+        self.miss_s.append(miss_s)
         if held_s - queued_s > limit_s:
             self.beyond.append(f"held for {_ms(held_s)}, {_ms(queued_s)} without a processor, limit {_ms(limit_s)}")
 
@@ -96,8 +96,9 @@ class Held:
         ]
 
     def _allowed_outside_s(self) -> float:
-        """Two prefills on a busy machine differ by themselves: by less than half of one, in the median."""
-        return median(self.limits_s) + max(_NOISE_S, median(self.miss_s) / 2)
+        """Two prefills on a busy machine differ by themselves: by less than one of them, in the median, which is also
+        the most that a part of one takes longer than its share."""
+        return median(self.limits_s) + max(_NOISE_S, median(self.miss_s))
 
 
 def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Budget) -> list[Row]:
