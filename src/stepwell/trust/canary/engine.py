@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -28,6 +29,9 @@ from stepwell.trust.report import Row
 PAGE, POOL = 32, 60
 TEXTS, LONGEST = 6, 200
 WAIT_S = 60.0
+NEWS_S = 300.0
+"""In which one more canary must come while engines are asked: every recall is one, and each round has some."""
+
 CLEAN, TRIPPED = "a real vLLM's canaries raise no alarm", "a real vLLM of other weights trips it"
 CHANGE, CHANGE_UNKNOWN = 0.02, 0.1
 """Noise in each weight matrix, relative to its own size, that must be noticed once the bound is known, and before."""
@@ -41,41 +45,81 @@ def run(budget: Budget) -> Iterator[Row]:
     if find_spec("vllm") is None:
         yield Row(CLEAN, 0, 0, budget.seed, "no vLLM is installed here")
         return
+    try:
+        model, texts = _material()
+    except StepwellError as error:
+        yield Row(CLEAN, 0, 0, budget.seed, f"not tried: {error.what}")
+        return
     with tempfile.TemporaryDirectory(prefix="swc", dir="/tmp") as folder:
         base = Path(folder)
         (base / "run").mkdir(mode=0o700)
         with patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(base / "run")}):
             try:
-                yield from _try(budget, base, wanted)
-            except StepwellError as error:
-                yield Row(CLEAN, 0, 0, budget.seed, f"not tried: {error.what}")
+                yield from _try(budget, base, wanted, model, texts)
             finally:
                 _end(base / "home")
 
 
-def _try(budget: Budget, base: Path, wanted: int) -> Iterator[Row]:
-    dice, model = budget.dice("canary", "engine"), models.prepare(None, PlainProgress())
-    encode = documents.load_encoder(model)
-    texts = [list(document.prompt[:LONGEST]) for document in documents.choose(encode, TEXTS, 128)]
-    clean = 0
+def _material() -> tuple[Path, list[list[int]]]:
+    """The model, and what it is asked. Raises StepwellError where there is none."""
+    model = models.prepare(None, PlainProgress())
+    chosen = documents.choose(documents.load_encoder(model), TEXTS, 128)
+    return model, [list(document.prompt[:LONGEST]) for document in chosen]
+
+
+def _try(budget: Budget, base: Path, wanted: int, model: Path, texts: list[list[int]]) -> Iterator[Row]:
+    """What ends it early is a violation: with the model there, an engine that does not start or serve is ours."""
+    dice, broken = budget.dice("canary", "engine"), []
+    clean = mismatched = 0
+    try:
+        _clean(budget, base, wanted, model, texts, dice)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
+        broken.append(_told(error))
+    try:
+        clean, mismatched = _heard(base)
+    except StepwellError as error:
+        broken.append(_told(error))
+    remark = "canaries of vLLM on CPU in bfloat16, mixed batches"
+    yield Row(CLEAN, clean + mismatched, mismatched + len(broken), budget.seed, remark, broken)
+    share, needed = CHANGE if clean >= KNOWN else CHANGE_UNKNOWN, 0
+    broken = []
+    try:
+        needed = _tripped(base, changed(model, base / "model", share), texts, dice)
+    except Exception as error:  # noqa: BLE001 - the same
+        broken.append(_told(error))
+    remark = f"an engine whose weights differ by {share:.0%}; "
+    remark += f"in quarantine after {needed} canaries" if needed else "it was not in quarantine"
+    yield Row(TRIPPED, 1, 0 if needed and not broken else 1, budget.seed, remark, broken)
+
+
+def _clean(budget: Budget, base: Path, wanted: int, model: Path, texts: list[list[int]], dice: random.Random) -> None:
+    """Asks until so many canaries were clean, or one was not. Raises TimeoutError where none comes for a long time."""
     for number, tokens in enumerate((256, 64)):  # prompts come whole, and in pieces
         if number and budget.over:
             break
         with _engine(model, base, f"clean{number}", max_num_batched_tokens=tokens) as engine:
-            goal = wanted * (number + 1) // 2
-            while (clean := _heard(base)[0]) < goal and not budget.over and not _heard(base)[1]:
+            goal, most, since = wanted * (number + 1) // 2, 0, time.monotonic()
+            while (heard := _heard(base))[0] < goal and not budget.over and not heard[1]:
+                if heard[0] > most:
+                    most, since = heard[0], time.monotonic()
+                if time.monotonic() > since + NEWS_S:
+                    raise TimeoutError(f"no canary in {NEWS_S:g} s, after {heard[0]}")
                 _ask(engine, texts, dice)
-                budget.tell(f"{clean:,} of {wanted:,} canaries of a real vLLM")
-    clean, mismatched = _heard(base)
-    yield Row(CLEAN, clean + mismatched, mismatched, budget.seed, "canaries of vLLM on CPU in bfloat16, mixed batches")
-    share = CHANGE if clean >= KNOWN else CHANGE_UNKNOWN
-    with _engine(changed(model, base / "model", share), base, "other", max_num_batched_tokens=256) as engine:
+                budget.tell(f"{heard[0]:,} of {wanted:,} canaries of a real vLLM")
+
+
+def _tripped(base: Path, other: Path, texts: list[list[int]], dice: random.Random) -> int:
+    """The canaries that it took until an engine of other weights was noticed; 0: it was not in time."""
+    with _engine(other, base, "other", max_num_batched_tokens=256) as engine:
         before, until = sum(_heard(base)), time.monotonic() + WAIT_S
         while not _barred(base) and time.monotonic() < until:
             _ask(engine, texts, dice)
-        needed = sum(_heard(base)) - before
-    remark = f"an engine whose weights differ by {share:.0%}; in quarantine after {needed} canaries"
-    yield Row(TRIPPED, 1, 0 if _barred(base) else 1, budget.seed, remark)
+        return max(1, sum(_heard(base)) - before) if _barred(base) else 0
+
+
+def _told(error: Exception) -> str:
+    traceback.print_exception(error)
+    return f"the rest was not tried: {type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -5,12 +5,15 @@ the same in random rounds: alone and together, some aborted at a random moment, 
 preempted, and with a host tier that holds less than half of what is asked for, so that much comes from the disk. One
 fault after the other befalls the well (`engine_faults`). Whatever happens, a request that is not aborted is answered
 with the right tokens, and when nobody asks for anything, nothing is held for anybody.
+
+Nothing is tried only where no plain vLLM can be run. Once one has answered, whatever ends the trial early is ours, a
+machine that is far too busy included, and counts; what was counted before is told all the same.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 from stepwell.demo import documents as library
@@ -21,11 +24,12 @@ from stepwell.errors import StepwellError
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine import hang, said
 from stepwell.trust.engine.prompts import Prompt, answered, draw
-from stepwell.trust.engine.tally import Tally
-from stepwell.trust.engine.trial import Trial
+from stepwell.trust.engine.tally import Findings, Tally
+from stepwell.trust.engine.trial import NotStarted, Trial
 from stepwell.trust.engine.well import TestedWell, tested_well
 from stepwell.trust.report import Row
 
+STARTED = "engines with stepwell start, and recall"
 ANSWERED = "an engine's requests are answered, outputs equal"
 HELD = "aborts, preemptions and killed engines: nothing stays held"
 LEFT = "engines and wells leave no process, file or shared memory"
@@ -33,34 +37,48 @@ LEFT = "engines and wells leave no process, file or shared memory"
 _PAGE, _POOL, _MOST_TOKENS = 32, 12, 352
 
 
-def run(budget: Budget) -> Iterable[Row]:
+def run(budget: Budget) -> Iterator[Row]:
     if find_spec("vllm") is None:
-        return _untried(budget, "vLLM is not installed")
-    try:
-        with tested_well(budget.seed) as well:
-            return _tried(well, budget)
-    except (EngineFailed, StepwellError, TimeoutError) as error:
-        return _untried(budget, f"no engine could be started: {error}")
-
-
-def _tried(well: TestedWell, budget: Budget) -> list[Row]:
-    config, prompts = _setting(well, budget)
-    requests, lives = budget.of(300, 10_000), budget.of(2, 20)
-    trial = Trial(well, config, prompts, budget)
-    hung: list[Row] = []
-    with contextlib.closing(trial):
+        yield from _untried(budget, "vLLM is not installed")
+        return
+    with tested_well(budget.seed) as well:
         try:
-            trial.fill()
-            for life in range(lives):
-                if life:
-                    trial.kill_engine()
-                trial.serve((requests - trial.tally.requests) // (lives - life))
-            hung = hang.rows(trial.engine, well, prompts, budget)
-        except EngineFailed as error:
-            trial.tally.wrong.add(f"an engine failed, and the rest was not tried: {error}")
-        except TimeoutError as error:  # of a new engine, on a machine that is far too busy
-            trial.tally.ended = str(error)
-    return [*_rows(trial.tally, well, budget), *hung, said.row(well.folder, prompts, budget.seed)]
+            config, prompts = _setting(well, budget)
+        except (EngineFailed, StepwellError) as error:
+            yield from _untried(budget, f"no plain engine could be tried: {error}")
+            return
+        yield from _tried(well, config, prompts, budget)
+
+
+def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget: Budget) -> Iterator[Row]:
+    requests, lives = budget.of(360, 10_000), budget.of(2, 20)
+    trial = Trial(well, config, prompts, budget)
+    tally, hung = trial.tally, hang.untried("no engine came so far", budget.seed)
+    try:
+        trial.begin()
+        trial.fill()
+        for life in range(lives):
+            if life:
+                trial.kill_engine()
+            trial.serve((requests - tally.requests) // (lives - life))
+        hung = hang.rows(trial.engine, well, prompts, budget)
+    except NotStarted as error:
+        _ends(tally, tally.unstarted, error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
+        _ends(tally, tally.wrong, error)
+    try:
+        trial.close()
+    except Exception as error:  # noqa: BLE001 - the same
+        _ends(tally, tally.left, error)
+    yield from _rows(tally, well, budget)
+    yield from hung
+    yield said.row(well.folder, prompts, budget.seed)
+
+
+def _ends(tally: Tally, promise: Findings, error: Exception) -> None:
+    traceback.print_exception(error)
+    promise.add(f"the rest was not tried: {type(error).__name__}: {error}")
+    tally.ended = str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
@@ -81,7 +99,9 @@ def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:
         f"{tally.aborted.total()} requests aborted, {tally.preempted} preempted, {tally.resets} prefix caches reset, "
         f"{tally.killed} engines killed while they served"
     )
+    started = f"a case is a start: the first, one after each of {tally.killed} kills, and after each failure"
     return [
+        Row(STARTED, tally.starts, tally.unstarted.count, seed, started, tally.unstarted.first),
         Row(
             ANSWERED,
             tally.answered.total(),
@@ -98,9 +118,9 @@ def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:
             held,
             tally.leaks.first,
         ),
-        Row(LEFT, tally.killed + 1, tally.left.count, seed, "a case is an engine that ended", tally.left.first),
+        Row(LEFT, tally.ends, tally.left.count, seed, "a case is an engine that ended", tally.left.first),
     ]
 
 
 def _untried(budget: Budget, why: str) -> list[Row]:
-    return [Row(promise, 0, 0, budget.seed, why) for promise in (ANSWERED, HELD, LEFT, said.TOLD)]
+    return [Row(promise, 0, 0, budget.seed, why) for promise in (STARTED, ANSWERED, HELD, LEFT, said.TOLD)]

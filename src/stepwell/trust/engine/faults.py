@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from stepwell.testing.fuse import FaultyDisk, Rule
+from stepwell.trust.engine.rivals import Descriptors, Rivals
 from stepwell.trust.engine.well import TestedWell
 
 MOMENT_S = 1.5
@@ -25,6 +26,7 @@ MOMENT_S = 1.5
 
 SLOW_S = 0.06
 _STRIDE, _HEAD = 64 << 10, 8192
+_PAGE, _PIECES = 4096, 8
 
 Act = Callable[[random.Random], int]
 """Does something and returns how often that took effect."""
@@ -64,7 +66,12 @@ def kinds(well: TestedWell) -> list[Fault]:
         Fault("segments cut short", strike=partial(_to_segments, well.disk, _cut), lasting=True),
         Fault("segments swapped", strike=partial(_swap, well.disk), lasting=True),
         Fault("segments deleted", strike=partial(_to_segments, well.disk, _delete), lasting=True),
+        Fault("segments with pieces in wrong places", strike=partial(_misplace, well.disk), lasting=True),
+        Fault("a second well", strike=Rivals(well).strike),
     ]
+    if os.geteuid() == 0:
+        files = Descriptors(well)
+        found.append(Fault("well without descriptors", begin=files.begin, strike=files.strike, end=files.end))
     if (disk := well.faulty) is not None:
         found += _of_disks(disk)
     return found
@@ -184,3 +191,24 @@ def _swap(disk: Path, dice: random.Random) -> int:
     one.write_bytes(second)
     other.write_bytes(first)
     return 2
+
+
+def _misplace(disk: Path, dice: random.Random) -> int:
+    """As writes that went to another place: pieces of one segment lie on others of its own or of another one, whole
+    pages of good frames where other frames are expected. Where they belong they still are."""
+    changed = 0
+    for path in (segments := sorted(disk.glob("*.seg"))):
+        other = dice.choice(segments)
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as source, other.open("r+b") as target:
+            for _ in range(_PIECES):
+                at, to = (_page(dice, file.seek(0, os.SEEK_END)) for file in (source, target))
+                source.seek(at)
+                target.seek(to)
+                target.write(source.read(_STRIDE))
+                changed += at != to or path != other
+    return changed
+
+
+def _page(dice: random.Random, size: int) -> int:
+    """Where a page begins that is not the first."""
+    return _PAGE * dice.randrange(1, max(2, size // _PAGE))

@@ -26,8 +26,8 @@ class Findings:
 @dataclass(slots=True)
 class Tally:
     """By the name of a fault: requests that were to be `answered`, those that were `aborted`, times that the fault took
-    effect, tokens recalled meanwhile. `seen`: what the wells counted, by the names of their stats. `ended`: why the
-    rest was not tried."""
+    effect, tokens recalled meanwhile. `starts` and `ends` are those of engines. `seen`: what the wells counted, by the
+    names of their stats. `ended`: why the rest was not tried."""
 
     answered: Counter[str] = field(default_factory=Counter)
     aborted: Counter[str] = field(default_factory=Counter)
@@ -38,8 +38,11 @@ class Tally:
     preempted: int = 0
     resets: int = 0
     killed: int = 0
+    starts: int = 0
+    ends: int = 0
     looks: int = 0
     ended: str = ""
+    unstarted: Findings = field(default_factory=Findings)
     wrong: Findings = field(default_factory=Findings)
     leaks: Findings = field(default_factory=Findings)
     left: Findings = field(default_factory=Findings)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from stepwell.bench import engines, storage
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed, is_tracker
 from stepwell.demo.wire import Question
+from stepwell.errors import StepwellError
 from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine.faults import CALM, Fault, kinds
@@ -42,11 +43,14 @@ _MOST_FAILURES = 5
 _COUNTED = ("disk_not_recalled_", "disk_errors_", "disk_skipped_", "misses_tier_down", "misses_not_readable", "engine_")
 
 
+class NotStarted(Exception):
+    """An engine with the connector did not get ready, or recalled nothing."""
+
+
 class Trial:
     """One well and its engines, one after the other. At the end `close`, whatever happened."""
 
     def __init__(self, well: TestedWell, config: EngineConfig, prompts: Sequence[Prompt], budget: Budget) -> None:
-        """Starts the first engine, and it the well. Raises EngineFailed, TimeoutError."""
         self.tally = Tally()
         self._well = well
         self._config = config
@@ -58,7 +62,21 @@ class Trial:
         self._unmet: Fault | None = None
         self._rounds = self._failures = 0
         self._preempted = 0  # requests of the present engine that have been counted
-        self.engine = self._start()
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The present one, which `begin` has brought."""
+        assert self._engine is not None
+        return self._engine
+
+    def begin(self) -> None:
+        """A new engine; the first one starts the well. Raises NotStarted."""
+        self.tally.starts += 1
+        try:
+            self._engine = self._start()
+        except (EngineFailed, TimeoutError) as error:
+            raise NotStarted(str(error)) from error
 
     def fill(self) -> None:
         """Everything is asked once, and goes down to the disk."""
@@ -79,7 +97,7 @@ class Trial:
     def kill_engine(self) -> None:
         """One of its processes is killed while it serves, and those that are left a moment later. What becomes of its
         requests is the engine's; nothing may be held for it then. Its well ends too, so that the next engine starts one
-        that finds everything on disk."""
+        that finds everything on disk. Raises NotStarted."""
         dice = self._dice
         questions = [Question(list(prompt.tokens), 16) for prompt in dice.sample(self._prompts, 3)]
         asking = self._striker.submit(_ask_in_vain, self.engine, questions)
@@ -89,14 +107,15 @@ class Trial:
         self._end(self.engine.kill)
         asking.result()
         self.tally.killed += 1
-        self._well.stop()
-        self.engine = self._start()
+        self._stop_well()
+        self.begin()
 
     def close(self) -> None:
         """Ends engine and well in good order, and looks for what they have left."""
         self._striker.shutdown()
-        self._end(self.engine.close)
-        self._well.stop()
+        if self._engine is not None:
+            self._end(self._engine.close)
+        self._stop_well()
         if not until(lambda: not self._well.left(), PATIENCE_S, _POLL_S):
             for what in self._well.left():
                 self.tally.left.add(what)
@@ -115,6 +134,9 @@ class Trial:
         deadline = time.monotonic() + PATIENCE_S
         while not self._well.serves() and time.monotonic() < deadline:
             self._round(fault)  # it is over, and not forgotten
+        for what in self._well.unrefused:
+            tally.wrong.add(what)
+        self._well.unrefused.clear()
         self._count(before)
         preempted = int(self.engine.metrics().get("vllm:num_preemptions", 0))
         self.tally.preempted += preempted - self._preempted
@@ -201,14 +223,22 @@ class Trial:
         return engine
 
     def _start_again(self) -> None:
-        """After a failure, which has been counted."""
+        """After a failure, which has been counted. Raises NotStarted."""
         self._end(self.engine.kill)
-        self.engine = self._start()
+        self.begin()
+
+    def _stop_well(self) -> None:
+        try:
+            self._well.stop()
+        except StepwellError as error:
+            self.tally.left.add(f"the well did not end when it was told: {error}")
 
     def _end(self, end: Callable[[], None]) -> None:
         """The engine is gone afterwards, and so should be what was held for it."""
         shared = storage.shared_files(self.engine.pids())
+        self.tally.ends += 1
         end()
+        self._engine = None
         self._look(f"after engine {self._rounds}", engines=0)
         if not until(lambda: not any(path.exists() for path in shared), PATIENCE_S, _POLL_S):
             self.tally.left.add(f"shared memory {', '.join(sorted(path.name for path in shared if path.exists()))}")

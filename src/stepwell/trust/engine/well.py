@@ -32,7 +32,7 @@ Stats = dict[str, int | float | str]
 @dataclass(slots=True)
 class TestedWell:
     """`faulty`: the disk tier's filesystem, None where none can be made, for which `why` is the reason. `struck` counts
-    what was done to the well."""
+    what was done to the well; `unrefused` are wells that came beside it and should not have."""
 
     __test__ = False  # for pytest
 
@@ -40,6 +40,7 @@ class TestedWell:
     faulty: FaultyDisk | None
     why: str
     struck: Counter[str] = field(default_factory=Counter)
+    unrefused: list[str] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
@@ -133,9 +134,11 @@ def tested_well(seed: int) -> Iterator[TestedWell]:
             yield well
         finally:
             if faulty is not None:
-                faulty.heal()
+                with contextlib.suppress(OSError):  # it has ended, and nothing hangs any more
+                    faulty.heal()
             well.go_on()
-            well.stop()
+            with contextlib.suppress(StepwellError):  # what it says to that is judged where it is a part of the trial
+                well.stop()
             well.kill()
 
 

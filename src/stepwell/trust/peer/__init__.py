@@ -1,7 +1,9 @@
-"""Campaign, for comparison: what vLLM's own filesystem tier does with files that are not as it wrote them.
+"""Campaign, for comparison: what vLLM's own filesystem tier does with files that are not as it wrote them, and with a
+disk that fails, is full or hangs.
 
-Its I/O module is called as its tier calls it, on this machine's disk; then an engine recalls through it. vLLM does not
-promise to notice such damage: its documentation speaks of none, and the rows say what it does, not that it errs. What
+Its I/O module is called as its tier calls it, on this machine's disk and on one that fails; then an engine recalls
+through it. vLLM does not promise to notice such damage, nor to give up on a disk: its documentation speaks of neither,
+and the rows say what it does, not that it errs. What
 it does well: a file gets its name when it is whole, so that a killed process leaves no half of one, and a file that is
 too short is refused, deleted, and computed again.
 """
@@ -22,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stepwell.trust.budget import Budget
-from stepwell.trust.peer import engine
+from stepwell.trust.peer import disk, engine
 from stepwell.trust.report import Row
 
 DAMAGED = "vLLM's fs tier, I/O module: a damaged file is not handed out"
@@ -31,7 +33,11 @@ _MODULE = "vllm.v1.kv_offload.tiering.fs.io"
 
 
 def run(budget: Budget) -> Iterable[Row]:
-    yield _io(budget)
+    if find_spec("vllm") is None or find_spec(_MODULE) is None:
+        yield Row(DAMAGED, 0, 0, budget.seed, f"{version()}: it has no {_MODULE}", comparison=True)
+    else:
+        yield _io(budget)
+        yield from disk.rows(budget, version())
     yield from engine.rows(budget, version())
 
 
@@ -109,8 +115,6 @@ class _Seen:
 
 
 def _io(budget: Budget) -> Row:
-    if find_spec("vllm") is None or find_spec(_MODULE) is None:
-        return Row(DAMAGED, 0, 0, budget.seed, f"{version()}: it has no {_MODULE}", comparison=True)
     dice, seen = budget.dice("peer", "io"), _Seen()
     for kind, damage in _DAMAGE.items():
         for _ in range(budget.of(40, 500)):

@@ -1,14 +1,17 @@
-"""A real engine with vLLM's own filesystem tier, on a CPU through `benchmarks/peers`, and files damaged between the
-storing and the recall of their blocks."""
+"""A real engine with vLLM's own filesystem tier, on a CPU through `benchmarks/peers`: files damaged between the storing
+and the recall of their blocks, and a disk that fails, is full or hangs meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,26 @@ from stepwell.demo import model as models
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
+from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine.prompts import OUTPUT, Prompt, answered, draw
+from stepwell.trust.peer.disk import HANG, hung_row
 from stepwell.trust.report import Row
 
 PROMISE = "vLLM's fs tier in an engine: answered and equal, files damaged"
+HUNG = "vLLM's fs tier in an engine: a hanging read is not waited for"
 _SHAPE: dict[str, Any] = {"page": 32, "pool_pages": 20, "max_model_len": 352}
 _CPU_TIER = 32 << 20
 """Far less than the prompts have, so that all but the last two or three come from files."""
+
+_OTHERS, _LONG = 4, 300
+"""Requests, and their tokens, after which nothing else is left in that."""
+
+_Damage = Callable[[Sequence[Path], random.Random], None]
+_RULES = {
+    "EIO on reads": Rule(op="read", name="*.bin", errno=errno.EIO),
+    "files deleted, ENOSPC on writes": Rule(op="write", errno=errno.ENOSPC),
+}
 
 
 @dataclass(slots=True)
@@ -41,17 +56,27 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Found:
+    """`hung_s`: by how much first tokens came later when a read hung. `why`: a faulty disk could not be had."""
+
     seen: dict[str, _Seen] = field(default_factory=dict)
+    hung_s: list[float] = field(default_factory=list)
+    why: str = ""
     evidence: list[str] = field(default_factory=list)
 
 
 def rows(budget: Budget, version: str) -> list[Row]:
     try:
         systems.check([VLLM_FS])
-        with tempfile.TemporaryDirectory(prefix="stepwell-peer-") as folder:
-            found = _tried(Path(folder), budget)
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepwell-peer-")))
+            why, backing = why_not(), folder / "backing"
+            backing.mkdir()
+            faulty = None if why else stack.enter_context(FaultyDisk(backing, budget.seed))
+            found = _tried(folder, faulty, budget)
+            found.why = why
     except (EngineFailed, StepwellError) as error:
-        return [Row(PROMISE, 0, 0, budget.seed, f"{version}: not tried: {error}", comparison=True)]
+        why = f"{version}: not tried: {error}"
+        return [Row(promise, 0, 0, budget.seed, why, comparison=True) for promise in (PROMISE, HUNG)]
     told = ", ".join(
         f"{kind}: {s.recalled} recalled, {s.missed} missed, {s.differ} answered otherwise, {s.failed} failed"
         for kind, s in found.seen.items()
@@ -59,14 +84,19 @@ def rows(budget: Budget, version: str) -> list[Row]:
     cases = sum(s.recalled + s.missed for s in found.seen.values())
     wrong = sum(s.differ + s.failed for s in found.seen.values())
     remark = f"{version}, on a CPU by benchmarks/peers, float32: {told}"
-    return [Row(PROMISE, cases, wrong, budget.seed, remark, found.evidence, comparison=True)]
+    if found.why:
+        remark += f"; no failing disk: {found.why}"
+    return [
+        Row(PROMISE, cases, wrong, budget.seed, remark, found.evidence, comparison=True),
+        hung_row(HUNG, found.hung_s, budget, f"{version}, on a CPU by benchmarks/peers: a request"),
+    ]
 
 
-def _tried(folder: Path, budget: Budget) -> _Found:
+def _tried(folder: Path, faulty: FaultyDisk | None, budget: Budget) -> _Found:
     model = models.prepare(None, PlainProgress())
     documents = library.choose(library.load_encoder(model), max(4, budget.of(4, 16)), _SHAPE["page"])
     drawn = draw(documents, budget.dice("peer", "prompts"), _SHAPE["page"])
-    tested = systems.system(VLLM_FS, folder, Memory(_CPU_TIER, _CPU_TIER))
+    tested = systems.system(VLLM_FS, faulty.path if faulty else folder, Memory(_CPU_TIER, _CPU_TIER))
     assert tested.disk is not None
     env = {**tested.env, "VLLM_RPC_BASE_PATH": str(folder)}
     config = EngineConfig(model, connector=tested.connector, dtype="float32", env=env, **_SHAPE)
@@ -75,12 +105,17 @@ def _tried(folder: Path, budget: Budget) -> _Found:
         shared = storage.shared_files(engine.pids())
         try:
             prompts = answered(engine, drawn)  # and stored
-            _settle(engine)
+            _settle(tested.disk)
             for kind, damage in _DAMAGE.items():
                 if not budget.over:
-                    found.seen[kind] = _pass(
-                        engine, prompts, tested.disk, kind, damage, budget.dice("peer", kind), found
-                    )
+                    harm = partial(_to_files, tested.disk, damage, budget.dice("peer", kind))
+                    found.seen[kind] = _pass(engine, prompts, tested.disk, kind, harm, _nobody, found)
+            if faulty is not None and not budget.over:
+                for kind, rule in _RULES.items():
+                    harm = partial(_to_disk, faulty, tested.disk, rule)
+                    found.seen[kind] = _pass(engine, prompts, tested.disk, kind, harm, faulty.heal, found)
+                for prompt in prompts[: budget.of(1, 20)]:
+                    found.hung_s += _hung(engine, faulty, prompt)
         finally:
             engine.close()
             storage.remove_left(shared)
@@ -92,14 +127,14 @@ def _pass(
     prompts: Sequence[Prompt],
     disk: Path,
     kind: str,
-    damage: Callable[[Sequence[Path], random.Random], None],
-    dice: random.Random,
+    harm: Callable[[], None],
+    heal: Callable[[], None],
     found: _Found,
 ) -> _Seen:
-    """Everything is asked again, with files that are damaged now and whole again afterwards."""
+    """Everything is asked again, with files or a disk that are harmed now and whole again afterwards."""
     seen, whole = _Seen(), disk.with_name("whole")
     shutil.copytree(disk, whole)
-    damage(sorted(disk.rglob("*.bin")), dice)
+    harm()
     for prompt in prompts:
         engine.reset_prefix_cache()
         try:
@@ -116,16 +151,48 @@ def _pass(
             seen.differ += 1
             if seen.differ == 1:
                 found.evidence.append(f"{kind}: {wrong}")
-    _settle(engine)
+    _settle(disk)
+    heal()
     shutil.rmtree(disk)  # with what wrong answers have added to it
     whole.rename(disk)
     return seen
 
 
-def _settle(engine: Engine) -> None:
+def _hung(engine: Engine, faulty: FaultyDisk, prompt: Prompt) -> list[float]:
+    """By how many seconds a request's first token came later than before, as one read hung; none, if none hung."""
+    engine.reset_prefix_cache()
+    before = engine.ask(list(prompt.tokens), 1)  # from files, as all was asked since
+    for other in range(_OTHERS):  # its blocks leave the memory above the files
+        engine.ask([1000 + other] * _LONG, 1)
+    engine.reset_prefix_cache()
+    faulty.set(HANG)
+    try:
+        answer = engine.ask(list(prompt.tokens), 1)
+        hits = sum(faulty.report().hits)
+    finally:
+        faulty.heal()
+    return [answer.ttft_s - before.ttft_s] if hits else []
+
+
+def _settle(disk: Path) -> None:
     """Everything is written."""
-    pids = engine.pids()
-    storage.wait_quiet(lambda: storage.moved(pids).written)
+    storage.wait_quiet(lambda: sum(path.stat().st_size for path in disk.rglob("*.bin")))
+
+
+def _nobody() -> None:
+    """Nothing to heal."""
+
+
+def _to_files(disk: Path, damage: _Damage, dice: random.Random) -> None:
+    damage(sorted(disk.rglob("*.bin")), dice)
+
+
+def _to_disk(faulty: FaultyDisk, disk: Path, rule: Rule) -> None:
+    """A disk that refuses writes has no files: all would be there already."""
+    if rule.op == "write":
+        for path in disk.rglob("*.bin"):
+            path.unlink()
+    faulty.set(rule)
 
 
 def _nothing(files: Sequence[Path], dice: random.Random) -> None:
@@ -153,7 +220,7 @@ def _swap(files: Sequence[Path], dice: random.Random) -> None:
         path.write_bytes(content)
 
 
-_DAMAGE: dict[str, Callable[[Sequence[Path], random.Random], None]] = {
+_DAMAGE: dict[str, _Damage] = {
     "untouched": _nothing,
     "one bit in 4 KiB flipped": _flip,
     "swapped": _swap,
