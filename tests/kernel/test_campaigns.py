@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from stepwell.testing.fuse import why_not
@@ -29,10 +34,48 @@ def test_devices() -> None:
         assert all(why in rows[f"{kind}: right or a miss, in time"].remark for kind in kinds)
 
 
-@pytest.mark.skipif(bool(why_no_mounts("ext4")), reason=f"no filesystem in a file here: {why_no_mounts('ext4')}")
+needs_image = pytest.mark.skipif(
+    bool(why_no_mounts("ext4")), reason=f"no filesystem in a file here: {why_no_mounts('ext4')}"
+)
+
+
+@needs_image
 def test_power_cuts() -> None:
-    rows = {row.promise: row for row in powercut.run(Budget(SEED, scale=0.1))}
+    rows = {row.promise: row for row in powercut.run(Budget(SEED, scale=0.01))}
     assert {name: row.evidence for name, row in rows.items() if row.violations} == {}
     assert rows["power cut on ext4: the well starts again"].cases == 2
     assert rows["power cut on ext4: the keyring is intact"].cases == 1
     assert rows["power cut on ext4: right or a miss"].cases > 0
+
+
+FORGETFUL = """
+import numpy as np
+from stepwell.tiers.disk import recovery
+
+recovery._scan = lambda file, segment, *_: recovery.Footer(segment, np.array([], recovery.RECORD), ())
+"""
+
+
+class AtRest(random.Random):
+    """A cut right after a prefix was written and synced, of a new well whose first segment is open."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+    def choice(self, seq: Sequence[Any]) -> Any:
+        return seq[-1]
+
+
+@needs_image
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_well_that_forgets_what_was_synced_is_seen(
+    forgetful: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FORGETFUL if forgetful else "")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(powercut, "FOUND_S", 1.0)
+    tally = powercut._Tally(cuts=1)
+    powercut._series("ext4", 1, tally, AtRest(SEED))
+    assert tally.failures == []
+    assert (tally.synced, tally.moved) == (powercut.BLOCKS, 0)
+    assert tally.lost == powercut.BLOCKS * forgetful
