@@ -136,7 +136,8 @@ def _cut(disk: Image, home: Path, place: Path, spilled: list[bytes], tally: _Tal
     try:
         with well, Caller(home, SHARD) as caller:
             keys = keyring.read_bytes()
-            synced = _write(disk, well, caller, spilled, dice)
+            rests = tally.cuts % 4 in (1, 2)  # with the home there, and without
+            synced = _write(disk, well, caller, spilled, dice, rests=rests)
             tally.unwritten += not well.written()
             disk.cut_power()
             for digests in dice.sample(spilled, min(3, len(spilled))):  # it serves on, from host memory
@@ -159,12 +160,14 @@ def _cut(disk: Image, home: Path, place: Path, spilled: list[bytes], tally: _Tal
         tally.failures.append(f"{where}: {error!r}")
 
 
-def _write(disk: Image, well: RealWell, caller: Caller, spilled: list[bytes], dice: random.Random) -> _Synced:
+def _write(
+    disk: Image, well: RealWell, caller: Caller, spilled: list[bytes], dice: random.Random, *, rests: bool
+) -> _Synced:
     """Spills at full speed for a while. Somewhere on the way the kernel may write all that it has in memory, as it does
     now and then by itself: while the well writes, or when it has come to rest."""
     synced, now = _Synced(), time.monotonic()
     until = now + dice.uniform(0.0, 2.0)
-    sync_at, sync = dice.uniform(now, until), dice.choice(("never", "at once", "at rest", "at rest"))
+    sync_at, sync = dice.uniform(now, until), "at rest" if rests else dice.choice(("never", "at once"))
     while not spilled or time.monotonic() < until:
         digests = prefix(dice, BLOCKS)
         spilled.append(digests)
