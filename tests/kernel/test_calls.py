@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from seeds import budget, clean
 
-from stepwell.trust.kills import calls, nth
-from stepwell.trust.kills.nth import KILL, Plan
+from stepwell.trust.kills import calls, nth, nth_engines
+from stepwell.trust.kills.ground import ground
+from stepwell.trust.kills.nth import KILL, Nth, Plan
+from stepwell.trust.kills.processes import ForkServer
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())]
 
@@ -28,3 +30,18 @@ pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reas
 def test_a_hindered_call(plan: Plan) -> None:
     tally = clean(nth.lane([plan])(budget(), 0, 2))
     assert tally.n["hit"], "the well makes this call"
+
+
+def test_a_life_that_is_not_hindered_and_ends_otherwise_than_asked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Nth, "_stop", staticmethod(lambda place, life: life.kill()))
+    with ground() as place, ForkServer(place) as server:
+        nth = Nth(place, server, Plan("accept4", "error=EMFILE", fresh=True))
+        assert not nth.one(10_000)
+        assert nth.tally.n["hit"] == 0
+        assert "not hindered at all" in nth.tally.evidence["broken"][0]
+
+
+def test_engines_are_killed_at_calls_of_theirs() -> None:
+    number = nth_engines.CALLS.index("sendmsg")
+    tally = clean(nth_engines.kills(budget(), number, 4))
+    assert tally.n["kills"] >= 3, "an engine asks and answers by messages"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from seeds import budget, clean
@@ -20,6 +22,32 @@ def test_wells_are_killed_at_any_moment() -> None:
     tally = clean(wells.by_fork(budget(), 0, 20))
     assert tally.n["kills"] == 20
     assert tally.n["staged"] and tally.n["kept"], "lives came to store blocks, and the next ones had them"
+
+
+FORGETFUL = """
+from stepwell.tiers.disk import tier
+
+class Few:  # one block of each segment is not found again
+    def __init__(self, index): self.index = index
+    def __getattr__(self, name): return getattr(self.index, name)
+    def __len__(self): return len(self.index)
+    def put_many(self, ids, number, pages): self.index.put_many(ids[1:], number, pages[1:])
+
+begin = tier._Recovery.begin
+def wrapped(self):
+    self._tier._index = Few(self._tier._index)
+    begin(self)
+tier._Recovery.begin = wrapped
+"""
+
+
+def test_one_block_that_is_not_found_again_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FORGETFUL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(wells, "_FOUND_S", 0.5)
+    monkeypatch.setattr(wells, "STAGES", {"told": 1.0})
+    tally = wells.by_fork(budget(), 0, 8)
+    assert tally.n["heirs"] and tally.n["cold"]
 
 
 def test_wells_of_a_fresh_interpreter_are_killed_at_any_moment() -> None:

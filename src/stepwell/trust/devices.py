@@ -5,14 +5,20 @@ A client without an engine asks over the socket as an engine does, several reque
 their identity and are compared bit for bit. A request is overdue when it waited longer than the limits of
 docs/design/adr/0009 and SLACK_S for this machine. On a filesystem with faults (FUSE, root); what is done to files
 behind the well's back needs neither.
+
+A block is a case of a kind of harm if it was compared in a round of it after that had taken effect for the first time:
+a request to the disk met a fault, a file was changed behind the well's back, a real filesystem refused the well
+something. All others are judged too, and are nobody's cases.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.protocol.messages import MOST_ALLOWED_S
@@ -31,6 +37,9 @@ MOST_BLOCKS = 48
 EXT4 = "ext4"
 LIFE = 12
 """Rounds of one well."""
+
+MOST_STEPS = 24
+"""Of requests in a round: it goes on until the harm has come, if it comes by then."""
 
 SLACK_S = 0.5
 """For a busy machine, where a process may wait that long for a processor."""
@@ -63,6 +72,11 @@ def run(budget: Budget) -> Iterable[Row]:
     yield lone(budget, budget.of(ci=100, full=1000))
 
 
+def _errors(stage: Stage) -> int:
+    """That the well's disk has had."""
+    return sum(int(value) for name, value in stage.well.stats().items() if name.startswith("disk_errors_"))
+
+
 class _Rounds:
     """Rounds of harm: each on a well that has seen some, in an order that the dice say."""
 
@@ -89,20 +103,26 @@ class _Rounds:
     def _round(self, stage: Stage, kind: str, where: str, dice: random.Random) -> None:
         """Traffic, the harm at some moment, more traffic, the end of it, more traffic."""
         tally = self._tallies[kind]
+        tally.rounds += 1
         try:
-            self._traffic(stage, tally, where, dice)
+            self._traffic(stage, tally, where, dice, lambda: False)
             if dice.random() < 0.5:
                 eventually(stage.well.written, "all is written")
             if dice.random() < 0.9:
                 stage.well.forget_host()
-            self._harm(stage, kind, dice)
-            for _ in range(dice.randint(2, 8)):
-                self._traffic(stage, tally, where, dice)
+            before = _errors(stage)
+            came = self._harm(stage, kind, dice)
+            steps = dice.randint(2, 8)
+            for step in range(MOST_STEPS):
+                if step >= steps and (came or kind in DAMAGE):
+                    break
+                has_come = partial(self._has_come, stage, kind, before, already=came)
+                came = self._traffic(stage, tally, where, dice, has_come)
                 if dice.random() < 0.5:
                     stage.well.forget_host()
-            tally.hits += stage.disk is None or sum(stage.disk.report().hits) > 0 or kind in DAMAGE
+            tally.hits += came
             stage.heal()
-            self._traffic(stage, tally, where, dice)
+            self._traffic(stage, tally, where, dice, lambda: came)
             if dice.random() < 0.3:
                 self._comes_back(stage, where, dice)
         except Exception as error:  # noqa: BLE001 - whatever it is: a request failed, and that is what is counted
@@ -110,7 +130,9 @@ class _Rounds:
             stage.heal()
 
     @staticmethod
-    def _harm(stage: Stage, kind: str, dice: random.Random) -> None:
+    def _harm(stage: Stage, kind: str, dice: random.Random) -> bool:
+        """True: it has taken effect already."""
+        changed = False
         if kind in FAULTS:
             assert stage.disk is not None
             stage.disk.set(*FAULTS[kind](dice))
@@ -119,14 +141,31 @@ class _Rounds:
         else:
             segments = sorted(stage.below.glob("*.seg"))
             for segment in dice.sample(segments, min(len(segments), dice.randint(1, 3))):
-                DAMAGE[kind](segment, dice)
+                with contextlib.suppress(FileNotFoundError):
+                    changed |= DAMAGE[kind](segment, dice)
+        return changed
 
-    def _traffic(self, stage: Stage, tally: Tally, where: str, dice: random.Random) -> None:
-        """Requests for known prefixes and new ones, some at a time; what was not recalled is computed and spilled."""
+    @staticmethod
+    def _has_come(stage: Stage, kind: str, before: int, *, already: bool) -> bool:
+        """The harm that was done to the disk has been met by now. `before`: the errors of the well's disk."""
+        if already:
+            return True
+        if kind in FAULTS:
+            return stage.disk is not None and sum(stage.disk.report().hits) > 0
+        return kind in REAL and _errors(stage) > before
+
+    def _traffic(
+        self, stage: Stage, tally: Tally, where: str, dice: random.Random, has_come: Callable[[], bool]
+    ) -> bool:
+        """Requests for known prefixes and new ones, some at a time; what was not recalled is computed and spilled.
+        True: the harm had come when they were answered."""
         asked = [self._draw(stage, dice) for _ in range(dice.choice((1, 1, 2, 5)))]
-        for digests, got in zip(asked, stage.caller.recall_many(asked), strict=True):
-            self._judge(tally, where, got, len(asked))
+        answers = stage.caller.recall_many(asked)
+        came = has_come()
+        for digests, got in zip(asked, answers, strict=True):
+            self._judge(tally, where, got, len(asked), came=came)
             stage.caller.spill(digests)
+        return came
 
     @staticmethod
     def _draw(stage: Stage, dice: random.Random) -> bytes:
@@ -137,11 +176,12 @@ class _Rounds:
         return new
 
     @staticmethod
-    def _judge(tally: Tally, where: str, got: Recalled, beside: int) -> None:
+    def _judge(tally: Tally, where: str, got: Recalled, beside: int, *, came: bool) -> None:
         """Who waits in line begins to wait anew when one before it was served."""
-        tally.requests += 1
-        tally.cases += got.compared
-        tally.staged += got.staged
+        if came:
+            tally.requests += 1
+            tally.cases += got.compared
+            tally.staged += got.staged
         tally.worst_s = max(tally.worst_s, got.wait_s)
         if got.wrong:
             tally.broken(f"{where}: blocks {got.wrong} of {got.asked} are wrong", len(got.wrong))
@@ -207,10 +247,13 @@ class _Rounds:
         """`missing`: kinds that could not be tried, and why."""
         seed = self._budget.seed
         for kind, tally in self._tallies.items():
-            remark = (
-                f"blocks compared, {tally.staged:,} of them from disk, of {tally.requests:,} requests; it came in "
-                f"{tally.hits} rounds; the longest waited {tally.worst_s:.2f} s"
-            )
+            remark = f"it never came, in {tally.rounds} rounds"
+            if tally.hits:
+                remark = (
+                    f"blocks compared from its coming on, {tally.staged:,} of them from disk, of {tally.requests:,} "
+                    f"requests; it came in {tally.hits} of {tally.rounds} rounds; the longest waited "
+                    f"{tally.worst_s:.2f} s"
+                )
             promise = f"{kind}: right or a miss, in time"
             yield tally.row(promise, seed, f"not tried: {missing[kind]}" if kind in missing else remark)
         warm = f"times asked; the longest took {self._warm.worst_s:.1f} s, of {WARM_S:g}"

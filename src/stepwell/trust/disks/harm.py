@@ -18,7 +18,8 @@ SEGMENTS = "*.seg"
 KIB, MIB = 1 << 10, 1 << 20
 
 Draw = Callable[[random.Random], Sequence[Rule]]
-Damage = Callable[[Path, random.Random], None]
+Damage = Callable[[Path, random.Random], bool]
+"""Raises FileNotFoundError where the well has deleted the file meanwhile. False: it is what it was."""
 
 
 def _some(dice: random.Random) -> float:
@@ -84,39 +85,52 @@ FAULTS: dict[str, Draw] = {
 """On a filesystem with faults."""
 
 
-def _cut(path: Path, dice: random.Random) -> None:
-    os.truncate(path, dice.choice((0, dice.randrange(path.stat().st_size + 1))))
+def _cut(path: Path, dice: random.Random) -> bool:
+    nbytes = path.stat().st_size
+    left = dice.choice((0, dice.randrange(nbytes + 1)))
+    os.truncate(path, left)
+    return left < nbytes
 
 
-def _overwrite(path: Path, dice: random.Random) -> None:
+def _overwrite(path: Path, dice: random.Random) -> bool:
+    return _write(path, dice.randrange(16 * MIB), dice.randbytes(dice.choice((1, 4 * KIB, MIB))))
+
+
+def _write(path: Path, at: int, data: bytes) -> bool:
     with path.open("r+b") as file:
-        file.seek(dice.randrange(16 * MIB))
-        file.write(dice.randbytes(dice.choice((1, 4 * KIB, MIB))))
+        file.seek(at)
+        before = file.read(len(data))
+        file.seek(at)
+        file.write(data)
+    return before != data
 
 
-def _remove(path: Path, dice: random.Random) -> None:
+def _remove(path: Path, dice: random.Random) -> bool:
     path.unlink()
+    return True
 
 
-def _swap(path: Path, dice: random.Random) -> None:
+def _swap(path: Path, dice: random.Random) -> bool:
     """With another one, if there is one: bytes that are right, in the wrong place."""
-    others = [other for other in path.parent.glob(SEGMENTS) if other != path]
-    if others:
-        other, mine = dice.choice(others), path.read_bytes()
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(mine)
+    others = sorted(other for other in path.parent.glob(SEGMENTS) if other != path)
+    if not others:
+        return False
+    other = dice.choice(others)
+    mine, its = path.read_bytes(), other.read_bytes()
+    path.write_bytes(its)
+    other.write_bytes(mine)
+    return mine != its
 
 
-def _shift(path: Path, dice: random.Random) -> None:
+def _shift(path: Path, dice: random.Random) -> bool:
     """A stretch of it appears once more elsewhere in it."""
     data = path.read_bytes()
     pages = len(data) // (4 * KIB)
-    if pages > 1:
-        source, target = (4 * KIB * dice.randrange(pages) for _ in range(2))
-        length = 4 * KIB * dice.randrange(1, 64)
-        with path.open("r+b") as file:
-            file.seek(target)
-            file.write(data[source : source + min(length, len(data) - target)])
+    if pages < 2:
+        return False
+    source, target = (4 * KIB * dice.randrange(pages) for _ in range(2))
+    length = 4 * KIB * dice.randrange(1, 64)
+    return _write(path, target, data[source : source + min(length, len(data) - target)])
 
 
 DAMAGE: dict[str, Damage] = {

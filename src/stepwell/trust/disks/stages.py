@@ -21,13 +21,14 @@ _MOST_EVIDENCE = 5
 
 @dataclass
 class Tally:
-    """Of one promise: blocks that were `compared`, `staged` from disk some of them, in so many `requests`. `hits`: how
-    often what was to go wrong did."""
+    """Of one promise: `cases`, blocks that were compared for it, `staged` from disk some of them, in so many
+    `requests`. `hits`: in how many of its `rounds` what was to go wrong did."""
 
     cases: int = 0
     violations: int = 0
     requests: int = 0
     staged: int = 0
+    rounds: int = 0
     hits: int = 0
     worst_s: float = 0.0
     evidence: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepwell.trust.budget import Budget
-from stepwell.trust.kills import calls, engines, memory, nth, starved, wells
+from stepwell.trust.kills import calls, engines, memory, nth, nth_engines, starved, wells
 from stepwell.trust.kills.lanes import Lane, Tally, spread
 from stepwell.trust.report import Row
 
@@ -25,8 +25,10 @@ def _wells(budget: Budget) -> Iterable[Row]:
     kept = f"lives that were asked; {n['kept']:,} of {n['told']:,} blocks that the life before had stored were there"
     yield _row(budget, tally, "wrong", "a recall after a kill of the well is right or a miss", n["right"], seen)
     yield _row(budget, tally, "cold", "the next well finds what was stored", n["heirs"], kept)
-    left = "kills; files, bytes on disk, leases, sockets, wells that do not begin"
-    yield _row(budget, tally, "left", "nothing is left after a kill of the well", n["kills"], left)
+    left = "kills; files, bytes on disk, wells that do not begin"
+    yield _row(budget, tally, "left", "no file is left after a kill of the well", n["kills"], left)
+    held = "wells after lines of kills, whose engine has left; sessions, leases, pins, bytes on disk, then the socket"
+    yield _row(budget, tally, "held", "a well after many kills holds nothing for anybody", n["lines"], held)
 
 
 def _engines(budget: Budget) -> Iterable[Row]:
@@ -55,6 +57,21 @@ def _calls(budget: Budget) -> Iterable[Row]:
             f"begin and said why; {n['right']:,} blocks compared, {n['wrong']} wrong"
         )
         yield _row(budget, tally, "broken", promise, n["hit"], seen, "wrong")
+    yield _nth_engines(budget, why_not)
+
+
+def _nth_engines(budget: Budget, why_not: str) -> Row:
+    promise = "an engine killed at its N-th system call: others are right, nothing is held for it"
+    if why_not:
+        return Row(promise, 0, 0, budget.seed, why_not)
+    kinds, most = len(nth_engines.CALLS), budget.of(6, 400)
+    tally = spread(budget, "system calls of engines", nth_engines.kills, kinds * most, most)
+    n = tally.n
+    seen = (
+        f"kills, at calls of {kinds} kinds ({n['cut']} kinds have more); {n['right']:,} blocks compared beside and "
+        f"after them, {n['theirs']:,} of those spilled by engines that were killed"
+    )
+    return _row(budget, tally, "left", promise, n["kills"], seen, "wrong")
 
 
 def _starved(budget: Budget) -> Iterable[Row]:

@@ -51,12 +51,16 @@ class Beside:
     _numbers: Counter[str] = field(default_factory=Counter)
     _spilled: deque[Chain] = field(default_factory=lambda: deque(maxlen=2 * _ROUND))
 
-    def one(self, how: str = "") -> None:
-        how = how or self.dice.choice(list(HOW))
+    def order(self, how: str, *, held: bool = False) -> tuple[Life, int]:
+        """A victim, and the first of its chains."""
         self._numbers["victim"] += 1
         first = self._numbers["victim"] << 32
         order = {"home": str(self.place.home), "model": MODEL, "shard_bytes": SHARD_BYTES, "how": how, "first": first}
-        victim = self.victims.engine(**order)
+        return self.victims.engine(held=held, **order), first
+
+    def one(self, how: str = "") -> None:
+        how = how or self.dice.choice([how for how in HOW if how != "once"])
+        victim, first = self.order(how)
         try:
             if not victim.ready():
                 self.tally.violated("left", f"an engine did not begin: {victim.wait()} {self.place.said()}")
@@ -65,34 +69,38 @@ class Beside:
         finally:
             victim.kill()
             victim.wait()
+        self.is_dead(first)
+
+    def is_dead(self, first: int) -> None:
+        """The victim with these chains was killed: what is there of it is right, and nothing is held for it."""
         self.tally.n["kills"] += 1
         theirs = sum(recall(self.engine, Chain(first + n, BLOCKS), self.tally) for n in range(8))
         self.tally.n["theirs"] += theirs
-        self._given_back()
+        self.given_back()
 
     def _go_on(self, victim: Life, how: str) -> None:
         """Works beside the victim: for a while, or, beside a zombie, until all that may be used again was."""
         if how == "copy":
             end = time.monotonic() + self.dice.random() * 0.1
             while time.monotonic() < end:
-                self._work()
+                self.work()
             return
         if until(lambda: stats(self.place.home)["quarantined_slots"] > 0):
             self.tally.n["haunts"] += 1
         for _ in range(_ROUND):
-            self._work()
+            self.work()
         held = stats(self.place.home)["quarantined_slots"]
         if not held and victim.alive():
             self.tally.violated("left", "slots were given back before their writer was dead")
 
-    def _work(self) -> None:
+    def work(self) -> None:
         self._numbers["ours"] += 1
         self._spilled.append(Chain(self._numbers["ours"], BLOCKS))
         self.engine.spill(self._spilled[-1])
         recall(self.engine, self.dice.choice(self._spilled), self.tally)
         recall(self.engine, self._spilled[-1], self.tally)
 
-    def _given_back(self) -> None:
+    def given_back(self) -> None:
         def nothing_held() -> bool:
             figures = stats(self.place.home)
             return figures["sessions"] == 1 and not any(figures[name] for name in HELD)

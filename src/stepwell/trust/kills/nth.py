@@ -114,7 +114,7 @@ class Nth:
     _stored: list[Chain] = field(default_factory=list)
 
     def one(self, n: int) -> bool:
-        """False: there was no N-th call, and nothing was hindered."""
+        """False: there was no N-th call, and nothing was hindered; then the life ends as asked."""
         place = self.place
         if self.plan.fresh:
             home = place.folder / f"home{n}"
@@ -145,13 +145,12 @@ class Nth:
                 life.kill()
                 ended = replace(life.wait(), what="it hung")
         killed = self.plan.how == KILL and ended == Ended(-9)
-        if not by.hits and not killed:
-            return False
-        self.tally.n["hit"] += 1
+        hit = bool(by.hits or killed)
+        self.tally.n["hit"] += hit
         self.tally.n["refused"] += bool(ended.refused)
-        if not (killed or ended == Ended(0) or ended.refused):
-            self._broken(n, f"{ended} {place.said()}")
-        return True
+        if not (killed or ended == Ended(0) or (hit and ended.refused)):
+            self._broken(n, f"{'' if hit else 'not hindered at all: '}{ended} {place.said()}")
+        return hit
 
     @staticmethod
     def _stop(place: Ground, life: Life) -> None:

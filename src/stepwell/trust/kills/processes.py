@@ -131,8 +131,8 @@ class ForkServer:
     def well(self, home: Path, wishes: Wishes, *, held: bool = False) -> Life:
         return self._begin({"role": "well", "home": str(home), "settings": dict(wishes), "held": held})
 
-    def engine(self, **order: Any) -> Life:
-        return self._begin({"role": "engine", "held": False, **order})
+    def engine(self, *, held: bool = False, **order: Any) -> Life:
+        return self._begin({"role": "engine", "held": held, **order})
 
     def _begin(self, order: dict[str, Any]) -> Life:
         os.write(self._in, json.dumps(order).encode() + b"\n")

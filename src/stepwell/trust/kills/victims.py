@@ -1,4 +1,6 @@
-"""Engines that are to be killed: in the middle of copies, and as zombies, which still copy when their link is gone."""
+"""Engines that are to be killed: in the middle of copies, as zombies, which still copy when their link is gone, and at
+a system call of a fixed little work.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from typing import Any
 from stepwell.trust.kills.engine import Chain, Engine
 
 BLOCKS = 16
+ONCE = 4
+"""Chains of an engine that works once."""
+
 _JOIN_S = 30.0
 _PAUSE_S = 0.0005
 _GARBAGE = 0xEE
 
 
 def run(order: dict[str, Any], ready: Callable[[], None]) -> None:
-    """Goes on until it is killed. `ready` is called when it has begun to do what `order["how"]` says, with chains of
-    BLOCKS blocks from `order["first"]` on."""
+    """Goes on until it is killed, or has done its work once. `ready` is called when it has begun to do what
+    `order["how"]` says, with chains of BLOCKS blocks from `order["first"]` on; not by one that works once."""
     with Engine(Path(order["home"]), order["model"], order["shard_bytes"], lambda: time.sleep(_PAUSE_S)) as engine:
         if not engine.join(_JOIN_S):
             raise TimeoutError(f"the well does not answer: {engine.troubles}")
@@ -46,4 +51,11 @@ def _haunt(engine: Engine, first: int, ready: Callable[[], None]) -> None:
             time.sleep(_PAUSE_S)
 
 
-HOW = {"copy": _copy, "haunt": _haunt}
+def _once(engine: Engine, first: int, ready: Callable[[], None]) -> None:
+    """The same calls each time, as far as that can be; what it copies it copies slowly."""
+    for number in range(first, first + ONCE):
+        engine.spill(Chain(number, BLOCKS))
+        engine.recall(Chain(number, BLOCKS))
+
+
+HOW = {"copy": _copy, "haunt": _haunt, "once": _once}

@@ -38,6 +38,9 @@ _DELAY_S = 0.05
 _LIFE_S = 30.0
 """A life that has not come to its stage by then is killed, and should have."""
 
+_FOUND_S = 10.0
+"""A read that a busy machine is late with is a miss: it is asked for again until then."""
+
 _AT_FIRST = 2
 """Chains that a life is asked for before it is told to keep others."""
 
@@ -103,7 +106,8 @@ class Death:
 class Line:
     """Counts: `kills`, of them `early` before it served; blocks that were recalled `right`, of them `staged` from disk,
     and those that were `asked` for; `told` blocks of the life before, of them `kept`, in `heirs` lives. Violations:
-    `wrong` blocks, `cold` lives, `left` over files and processes that did not begin or ended by themselves."""
+    `wrong` blocks, `cold` lives, `left` over files and processes that did not begin or ended by themselves, and what
+    the last wells of `lines` still `held`."""
 
     place: Ground
     begin: Begin
@@ -156,7 +160,7 @@ class Line:
                 return
             death.reached("recovered")
             if told and told.model == model:
-                self._claim(engine, told)
+                self._claim(engine, life, told)
             chains: list[Chain] = []
             filled = 0
             for _ in range(_AT_FIRST):
@@ -177,18 +181,25 @@ class Line:
             return Chain(self.dice.randrange(1 + max(self.spilled.values(), default=0)), BLOCKS)
         return Chain(max(0, self.spilled[model] - 1 - int(self.dice.expovariate(1 / 8))), BLOCKS)
 
-    def _claim(self, engine: Engine, told: Told) -> None:
-        """What the life before has stored is still there."""
+    def _claim(self, engine: Engine, life: Life, told: Told) -> None:
+        """What the life before has stored is still there, all of it. Nothing takes any of it away: a kill leaves what
+        was written to the kernel, nobody has written since, and where this disk tier, or that of a life in between
+        which came to nothing, is smaller, the oldest segments go, while these blocks lie in the newest."""
         asked = kept = 0
+        deadline = time.monotonic() + _FOUND_S
         for chain in told.chains:
-            right = recall(engine, chain, self.tally)
-            if engine.lost:
+            while (right := recall(engine, chain, self.tally)) < BLOCKS and time.monotonic() < deadline:
+                if engine.lost or not life.alive():
+                    break
+                time.sleep(0.02)
+            if engine.lost or not life.alive():
                 break
             asked, kept = asked + BLOCKS, kept + right
         if asked:
             self.tally.n.update(heirs=1, told=asked, kept=kept)
-            if kept < asked / 2:
-                self.tally.violated("cold", f"{kept} of {asked} blocks were kept: {self.place.said(300)}")
+            if kept < asked:
+                figures = {name: value for name, value in stats(self.place.home).items() if name.startswith("disk_")}
+                self.tally.violated("cold", f"{kept} of {asked} blocks were kept: {figures} {self.place.said(300)}")
 
     def _last(self) -> None:
         """One that is used, left and asked to end: nobody's slots are held, and no more lies there than may."""
@@ -201,8 +212,10 @@ class Line:
                     if joined(engine, life) and recovered(self.place.home, life):
                         for number in range(max(0, self.spilled[MODELS[0]] - 20), self.spilled[MODELS[0]]):
                             recall(engine, Chain(number, BLOCKS), self.tally)
+                self.tally.n["lines"] += 1
                 if not until(self._is_quiet):
-                    self._left(f"held by nobody: {stats(self.place.home)}; {self.place.segment_bytes()} on disk")
+                    held = f"held by nobody: {stats(self.place.home)}; {self.place.segment_bytes()} on disk"
+                    self.tally.violated("held", held)
                 control.stop(self.place.home, seconds=PATIENCE_S)
                 if (ended := life.wait()).status:
                     self._left(f"the last well did not end as asked: {ended}")
@@ -210,7 +223,7 @@ class Line:
                 life.kill()
                 life.wait()
         for stray in [*self.place.strays(), *([str(self.place.socket)] if self.place.socket.exists() else [])]:
-            self._left(f"{stray} was left behind by a well that was asked to end")
+            self.tally.violated("held", f"{stray} was left behind by a well that was asked to end")
 
     def _is_quiet(self) -> bool:
         figures = stats(self.place.home)
