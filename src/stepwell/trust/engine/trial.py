@@ -21,7 +21,7 @@ from stepwell.trust.engine.prompts import OUTPUT, Prompt
 from stepwell.trust.engine.tally import Tally
 from stepwell.trust.engine.well import TestedWell
 
-EPISODE = 12
+EPISODE = 10
 """Requests under one fault, in a few rounds."""
 
 TOGETHER = (1, 2, 3, 4)

@@ -43,8 +43,8 @@ def _engines(budget: Budget) -> Iterable[Row]:
 def _calls(budget: Budget) -> Iterable[Row]:
     why_not = calls.why_not()
     for plans, promise, least in (
-        (nth.KILLS, "a well killed at its N-th system call: the next one is right", 12),
-        (nth.ERRORS, "a well whose N-th system call fails or lies goes on, or says why not", 3),
+        (nth.KILLS, "a well killed at its N-th system call: the next one is right", 9),
+        (nth.ERRORS, "a well whose N-th system call fails or lies goes on, or says why not", 2),
     ):
         if why_not:
             yield Row(promise, 0, 0, budget.seed, why_not)
