@@ -148,6 +148,7 @@ class Life:
         fault: Callable[[FaultyFiles], None] = lambda files: None,
         recovers: bool = True,
         simulated: Sequence[Files] = (),
+        segment: int | None = None,
     ) -> None:
         """`simulated`: files of another kind, in place of folders."""
         self.executor, self.clock = SeededExecutor(seed), SetClock()
@@ -156,7 +157,7 @@ class Life:
             fault(files)
         self.sealing = Sealing(keyring, sealed=sealed, wall=lambda: golden.NOW)
         self.troubles: list[tuple[str, BaseException]] = []
-        sites = [Site(files, limit, reserve) for files in [*self.files, *simulated]]
+        sites = [Site(files, limit, reserve, segment) for files in [*self.files, *simulated]]
         self.tier = DiskTier(
             sites, self.executor, self.clock, lambda: golden.NOW, self.sealing, lambda *trouble: self.note(*trouble)
         )

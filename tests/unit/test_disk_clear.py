@@ -485,6 +485,27 @@ def test_a_receipt_comes_when_the_directory_is_synced(tmp_path: Path) -> None:
     life.end()
 
 
+@pytest.mark.parametrize("space", [None, 0])
+def test_one_file_of_several_that_cannot_be_deleted_is_told_of(tmp_path: Path, space: int | None) -> None:
+    """Found by the simulation: what went after it, one at a time, made it forgotten."""
+    life = Life(tmp_path)
+    life.put_all(range(3 * PER_SEGMENT))
+    unlinks = 0
+
+    def fault(operation: str, name: str, offset: int) -> None:
+        nonlocal unlinks
+        unlinks += operation == "unlink"
+        if operation == "unlink" and unlinks == 1:
+            raise failure(errno.EIO)
+
+    life.files[0].fault = fault
+    assert not life.clear(space).whole
+    assert len(segments(tmp_path)) == 1
+    assert life.clear(space).whole
+    assert not segments(tmp_path)
+    life.end()
+
+
 def test_a_file_that_cannot_be_deleted_is_told_of(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.put_all(range(10))
@@ -530,11 +551,11 @@ def test_a_clear_that_a_power_cut_ended_is_whole_the_next_time() -> None:
 
     def begin(disk: Disk, *, cut: bool = False) -> Life:
         files = SimFiles(disk, dice, Fibres(dice), Trace(), {})
-        life, meet = Life(simulated=[files]), files.meet
+        life, meet = Life(simulated=[files], segment=3 * MIB), files.meet
 
         def met(operation: str, name: str, *facts: object) -> None:
             if operation in ("zero", "write", "sync"):
-                states.extend(disk.after_power_cut(dice) for _ in range(5))
+                states.extend(disk.after_power_cut(dice) for _ in range(25))
             meet(operation, name, *facts)
 
         if cut:
@@ -548,7 +569,7 @@ def test_a_clear_that_a_power_cut_ended_is_whole_the_next_time() -> None:
         inode.sync()
     disk.sync()
     assert begin(disk, cut=True).clear(0).whole
-    assert len(states) >= 20
+    assert len(states) >= 100
     for state in states:
         again = begin(state)
         assert again.clear(0).whole

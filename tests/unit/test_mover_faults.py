@@ -9,7 +9,7 @@ from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
 from stepwell.hierarchy import healthy
-from stepwell.hierarchy.breaker import OVERDUE_S
+from stepwell.hierarchy.breaker import FIRST_PAUSE_S, OVERDUE_S
 from stepwell.hierarchy.healthy import KNOWN, HealthyReads
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
@@ -176,6 +176,8 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
+    rig.clock.advance(FIRST_PAUSE_S)
+    rig.settle()
     assert rig.stat("dict_reads_up") == 1
     assert engine.found(digests) == 14
     assert len(rig.below.blocks) == 16, "what waited was written"
@@ -211,6 +213,7 @@ def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_bein
     assert engine.found(digests) == 6
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
+    rig.clock.advance(FIRST_PAUSE_S)
     rig.settle()
     assert engine.found(digests) == 6
     assert rig.stat("dict_not_recalled_superseded") == 6

@@ -63,7 +63,7 @@ def run(budget: Budget) -> Iterable[Row]:
         missing |= dict.fromkeys(FAULTS, why)
         rounds.all([*DAMAGE], budget.of(ci=40, full=2000))
     else:
-        rounds.all([*FAULTS, *DAMAGE], budget.of(ci=72, full=4000), faulty=True)
+        rounds.all([*FAULTS, *DAMAGE], budget.of(ci=48, full=4000), faulty=True)
     if why := why_no_mounts(EXT4):
         missing |= dict.fromkeys(REAL, why)
     else:

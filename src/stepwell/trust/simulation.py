@@ -25,7 +25,7 @@ _FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", 
 
 
 def run(budget: Budget) -> Iterable[Row]:
-    walks, states = budget.of(ci=300, full=20_000), budget.of(ci=100_000, full=1_000_000)
+    walks, states = budget.of(ci=250, full=20_000), budget.of(ci=100_000, full=1_000_000)
     with ProcessPoolExecutor(budget.processes, multiprocessing.get_context("spawn")) as pool:
         foul = _Sum(LONG, 0)
         for walked in _in_order(pool, budget, "walks", LONG, 0):

@@ -65,7 +65,8 @@ class Deletion:
             self.doom(segment)
 
     def when_done(self, done: Callable[[Forgotten], None]) -> None:
-        """Tells what went, when all that is doomed now or until then is gone for good. Never inside this call."""
+        """Tells what went, when all that is doomed now or until then is gone for good; not whole if any file is left
+        that could not be deleted, whenever that was. Never inside this call."""
         self._when_done.append(done)
         self._tell()
 
@@ -86,7 +87,6 @@ class Deletion:
                 space.used -= segment.nbytes
                 self._gone += Forgotten(nbytes=segment.nbytes)
             else:
-                self._gone += Forgotten(whole=False)
                 self._owner.trouble("delete", error)
                 self._left.append(segment)
             self._owner.forget(segment)
@@ -99,7 +99,7 @@ class Deletion:
     def _tell(self) -> None:
         if self._doomed:
             return
-        forgotten, self._gone = self._gone, Forgotten()
+        forgotten, self._gone = replace(self._gone, whole=not self._left), Forgotten()
         waiting, self._when_done = self._when_done, []
 
         def synced(error: BaseException | None) -> None:

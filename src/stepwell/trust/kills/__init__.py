@@ -32,7 +32,7 @@ def _wells(budget: Budget) -> Iterable[Row]:
 
 
 def _engines(budget: Budget) -> Iterable[Row]:
-    tally = spread(budget, "kills of engines", engines.kills, budget.of(120, 5_000), 20)
+    tally = spread(budget, "kills of engines", engines.kills, budget.of(80, 5_000), 20)
     n = tally.n
     seen = f"blocks compared beside {n['kills']:,} killed engines, {n['theirs']:,} of them spilled by those"
     yield _row(budget, tally, "wrong", "a recall beside a killed engine is right or a miss", n["right"], seen)

@@ -50,13 +50,18 @@ def files(budget: Budget, number: int, cases: int) -> Tally:
                         engine.spill(chain)
                         tally.n["meanwhile"] += recall(engine, chain, tally, 2.0)
                     limit_files(life.pid, _MOST_FILES)
-                    again = _comes_back(place, engine, 1000 * (case + 1) + 2) if joined(other, life) else None
+                    again = _comes_back(place, engine, 1000 * (case + 1) + 2) if _joins(other, life) else None
                 if again is None or recall(engine, again, tally) != BLOCKS:
                     tally.violated("broken", f"after EMFILE: {stats(place.home)} {place.said(500)}")
                 else:
                     chains.append(again)
             tally.n["cases"] += 1
     return tally
+
+
+def _joins(engine: Engine, life: Life) -> bool:
+    """For good: what it began while the well had no descriptors may be lost once more before."""
+    return until(lambda: engine.join(0.05) or not life.alive(), PATIENCE_S) and life.alive()
 
 
 def _comes_back(place: Ground, engine: Engine, first: int) -> Chain | None:
