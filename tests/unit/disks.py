@@ -163,12 +163,17 @@ class Life:
         )
         self.origins = [self.sealing.origins("default", golden.NAMESPACE.at_epoch(n))[0] for n in range(_SPACES)]
         layout = SlabLayout(SHARD, 64)
-        self._slab = Slab(1, _OWNER, layout, SystemMemory().make(layout.nbytes))
+        self._memory = SystemMemory().make(layout.nbytes)
+        self._slab = Slab(1, _OWNER, layout, self._memory)
         self._slot = 0
         self.recovered: list[int] = []
         if recovers:
             self.tier.recover(self.recovered.append)
             self.executor.drain()
+
+    def close_memory(self) -> None:
+        """Where there are very many lives: each has a descriptor."""
+        self._memory.close()
 
     def note(self, kind: str, error: BaseException) -> None:
         self.troubles.append((kind, error))

@@ -579,6 +579,8 @@ def test_a_clear_that_a_power_cut_ended_is_whole_the_next_time() -> None:
         last = begin(state)
         assert last.here(range(4)) == set()
         assert last.good(range(SPACE, SPACE + 4)) == set(range(SPACE, SPACE + 4))
+        for each in (again, last):
+            each.close_memory()
 
 
 def test_a_footer_is_written_when_what_it_hides_is_zeros_on_disk(tmp_path: Path) -> None:
