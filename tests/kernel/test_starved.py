@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+
 import pytest
 from seeds import budget, clean
 
+from stepwell.client import control
+from stepwell.testing.caller import Caller, prefix
+from stepwell.testing.well import apart, eventually
 from stepwell.trust.kills import memory, starved
 
 pytestmark = pytest.mark.kernel
@@ -22,3 +29,40 @@ def test_a_well_keeps_to_its_memory_and_may_be_killed_for_it() -> None:
 
 def test_a_directory_has_one_well_and_none_after_a_kill() -> None:
     assert clean(starved.two_wells(budget(), 0, 1)).n["cases"] == 1
+
+
+_TELLS = """
+import os, sys
+serves = sys.argv.pop(1)
+sys.addaudithook(lambda event, told: event == "import" and os.path.exists(serves) and print(told[0], flush=True))
+from stepwell.cli.main import main
+main()
+"""
+
+
+def test_a_well_that_serves_loads_no_modules() -> None:
+    """It could not, without descriptors, and would end at what is no more than its work."""
+    with apart() as folder:
+        home, serves, dice = folder / "home", folder / "serves", random.Random(1)
+        serve = ["serve", "--home", str(home), "--host", "64MiB", "--disk", f"{folder / 'disk'}:64MiB"]
+        command = [sys.executable, "-c", _TELLS, str(serves), *serve]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as well:
+            try:
+                eventually(lambda: control.pid(home) is not None, "it serves", 30)
+                with Caller(home, 32 << 10) as caller:
+                    known = [prefix(dice, 48) for _ in range(60)]
+                    serves.touch()
+                    for at, digests in enumerate(known):  # more than the disk holds: segments are evicted
+                        caller.spill(digests)
+                        if at % 10 == 9:
+                            eventually(lambda: not control.stats(home)["disk_write_queue_bytes"], "all is written", 30)
+                            control.clear(home, ["host"])
+                            assert caller.recall(digests).staged
+                    (row,) = control.namespaces(home)
+                    control.clear(home, ["host", "disk"], namespace=row.tag)
+                    assert not control.stats(home)["disk_blocks"]
+                control.stop(home)
+                said, _ = well.communicate(timeout=30)
+            finally:
+                well.kill()
+        assert not [line for line in said.splitlines() if " " not in line], said

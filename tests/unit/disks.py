@@ -99,9 +99,14 @@ class FaultyFiles(SystemFiles):
         self.seen.append((operation, name, offset))
         return self.fault(operation, name, offset)
 
-    def fail(self, code: int, *operations: str) -> None:
+    def fail(self, code: int, *operations: str, only: int = 0) -> None:
+        """From now on each of these operations fails, or just the one that comes as number `only`."""
+        met = 0
+
         def fault(operation: str, name: str, offset: int) -> None:
-            if operation in operations:
+            nonlocal met
+            met += operation in operations
+            if operation in operations and only in (0, met):
                 raise failure(code)
 
         self.fault = fault

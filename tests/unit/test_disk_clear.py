@@ -490,15 +490,7 @@ def test_one_file_of_several_that_cannot_be_deleted_is_told_of(tmp_path: Path, s
     """Found by the simulation: what went after it, one at a time, made it forgotten."""
     life = Life(tmp_path)
     life.put_all(range(3 * PER_SEGMENT))
-    unlinks = 0
-
-    def fault(operation: str, name: str, offset: int) -> None:
-        nonlocal unlinks
-        unlinks += operation == "unlink"
-        if operation == "unlink" and unlinks == 1:
-            raise failure(errno.EIO)
-
-    life.files[0].fault = fault
+    life.files[0].fail(errno.EIO, "unlink", only=1)
     assert not life.clear(space).whole
     assert len(segments(tmp_path)) == 1
     assert life.clear(space).whole
@@ -655,15 +647,7 @@ def test_what_no_footer_lists_goes_too(tmp_path: Path, how: str) -> None:
     """A write that failed halfway has left whole blocks, and one that found no room in the index all of its own."""
     life = Life(tmp_path)
     life.put_all(range(SPACE, SPACE + 8))
-    writes = 0
-
-    def fault(operation: str, name: str, offset: int) -> None:
-        nonlocal writes
-        writes += operation == "write"
-        if operation == "write" and writes == 2:
-            raise failure(errno.EIO)
-
-    life.files[0].fault = fault
+    life.files[0].fail(errno.EIO, "write", only=2)
     assert life.put(*range(16)) == [Writing.FAILED] * 16
     life.files[0].heal()
     life.clock.advance(10)

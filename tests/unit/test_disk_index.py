@@ -432,3 +432,15 @@ def test_what_is_found_while_the_table_grows() -> None:
             for at in range(0, number + 1, 7):
                 assert index.find(ids[at]) == (at // 1000, at % 1000)
     assert between > 5
+
+
+def test_forgetting_needs_nothing_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy's own `unique` loads modules when it is first asked: a well without descriptors ended by that."""
+    index = BlockIndex(1000)
+    dice = random.Random(SEED)
+    ids = [dice.randbytes(32) for _ in range(100)]
+    for page, id in enumerate(ids):
+        index.put(id, 1, page)
+    monkeypatch.delattr(np, "unique")
+    assert index.remove_many(b"".join(ids[:10] + ids[:10]), 1, np.array([*range(10)] * 2, np.uint32)) == 10
+    assert index.drop_segment(1) == 90

@@ -27,7 +27,7 @@ from stepwell.testing.sim.fibres import Fibres, Killed
 from stepwell.testing.sim.oracle import Oracle, Violation, content
 from stepwell.testing.sim.walk import Walked, walk
 from stepwell.tiers.base import Forgotten, Reading
-from stepwell.tiers.disk import recovery, sweep
+from stepwell.tiers.disk import recovery, stream, sweep
 from stepwell.tiers.disk.directory import Directory
 from stepwell.tiers.disk.layout import RECORD, Footer, Records
 from stepwell.tiers.disk.space import Space
@@ -219,7 +219,7 @@ def test_a_clear_that_does_not_sync_what_it_leaves(monkeypatch: pytest.MonkeyPat
 
 def test_a_sweep_that_believes_a_footer_and_headers_that_were_misread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes out what is listed, and not all but what stays: found once, by this seed, and mended."""
-    rewrite, gaps = Sweep._rewrite, sweep.gaps
+    rewrite, gaps = Sweep._rewrite, stream.gaps
     listed: dict[bytes, Records] = {}  # what goes, by what stays
 
     def believes(self: Sweep, segment: Any, clears: Any, found: recovery.Found, mine: sweep.Mask) -> None:
@@ -234,7 +234,7 @@ def test_a_sweep_that_believes_a_footer_and_headers_that_were_misread(monkeypatc
         return list(zip(goes["page"].tolist(), goes["pages"].tolist(), strict=True))
 
     monkeypatch.setattr(Sweep, "_rewrite", believes)
-    monkeypatch.setattr(sweep, "gaps", of_those)
+    monkeypatch.setattr(stream, "gaps", of_those)
     assert "was cleared" in _finds("wrong", first=2742121328, steps=3000).what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,12 @@ class Row:
     remark: str = ""
     evidence: Sequence[str] = field(default_factory=tuple)
     comparison: bool = False
+
+
+def ended_by(error: Exception) -> str:
+    """Evidence that a campaign, or a part of it, did not come to its end; where it was is printed."""
+    traceback.print_exception(error)
+    return f"the rest was not tried: {type(error).__name__}: {error}"
 
 
 def table(rows: Sequence[Row]) -> str:

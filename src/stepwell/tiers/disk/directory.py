@@ -33,11 +33,11 @@ from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.deletion import Deletion
 from stepwell.tiers.disk.eviction import Eviction
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.layout import Footer, Head, gaps
+from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.placing import Placing
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import NoRoom, Space
-from stepwell.tiers.disk.stream import read_run, write_bytes
+from stepwell.tiers.disk.stream import blank, read_run, write_bytes
 from stepwell.tiers.disk.sweep import Sweep
 
 EVICT_AHEAD = 0.25
@@ -215,26 +215,23 @@ class Directory:
         blocks of which parts were written, or a header misread just now: so what it does not list becomes zeros."""
         if len(footer.records) and Footer.nbytes(len(footer.records)) <= self._unused_end(segment, footer):
             segment.phase = Phase.CLOSING
-            end = (segment.nbytes - Footer.nbytes(len(footer.records))) // PAGE
-            self._write_footer(segment, footer, list(gaps(footer.records, end)))
+            self._write_footer(segment, footer, found=True)
 
     @staticmethod
     def _unused_end(segment: Segment, footer: Footer) -> int:
         last = footer.records[-1]
         return segment.nbytes - (int(last["page"]) + int(last["pages"])) * PAGE
 
-    def _write_footer(self, segment: Segment, footer: Footer, blank: Sequence[tuple[int, int]] = ()) -> None:
-        """`blank`: page and pages of what is made zeros before."""
+    def _write_footer(self, segment: Segment, footer: Footer, *, found: bool = False) -> None:
+        """`found`: there may be more in it than the footer lists, and that goes before."""
         raw = footer.pack()
         written = [len(raw)]
         self.use(segment)
 
         def job() -> None:
             with self.handles.use(segment.name) as file:
-                for page, pages in blank:
-                    written.append(file.zero(page * PAGE, pages * PAGE))
-                if blank:
-                    file.sync()  # or a power cut may leave the footer and what it hides
+                if found:
+                    written.append(blank(file, footer.records, (segment.nbytes - len(raw)) // PAGE))
                 write_bytes(file, raw, segment.nbytes - len(raw), self._staging)
 
         def ended(error: BaseException | None) -> None:

@@ -17,7 +17,7 @@ import mmap
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ SEGMENTS: Final = 1 << 32
 
 _U64 = npt.NDArray[np.uint64]
 _Slots = npt.NDArray[np.intp]
+_Number = TypeVar("_Number", bound=np.integer)
 
 _START = 1024
 _PAD = 4096  # slots past the last home, for the run that ends there: random keys need a few hundred
@@ -46,6 +47,15 @@ class Place(NamedTuple):
 
     segment: int
     page: int
+
+
+def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Each value once, in order. `numpy.unique` does the same, but loads modules when it is first asked, which a
+    running well that may open no more files cannot."""
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 class BlockIndex:
@@ -159,7 +169,7 @@ class BlockIndex:
         slots = self._locate(_keys(ids))
         places = pages.astype(np.uint64) | np.uint64(segment << 31)
         here = (slots >= 0) & (self._all_values[slots] >> 1 == places)
-        slots = np.unique(slots[here])
+        slots = distinct(slots[here])
         self._take_out(slots)
         return len(slots)
 
@@ -176,7 +186,7 @@ class BlockIndex:
             return 0
         self._segments -= 1
         self._listed_keys -= len(listed)
-        slots = self._locate(np.unique(np.frombuffer(listed, np.uint64)))
+        slots = self._locate(distinct(np.frombuffer(listed, np.uint64)))
         slots = slots[slots >= 0]
         slots = slots[self._all_values[slots] >> 32 == segment]  # others lie elsewhere by now
         self._take_out(slots)

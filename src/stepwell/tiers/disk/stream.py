@@ -15,6 +15,7 @@ from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
 from stepwell.tiers.disk.calls import Run
+from stepwell.tiers.disk.layout import Records, gaps
 
 REQUEST = (2 << 20) + (64 << 10)
 """Most bytes of one request, unless one part alone has more: two parts of 1 MiB and headers, or four of 512 KiB."""
@@ -40,6 +41,16 @@ def write_bytes(file: File, raw: bytes, offset: int, staging: Staging) -> None:
     with staging.lend(len(raw)) as buffer:
         buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
         file.write(buffer[: len(raw)], offset)
+
+
+def blank(file: File, records: Records, end: int) -> int:
+    """Makes zeros, for good, of all pages before page `end` that no record accounts for: before a footer is written
+    that hides them, or a power cut may leave both. How many bytes were written. Raises OSError."""
+    stretches = list(gaps(records, end))
+    written = sum(file.zero(page * PAGE, pages * PAGE) for page, pages in stretches)
+    if stretches:
+        file.sync()
+    return written
 
 
 def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, staging: Staging) -> Iterator[Reading]:

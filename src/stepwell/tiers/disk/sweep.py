@@ -32,12 +32,12 @@ from stepwell.io.staging import Staging
 from stepwell.tiers.base import Forgotten, TierCounts
 from stepwell.tiers.disk.calls import Run
 from stepwell.tiers.disk.deletion import Deletion
-from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.layout import Footer, gaps
+from stepwell.tiers.disk.index import BlockIndex, distinct
+from stepwell.tiers.disk.layout import Footer
 from stepwell.tiers.disk.recovery import Found, ids_of, look
 from stepwell.tiers.disk.segment import Handles, Phase, Segment
 from stepwell.tiers.disk.space import Space
-from stepwell.tiers.disk.stream import write_bytes
+from stepwell.tiers.disk.stream import blank, write_bytes
 
 Mask = npt.NDArray[np.bool_]
 
@@ -250,14 +250,12 @@ class Sweep:
         footer = found.footer
         assert footer is not None
         end = found.nbytes - (Footer.nbytes(len(footer.records)) if found.closed else 0)
-        written = [0]
+        written: list[int] = []
 
         def job() -> None:
             with self._owner.handles.use(segment.name) as file:
-                for page, pages in gaps(footer.records[~mine], end // PAGE):
-                    written.append(file.zero(page * PAGE, pages * PAGE))
+                written.append(blank(file, footer.records[~mine], end // PAGE))
                 if found.closed:
-                    file.sync()  # or a power cut may leave the footer and what it does not list any more
                     written.append(self._write_footer(file, found.nbytes, footer, ~mine))
 
         def ended(error: BaseException | None) -> None:
@@ -272,7 +270,8 @@ class Sweep:
     def _write_footer(self, file: File, end: int, old: Footer, kept: Mask) -> int:
         """In place of the old one: records that are kept, and the keys that they need. How many bytes were written."""
         records = old.records[kept]
-        keys, records["key"] = np.unique(records["key"], return_inverse=True)
+        keys = distinct(records["key"])
+        records["key"] = np.searchsorted(keys, records["key"])
         raw = Footer(old.segment, records, tuple(old.commitments[key] for key in keys.tolist())).pack()
         written = 0
         if rest := Footer.nbytes(len(old.records)) - len(raw):

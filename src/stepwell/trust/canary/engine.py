@@ -7,7 +7,6 @@ import random
 import shutil
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from stepwell.demo.wire import Question
 from stepwell.errors import BackendDown, StepwellError
 from stepwell.hierarchy.canaries import KNOWN
 from stepwell.trust.budget import Budget
-from stepwell.trust.report import Row
+from stepwell.trust.report import Row, ended_by
 
 PAGE, POOL = 32, 60
 TEXTS, LONGEST = 6, 200
@@ -74,11 +73,11 @@ def _try(budget: Budget, base: Path, wanted: int, model: Path, texts: list[list[
     try:
         _clean(budget, base, wanted, model, texts, dice)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
-        broken.append(_told(error))
+        broken.append(ended_by(error))
     try:
         clean, mismatched = _heard(base)
     except StepwellError as error:
-        broken.append(_told(error))
+        broken.append(ended_by(error))
     remark = "canaries of vLLM on CPU in bfloat16, mixed batches"
     yield Row(CLEAN, clean + mismatched, mismatched + len(broken), budget.seed, remark, broken)
     share, needed = CHANGE if clean >= KNOWN else CHANGE_UNKNOWN, 0
@@ -86,7 +85,7 @@ def _try(budget: Budget, base: Path, wanted: int, model: Path, texts: list[list[
     try:
         needed = _tripped(base, changed(model, base / "model", share), texts, dice)
     except Exception as error:  # noqa: BLE001 - the same
-        broken.append(_told(error))
+        broken.append(ended_by(error))
     remark = f"an engine whose weights differ by {share:.0%}; "
     remark += f"in quarantine after {needed} canaries" if needed else "it was not in quarantine"
     yield Row(TRIPPED, 1, 0 if needed and not broken else 1, budget.seed, remark, broken)
@@ -115,11 +114,6 @@ def _tripped(base: Path, other: Path, texts: list[list[int]], dice: random.Rando
         while not _barred(base) and time.monotonic() < until:
             _ask(engine, texts, dice)
         return max(1, sum(_heard(base)) - before) if _barred(base) else 0
-
-
-def _told(error: Exception) -> str:
-    traceback.print_exception(error)
-    return f"the rest was not tried: {type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -12,7 +12,6 @@ machine that is far too busy included, and counts; what was counted before is to
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -27,7 +26,7 @@ from stepwell.trust.engine.prompts import Prompt, answered, draw
 from stepwell.trust.engine.tally import Findings, Tally
 from stepwell.trust.engine.trial import NotStarted, Trial
 from stepwell.trust.engine.well import TestedWell, tested_well
-from stepwell.trust.report import Row
+from stepwell.trust.report import Row, ended_by
 
 STARTED = "engines with stepwell start, and recall"
 ANSWERED = "an engine's requests are answered, outputs equal"
@@ -76,8 +75,7 @@ def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget
 
 
 def _ends(tally: Tally, promise: Findings, error: Exception) -> None:
-    traceback.print_exception(error)
-    promise.add(f"the rest was not tried: {type(error).__name__}: {error}")
+    promise.add(ended_by(error))
     tally.ended = str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

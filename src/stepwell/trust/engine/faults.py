@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from stepwell.testing.fuse import FaultyDisk, Rule
-from stepwell.trust.engine.rivals import Descriptors, Rivals
+from stepwell.trust.engine.rivals import Descriptors, Memory, Rivals
 from stepwell.trust.engine.well import TestedWell
+from stepwell.trust.kills import memory
 
 MOMENT_S = 1.5
 """The longest that the well is halted, or its disk hangs, within one round."""
@@ -72,6 +73,8 @@ def kinds(well: TestedWell) -> list[Fault]:
     if os.geteuid() == 0:
         files = Descriptors(well)
         found.append(Fault("well without descriptors", begin=files.begin, strike=files.strike, end=files.end))
+    if not memory.why_not():
+        found.append(Fault("well without memory", strike=Memory(well).strike))
     if (disk := well.faulty) is not None:
         found += _of_disks(disk)
     return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -28,7 +27,7 @@ from stepwell.testing.fuse import FaultyDisk, Rule
 from stepwell.trust.budget import Budget
 from stepwell.trust.engine.prompts import Prompt
 from stepwell.trust.engine.well import TestedWell
-from stepwell.trust.report import Row
+from stepwell.trust.report import Row, ended_by
 
 LONE = "a hung disk holds a lone request for at most 310 ms"
 BESIDE = "a hung disk holds a request beside another one for 310 ms and a step"
@@ -110,8 +109,7 @@ def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Bu
     try:
         _try(engine, disk, prompts, budget, lone, beside)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
-        traceback.print_exception(error)
-        lone.broken.append(f"the rest was not tried: {type(error).__name__}: {error}")
+        lone.broken.append(ended_by(error))
     return [lone.row(LONE, budget.seed), beside.row(BESIDE, budget.seed)]
 
 

@@ -1,4 +1,4 @@
-"""What the system and other wells take from a running well: descriptors, its directory."""
+"""What the system and other wells take from a running well: descriptors, memory, its directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from stepwell.client.start import rendezvous
 from stepwell.errors import StepwellError
 from stepwell.testing.well import until
 from stepwell.trust.engine.well import DISK, HOST, TestedWell
+from stepwell.trust.kills import memory
 from stepwell.trust.kills.calls import limit_files, open_files
 
 _SPARE_FILES, _CLIENTS = 3, 12
+_MOST_BYTES = 48 << 20
 _SECONDS = 2.0
 _REFUSED_WITHIN_S = 60.0
 
@@ -59,6 +61,28 @@ class Descriptors:
         with contextlib.suppress(OSError):
             return open_files(self._pid) >= self._most
         return False
+
+
+class Memory:
+    """The next well gets some memory and no more, from the first moments of its start on: the kernel kills it when it
+    needs more, at whatever it does then."""
+
+    def __init__(self, well: TestedWell) -> None:
+        self._well = well
+
+    def strike(self, dice: random.Random) -> int:
+        """1 if a well was killed for its memory."""
+        self._well.stop()
+        if not until(lambda: bool(self._well.pid()), _SECONDS):
+            return 0  # whoever starts it gives it time
+        with memory.group() as group, contextlib.suppress(OSError):  # it has just ended
+            pid = self._well.pid()
+            group.add(pid)
+            group.allow(group.used_bytes() + dice.randrange(_MOST_BYTES))
+            until(lambda: self._well.pid() != pid, _SECONDS)
+            group.empty()
+            return group.kills()
+        return 0
 
 
 class Rivals:

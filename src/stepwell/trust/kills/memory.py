@@ -19,12 +19,24 @@ class Group:
     limit: str
     used: str
     most: str
+    events: str
 
     def add(self, pid: int) -> None:
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def allow(self, nbytes: int) -> None:
         (self.folder / self.limit).write_text(str(nbytes))
+
+    def empty(self) -> None:
+        """Whatever runs in it goes on outside."""
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has just ended
+                (self.folder.parent / "cgroup.procs").write_text(pid)
+
+    def kills(self) -> int:
+        """How often the kernel has killed a process of it for its memory."""
+        told = dict(line.split() for line in (self.folder / self.events).read_text().splitlines())
+        return int(told["oom_kill"])
 
     def used_bytes(self) -> int:
         return int((self.folder / self.used).read_text())
@@ -39,9 +51,15 @@ def group() -> Iterator[Group]:
     """A new one without a limit, gone at the end. Raises OSError where none can be made, as for anybody but root."""
     name = f"stepwell-trust-{os.getpid()}"
     if (_V1 / "memory.limit_in_bytes").exists():
-        made = Group(_V1 / name, "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes")
+        made = Group(
+            _V1 / name,
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "memory.max_usage_in_bytes",
+            "memory.oom_control",
+        )
     else:
-        made = Group(_V2 / name, "memory.max", "memory.current", "memory.peak")
+        made = Group(_V2 / name, "memory.max", "memory.current", "memory.peak", "memory.events")
     made.folder.mkdir()
     try:
         made.most_bytes()  # the controller is there

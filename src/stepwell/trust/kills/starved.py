@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from stepwell.testing.well import until
 from stepwell.trust.budget import Budget
@@ -49,7 +49,8 @@ def files(budget: Budget, number: int, cases: int) -> Tally:
                     for chain in new:
                         engine.spill(chain)
                         tally.n["meanwhile"] += recall(engine, chain, tally, 2.0)
-                    limit_files(life.pid, _MOST_FILES)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended, which is found below
+                        limit_files(life.pid, _MOST_FILES)
                     again = _comes_back(place, engine, 1000 * (case + 1) + 2) if _joins(other, life) else None
                 if again is None or recall(engine, again, tally) != BLOCKS:
                     tally.violated("broken", f"after EMFILE: {stats(place.home)} {place.said(500)}")
@@ -155,7 +156,7 @@ def _wishes(place: Ground, host_mib: int = 64) -> Wishes:
     return {"host": f"{host_mib}MiB", "disk": f"{place.disk}:256MiB", "disk_reserve": "1MiB"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def _serving(place: Ground, life: Life, shard_bytes: int) -> Iterator[Engine]:
     """An engine of the well; both are gone at the end, the well by SIGKILL. Raises TimeoutError where none serves."""
     try:

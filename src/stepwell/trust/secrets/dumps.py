@@ -24,7 +24,8 @@ from stepwell.vault.keyring import Keyring
 
 BLOCKS = 8
 _REGISTERS = 32 * 64  # bytes of a thread's vector registers
-_WELL = "no key in a core dump of the well"
+_KERNEL = "the kernel dumps no well, and nothing of its memory"
+_WELL = "no key in a core dump of the well, forced by root"
 _CLIENT = "no key and no block in a core dump of an engine's client"
 _SOCKET = "no key and no block id in what the well sends"
 DUMPS_LIFTED = (
@@ -83,7 +84,7 @@ def _well(budget: Budget, stage: Stage, client: subprocess.Popen[str], secrets: 
         tried,
         len(found),
         budget.seed,
-        "dumps that root forces with gcore; of blocks no more than registers hold",
+        "by gcore; of blocks no more than registers hold",
         tuple(found[:5]),
     )
 
@@ -91,7 +92,7 @@ def _well(budget: Budget, stage: Stage, client: subprocess.Popen[str], secrets: 
 def of_the_kernel(budget: Budget) -> Row:
     """A well that aborts is not dumped; with the two guards for that taken out, its dump has none of its memory."""
     if not cores.goes_here():
-        return Row(_WELL, 0, 0, budget.seed, "not tried: the kernel gives cores to a program (core_pattern)")
+        return Row(_KERNEL, 0, 0, budget.seed, "not tried: the kernel gives cores to a program (core_pattern)")
     found = list[str]()
     with Stage() as stage:
         core = cores.of_the_kernel(stage.well, stage.folder / "well")
@@ -103,9 +104,9 @@ def of_the_kernel(budget: Budget) -> Row:
         core = cores.of_the_kernel(stage.well, stage.folder / "well")
         leaks = _beyond_registers(cores.found(core, secrets), threads) if core else {}
         found += [f"with dumps switched on again: {leaks}"] if leaks else []
-    remark = "dumps that the kernel writes: none; with that lifted, one without memory"
+    remark = "a well that aborts leaves no dump; with that guard lifted, one without memory"
     tried = 2 if core else 1
-    return Row(_WELL, tried, len(found), budget.seed, remark, tuple(found))
+    return Row(_KERNEL, tried, len(found), budget.seed, remark, tuple(found))
 
 
 def _threads(stage: Stage) -> int:
