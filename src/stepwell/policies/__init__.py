@@ -1,0 +1,1 @@
+"""What to keep where: pure policies, the same objects in the well and in the simulator."""

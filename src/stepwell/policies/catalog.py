@@ -1,0 +1,52 @@
+"""The policies by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from stepwell.policies.admission.always import Always
+from stepwell.policies.admission.base import Admission
+from stepwell.policies.admission.expected import ExpectedValue
+from stepwell.policies.admission.second_touch import SecondTouch
+from stepwell.policies.eviction.arc import Arc
+from stepwell.policies.eviction.base import Eviction
+from stepwell.policies.eviction.gdsf import Gdsf
+from stepwell.policies.eviction.lfu import Lfu
+from stepwell.policies.eviction.lru import Lru
+from stepwell.policies.eviction.lru2 import Lru2
+from stepwell.policies.eviction.s3fifo import S3Fifo
+from stepwell.policies.eviction.sieve import Sieve
+from stepwell.policies.eviction.valued import Valued
+from stepwell.policies.reuse import Reuse
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What leaves a tier and what is let in."""
+
+    eviction: Eviction
+    admission: Admission
+
+
+def _default() -> Policy:
+    valued = Valued(Reuse())
+    return Policy(valued, ExpectedValue(valued))
+
+
+def _always(eviction: Callable[[], Eviction]) -> Callable[[], Policy]:
+    return lambda: Policy(eviction(), Always())
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "default": _default,
+    "lru": _always(Lru),
+    "lfu": _always(Lfu),
+    "arc": _always(Arc),
+    "s3fifo": _always(S3Fifo),
+    "sieve": _always(Sieve),
+    "lru2": _always(Lru2),
+    "second_touch": lambda: Policy(Lru(), SecondTouch()),
+    "gdsf": _always(Gdsf),
+}
+"""Each makes a new policy for one tier, as nothing is shared between them."""

@@ -1,0 +1,1 @@
+"""Which block goes when room is needed: one file for each policy."""

@@ -1,0 +1,46 @@
+"""The interface of eviction policies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from stepwell.policies.item import Item
+
+
+class Eviction(ABC):
+    """Chooses what leaves a tier of a fixed capacity. For each request, its owner
+
+    1. calls `refer` for every item of the request, tail to head, whether it is held or not, and then counts the use in
+       the item (so a policy still sees when it was used before);
+    2. makes room for what is missing: `victim`, then `leave`, as often as needed; of a large victim it may take only the
+       end, which it splits off before;
+    3. calls `enter` for each item that is held from now on, head to tail;
+    4. calls `offer` for each item that may have become evictable.
+
+    An item that left, or that was not let in, may be remembered by the owner, and is then the same object when it comes
+    again. `forget` ends that.
+    """
+
+    @abstractmethod
+    def victim(self) -> Item | None:
+        """The evictable item to go next, which stays in place; None if nothing is evictable."""
+
+    @abstractmethod
+    def offer(self, item: Item) -> None:
+        """It may be evictable now."""
+
+    def refer(self, item: Item, now: float) -> None:  # noqa: B027 - most policies need only some of these
+        """Somebody asks for it now, held or not."""
+
+    def enter(self, item: Item) -> None:  # noqa: B027
+        """It is held from now on."""
+
+    def leave(self, item: Item) -> None:  # noqa: B027
+        """It is held no more."""
+
+    def split(self, head: Item, tail: Item) -> None:  # noqa: B027
+        """`tail` was the end of `head` until now; both have its former history and note. Whether they are held can be
+        seen from the note alone."""
+
+    def forget(self, item: Item) -> None:  # noqa: B027
+        """An item that is not held will come as a new one, if ever."""
