@@ -36,6 +36,7 @@ CODES = _table(
     ("SW-112", "the demo's model or documents cannot be used"),
     ("SW-113", "a program or package that this command needs is not installed"),
     ("SW-114", "the disk tier's size cannot work on its filesystem"),
+    ("SW-115", "a description of hardware or of a model for the cost of prefill is impossible or unknown"),
     ("SW-119", "the metrics of the well cannot be served at their address"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),

@@ -1,0 +1,208 @@
+"""Recall or recompute: how much of a request's leading run is worth bringing up, and how long that may take.
+
+    expected seconds to the first token, if the first k blocks are recalled
+        = reading those below the arena + copying all k + computing the tokens behind them
+
+Each block costs its bytes, and saves more the farther back it lies, since attention makes late tokens dearer. So the
+cost has no valley but at a few places: the ends of stretches that lie in one tier, and where the rest fits into one
+step of the engine. Only these are looked at; the cheapest wins, and of equals the longest.
+
+What is uncertain gets the benefit of the doubt: reading is counted shorter by what both estimates may be off, so that a
+tier is refused only when recomputing is cheaper by more than that. What is unknown costs nothing: it is recalled, and
+learned. One that is refused is learned by probes that nobody waits for (see `probe`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stepwell.policies.prefill import PrefillCost
+from stepwell.policies.transfer import TierSpeed
+
+HOST = "host"
+"""The tier whose blocks only have to be copied; all others' are, too, when they have been read."""
+
+MOST_DOUBT = 0.5
+"""Share of the reading time that may be forgiven."""
+
+UNKNOWN_LIMIT_S = 2.0
+"""Of a recall whose worth nobody can tell."""
+
+
+class Mode(Enum):
+    DEFAULT = "default"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Why(Enum):
+    WORTH_IT = "worth_it"
+    UNKNOWN = "unknown"  # there is nothing to compare yet: recalled, and learned
+    RECOMPUTE_CHEAPER = "recompute_cheaper"  # for all of it, or for what lies behind the cut
+    ALWAYS = "always"
+    NEVER = "never"
+    EMPTY = "empty"  # there was nothing to recall
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive blocks of a run that lie in the same tier, `nbytes` of them all."""
+
+    tier: str
+    blocks: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt of `tokens`, whose leading run lies in these stretches. `queued`: bytes that each tier was asked for
+    before this."""
+
+    tokens: int
+    block_tokens: int
+    stretches: tuple[Stretch, ...]
+    queued: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        return sum(stretch.blocks for stretch in self.stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the costs: None or absent is unknown. `doubt`: of `prefill` for this prompt."""
+
+    prefill: PrefillCost | None = None
+    doubt: float = 1.0
+    speeds: Mapping[str, TierSpeed] = field(default_factory=dict)
+
+    def forgiven(self, tier: str) -> float:
+        """Share of a tier's reading time that doubt forgives."""
+        speed = self.speeds.get(tier)
+        return 1.0 if speed is None else min(MOST_DOUBT, math.hypot(speed.doubt, self.doubt))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds expected of one cut."""
+
+    blocks: int
+    read_s: float
+    copy_s: float
+    compute_s: float
+    forgiven_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.read_s + self.copy_s + self.compute_s
+
+    @property
+    def at_best(self) -> float:
+        return self.seconds - self.forgiven_s
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Recall the first `blocks`, and give up after `limit_s`. `chosen`, `none` and `whole` are what was expected of
+    this, of recalling nothing and of recalling all; None where nothing was known."""
+
+    blocks: int
+    why: Why
+    limit_s: float
+    chosen: Cost | None = None
+    none: Cost | None = None
+    whole: Cost | None = None
+
+
+class _Costs:
+    """Of one request, as far as `known` says. Prefill must be known."""
+
+    def __init__(self, request: Request, known: Known) -> None:
+        assert known.prefill is not None
+        self._request, self._known, self._prefill = request, known, known.prefill
+        self._ends = [0]  # of stretches, in blocks, and what lies before each by tier
+        self._before: list[dict[str, int]] = [{}]
+        for tier, blocks, nbytes in ((s.tier, s.blocks, s.nbytes) for s in request.stretches if s.blocks):
+            before = self._before[-1]
+            self._ends.append(self._ends[-1] + blocks)
+            self._before.append({**before, tier: before.get(tier, 0) + nbytes})
+
+    def of(self, cut: int) -> Cost:
+        """Of recalling exactly the first `cut` blocks."""
+        nbytes = self.nbytes(cut)
+        read = {tier: self._read_s(tier, n) for tier, n in nbytes.items() if tier != HOST}
+        host = self._known.speeds.get(HOST)
+        # An engine computes at least the last token.
+        done = min(cut * self._request.block_tokens, self._request.tokens - 1)
+        return Cost(
+            cut,
+            sum(read.values()),
+            host.seconds(sum(nbytes.values())) if host is not None else 0.0,
+            self._prefill.seconds(self._request.tokens - done, done),
+            sum(seconds * self._known.forgiven(tier) for tier, seconds in read.items()),
+        )
+
+    def nbytes(self, cut: int) -> dict[str, int]:
+        """Of the first `cut` blocks, by tier."""
+        at = bisect_left(self._ends, cut)
+        if self._ends[at] == cut:
+            return self._before[at]
+        start, end = self._ends[at - 1], self._ends[at]
+        before, after = self._before[at - 1], self._before[at]
+        return {
+            tier: (had := before.get(tier, 0)) + (n - had) * (cut - start) // (end - start) for tier, n in after.items()
+        }
+
+    def cuts(self) -> list[int]:
+        """Those that may be the best."""
+        blocks = self._ends[-1]
+        cuts = {*self._ends, *(start + 1 for start in self._ends), blocks - 1}
+        if self._prefill.step_tokens:
+            fits = (self._request.tokens - self._prefill.step_tokens) / self._request.block_tokens
+            cuts |= {math.floor(fits), math.ceil(fits)}
+        return sorted(cut for cut in cuts if 0 <= cut <= blocks)
+
+    def _read_s(self, tier: str, nbytes: int) -> float:
+        speed = self._known.speeds.get(tier)
+        return speed.seconds(nbytes, self._request.queued.get(tier, 0)) if speed is not None else 0.0
+
+
+def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decision:
+    """The cut with the least expected time to first token."""
+    blocks = request.blocks
+    if not blocks:
+        return Decision(0, Why.EMPTY, UNKNOWN_LIMIT_S)
+    told = {Mode.ALWAYS: Why.ALWAYS, Mode.NEVER: Why.NEVER, Mode.DEFAULT: Why.UNKNOWN}[mode]
+    cut = 0 if mode is Mode.NEVER else blocks
+    if known.prefill is None:
+        return Decision(cut, told, UNKNOWN_LIMIT_S)
+    costs = _Costs(request, known)
+    none, whole = costs.of(0), costs.of(blocks)
+    if mode is not Mode.DEFAULT:
+        return Decision(cut, told, UNKNOWN_LIMIT_S, costs.of(cut), none, whole)
+    best = min(map(costs.of, costs.cuts()), key=lambda cost: (cost.at_best, -cost.blocks))
+    why = Why.WORTH_IT if best.blocks == blocks else Why.RECOMPUTE_CHEAPER
+    if any(tier != HOST and tier not in known.speeds for tier in costs.nbytes(best.blocks)):
+        why = Why.UNKNOWN
+    return Decision(best.blocks, why, limit_s(best, none), best, none, whole)
+
+
+def limit_s(chosen: Cost, none: Cost) -> float:
+    """How long a recall may take in all: half of what recomputing everything takes, or, where more was expected, that
+    and what it may be off; never longer than recomputing takes."""
+    return min(none.compute_s, max(none.compute_s / 2, chosen.read_s + chosen.copy_s + chosen.forgiven_s))
+
+
+def cost_of(request: Request, known: Known, blocks: int) -> Cost:
+    """What recalling exactly the first `blocks` is expected to cost. Prefill must be known."""
+    return _Costs(request, known).of(blocks)
+
+
+def least_cost(request: Request, known: Known) -> Cost:
+    """Of the best cut for one who knows exactly what `known` says. Prefill must be known."""
+    costs = _Costs(request, known)
+    return min(map(costs.of, costs.cuts()), key=lambda cost: (cost.seconds, -cost.blocks))

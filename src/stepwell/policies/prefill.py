@@ -1,0 +1,122 @@
+"""How long an engine computes a prompt, learned from the steps that it ran.
+
+    seconds of n new tokens behind c others = f per step + a n + b (n c + n^2 / 2)
+
+The first term is what every step costs, the second the layers' matrices, the third attention: each new token looks at
+all before it. `pairs` below is n c + n^2 / 2, summed over the requests of a step; it is the same for a prompt as for
+the sum of its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.policies.robust import Fitted, fit
+
+LEAST_SAMPLES = 4
+"""Steps before anything is said without a calibration: an engine's first ones are slow."""
+
+MOST_KINDS, SAMPLES = 48, 8
+"""Kinds of steps remembered, by the powers of two of their tokens and contexts, and samples of each: long contexts stay
+known while only short ones come."""
+
+HALF_LIFE = 64
+"""Steps after which a sample counts half."""
+
+FROM_NOTHING, FROM_CALIBRATION = 0.1, 3.0
+"""Samples that what was believed before counts for: without a calibration, that time grows with the tokens."""
+
+MOST_TOKENS, MOST_SECONDS = 1 << 26, 1e6
+
+
+def pairs(new: int, context: int) -> float:
+    """Pairs of tokens that attention looks at for `new` tokens behind `context` others."""
+    return new * context + new * new / 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """`step_s`: of every step; `token_s`; `pair_s`. `step_tokens`: most that one step computes; 0: any number."""
+
+    step_s: float
+    token_s: float
+    pair_s: float
+    step_tokens: int = 0
+
+    def seconds(self, new: int, context: int = 0) -> float:
+        """Of `new` tokens behind `context` others; 0 for none. The last step of many counts as the part that it is: the
+        rest of it is somebody else's."""
+        if new <= 0:
+            return 0.0
+        steps = max(1.0, new / self.step_tokens) if self.step_tokens else 1.0
+        return self.step_s * steps + self.token_s * new + self.pair_s * pairs(new, context)
+
+
+class PrefillFit:
+    """Learns a PrefillCost. `calibration`: what an earlier life had learned; its proportions are believed until there
+    are samples, its scale until there is one. Memory is bounded."""
+
+    def __init__(self, calibration: PrefillCost | None = None) -> None:
+        usable = calibration is not None and _usable(calibration)
+        self._calibration = calibration if usable else None
+        self._kinds: OrderedDict[tuple[int, int], deque[tuple[int, int, float, float]]] = OrderedDict()
+        self._count = 0
+        self._step_tokens = calibration.step_tokens if calibration is not None and usable else 0
+        self._fitted: Fitted | None = None
+        self._stale = True
+
+    def observe(self, tokens: int, pairs: float, seconds: float) -> None:
+        """A step of prefill: its tokens, their `pairs`, and how long it took. What cannot be is left out."""
+        if not (0 < tokens <= MOST_TOKENS and 0 < pairs <= MOST_TOKENS**2 and 0 < seconds <= MOST_SECONDS):
+            return
+        kind = tokens.bit_length(), int(pairs / tokens).bit_length()
+        self._kinds.setdefault(kind, deque(maxlen=SAMPLES)).append((self._count, tokens, pairs, seconds))
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > MOST_KINDS:
+            self._kinds.popitem(last=False)
+        self._count += 1
+        self._step_tokens = max(self._step_tokens, tokens)
+        self._stale = True
+
+    @property
+    def cost(self) -> PrefillCost | None:
+        """None: too little is known."""
+        fitted = self._fit()
+        if fitted is None:
+            return self._calibration
+        step_s, token_s, pair_s = map(float, fitted.coefficients)
+        return PrefillCost(step_s, token_s, pair_s, self._step_tokens)
+
+    def doubt(self, new: int, context: int = 0) -> float:
+        """How far `cost` may be off for these tokens, relative, as a standard deviation; 1: anything is possible."""
+        fitted = self._fit()
+        if fitted is None:
+            return 1.0 if self._calibration is None else 0.5
+        steps = max(1.0, new / self._step_tokens)
+        return fitted.doubt(np.array([steps, new, pairs(new, context)], np.float64))
+
+    def _fit(self) -> Fitted | None:
+        if self._stale:
+            self._stale = False
+            self._fitted = self._learn()
+        return self._fitted
+
+    def _learn(self) -> Fitted | None:
+        if self._count < (1 if self._calibration else LEAST_SAMPLES):
+            return None
+        rows = np.array([row for kind in self._kinds.values() for row in kind], np.float64)
+        x = np.column_stack([np.ones(len(rows)), rows[:, 1], rows[:, 2]])
+        weights = 0.5 ** ((self._count - 1 - rows[:, 0]) / HALF_LIFE)
+        known = self._calibration
+        prior = np.array([known.step_s, known.token_s, known.pair_s] if known else [0.0, 1.0, 0.0])
+        return fit(x, rows[:, 3], weights, prior, FROM_CALIBRATION if known else FROM_NOTHING)
+
+
+def _usable(cost: PrefillCost) -> bool:
+    """Numbers from a file may be anything."""
+    parts = (cost.step_s, cost.token_s, cost.pair_s)
+    return all(math.isfinite(part) and part >= 0 for part in parts) and any(parts) and cost.step_tokens >= 0

@@ -1,0 +1,35 @@
+"""When a tier that is refused is asked all the same, so that it is not refused for ever.
+
+A probe reads a few blocks that nobody waits for. It costs no request anything but the tier's and the arena's time, and
+of the tier's time at most one part in a hundred.
+"""
+
+from __future__ import annotations
+
+PAUSE_S = 5.0
+"""At least, between two probes of a tier or a read and a probe: what is known is fresh."""
+
+SHARE = 0.01
+"""Of a tier's time that may go into probes."""
+
+PROBE_BYTES = 2 << 20
+
+
+class Probing:
+    """One tier's. Times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._under_way = False
+
+    def due(self, now: float) -> bool:
+        return not self._under_way and now >= self._next
+
+    def begin(self) -> None:
+        self._under_way = True
+
+    def read(self, now: float, seconds: float) -> None:
+        """A read of the tier has ended, a probe or not."""
+        pause = seconds / SHARE if self._under_way else 0.0
+        self._under_way = False
+        self._next = max(self._next, now + max(PAUSE_S, pause))

@@ -1,0 +1,73 @@
+"""How long a tier takes to bring blocks up, learned from the reads that it answered.
+
+    seconds of a batch = latency + bytes of it x batches side by side / bandwidth
+
+Batches that are read at the same time share the tier, so each takes as long as if it read for all of them. Only reads
+count: how fast a tier is written says nothing about them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.policies.robust import Fitted, fit
+
+SAMPLES, HALF_LIFE = 64, 8
+"""Batches remembered, and after how many one counts half: a tier's speed depends on who else uses it."""
+
+LEAST_SAMPLES = 2
+FROM_NOTHING = 0.2
+"""Batches that this counts for: that time grows with the bytes."""
+
+MOST_BYTES, MOST_SECONDS = 1 << 50, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeed:
+    """`latency_s` until the first byte, `byte_s` seconds a byte from then on; `doubt`: how far what they say may be
+    off, relative, as a standard deviation."""
+
+    latency_s: float
+    byte_s: float
+    doubt: float = 0.0
+
+    def seconds(self, nbytes: int, queued: int = 0) -> float:
+        """Until `nbytes` are here, behind `queued` bytes that were asked for before them; 0 for none."""
+        return self.latency_s + (queued + nbytes) * self.byte_s if nbytes > 0 else 0.0
+
+
+class TransferFit:
+    """Learns a TierSpeed. `in_flight`: bytes that are asked for at a time, so that latency comes once for so many."""
+
+    def __init__(self, in_flight: int) -> None:
+        self._in_flight = in_flight
+        self._samples: deque[tuple[int, float, float]] = deque(maxlen=SAMPLES)
+        self._speed: TierSpeed | None = None
+        self._stale = False
+
+    def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0) -> None:
+        """A batch came: its bytes, how long it took, and how many were under way on average. What cannot be is left
+        out."""
+        if 0 < nbytes <= MOST_BYTES and 0 < seconds <= MOST_SECONDS and 1 <= side_by_side <= 1e6:
+            self._samples.append((nbytes, side_by_side, seconds))
+            self._stale = len(self._samples) >= LEAST_SAMPLES
+
+    @property
+    def speed(self) -> TierSpeed | None:
+        """None: too little is known."""
+        if self._stale:
+            self._stale = False
+            self._speed = self._learn()
+        return self._speed
+
+    def _learn(self) -> TierSpeed:
+        rows = np.array(self._samples, np.float64)
+        x = np.column_stack([np.ones(len(rows)), rows[:, 0] * rows[:, 1]])
+        weights = 0.5 ** (np.arange(len(rows))[::-1] / HALF_LIFE)
+        fitted: Fitted = fit(x, rows[:, 2], weights, np.array([0.0, 1.0]), FROM_NOTHING)
+        latency_s, byte_s = map(float, fitted.coefficients)
+        doubt = fitted.doubt(np.array([1.0, float(self._in_flight)]))
+        return TierSpeed(latency_s, byte_s + latency_s / self._in_flight, doubt)

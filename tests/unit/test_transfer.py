@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwell.policies.probe import PAUSE_S, SHARE, Probing
+from stepwell.policies.transfer import SAMPLES, TierSpeed, TransferFit
+
+MIB = 1 << 20
+
+
+def learn(
+    fit: TransferFit, seed: int, bandwidth: float, *, batches: int = 40, latency_s: float = 0.0, spoilt: float = 0.0
+) -> TransferFit:
+    random_ = random.Random(seed)
+    for _ in range(batches):
+        nbytes, side_by_side = random_.choice([1, 2, 4, 8]) * MIB, random_.choice([1, 2, 4])
+        seconds = (latency_s + nbytes * side_by_side / bandwidth) * math.exp(random_.gauss(0, 0.1))
+        fit.observe(nbytes, seconds * (random_.uniform(2, 8) if random_.random() < spoilt else 1), side_by_side)
+    return fit
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1e8, 1e10])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bandwidth_is_found_in_noise(seed: int, bandwidth: float) -> None:
+    speed = learn(TransferFit(16 * MIB), seed, bandwidth, spoilt=0.1).speed
+    assert speed is not None
+    assert speed.seconds(256 * MIB) == pytest.approx(256 * MIB / bandwidth, rel=0.4)
+
+
+def test_latency_is_told_from_bandwidth_and_comes_once_for_what_is_asked_at_a_time() -> None:
+    speed = learn(TransferFit(16 * MIB), 1, 1e8, latency_s=0.1).speed
+    assert speed is not None
+    assert speed.latency_s == pytest.approx(0.1, rel=0.2)
+    assert speed.seconds(160 * MIB) == pytest.approx(11 * 0.1 + 160 * MIB / 1e8, rel=0.2)
+
+
+def test_what_was_asked_for_before_comes_first() -> None:
+    speed = TierSpeed(0.5, 1e-6)
+    assert speed.seconds(1_000_000, 2_000_000) == pytest.approx(3.5)
+    assert speed.seconds(0, 2_000_000) == 0
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    fit = learn(TransferFit(16 * MIB), 1, 1e9)
+    learn(fit, 2, 1e7, batches=16)
+    assert fit.speed is not None
+    assert fit.speed.seconds(MIB * 100) == pytest.approx(MIB * 100 / 1e7, rel=0.3)
+
+
+def test_a_noisy_tier_is_doubted_more() -> None:
+    def doubt(noise: float) -> float:
+        fit, random_ = TransferFit(16 * MIB), random.Random(1)
+        for _ in range(30):
+            fit.observe(MIB, math.exp(random_.gauss(0, noise)))
+        assert fit.speed is not None
+        return fit.speed.doubt
+
+    assert doubt(0.01) < doubt(0.2) < doubt(1.0) <= 1
+
+
+@pytest.mark.parametrize(
+    "batch", [(0, 1.0, 1.0), (-1, 1.0, 1.0), (1, 0.0, 1.0), (1, math.nan, 1.0), (1, math.inf, 1.0), (1, 1.0, 0.0)]
+)
+def test_what_cannot_be_is_left_out(batch: tuple[int, float, float]) -> None:
+    fit = TransferFit(MIB)
+    for _ in range(8):
+        fit.observe(*batch)
+    assert fit.speed is None
+
+
+def test_one_batch_says_nothing_and_many_take_no_more_room() -> None:
+    fit = TransferFit(MIB)
+    fit.observe(MIB, 1.0)
+    assert fit.speed is None
+    for _ in range(1000):
+        fit.observe(MIB, 1.0)
+    assert len(fit._samples) == SAMPLES
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(1e-6, 10.0)), min_size=1, max_size=50))
+def test_probes_take_a_hundredth_of_the_tiers_time(moments: list[tuple[float, float]]) -> None:
+    probing, spent, first = Probing(), 0.0, None
+    now = ended = 0.0
+    for gap, seconds in moments:
+        now += gap
+        if not probing.due(now):
+            continue
+        first = now if first is None else first
+        assert not spent or now - ended >= PAUSE_S
+        assert spent <= SHARE * (now - first) + 1e-9
+        probing.begin()
+        assert not probing.due(now + 1e9)  # one at a time
+        now += seconds
+        ended = now
+        spent += seconds
+        probing.read(now, seconds)
+
+
+def test_a_tier_that_is_read_anyway_is_not_probed() -> None:
+    probing = Probing()
+    probing.read(100.0, 0.1)
+    assert not probing.due(100.0 + PAUSE_S / 2)
+    assert probing.due(100.0 + PAUSE_S)
