@@ -15,7 +15,7 @@ import numpy as np
 from stepwell.simulate.problems import unusable
 from stepwell.simulate.trace import Ints
 
-MAX_IDS = 1 << 28  # of a whole trace: 2 GiB
+MAX_IDS = 1 << 27  # of a whole trace: 1 GiB, and some times that while it is read
 
 
 class Blocks(NamedTuple):
@@ -48,6 +48,8 @@ def within(counts: Ints) -> Ints:
 
 def reordered(blocks: Blocks, order: Ints) -> Blocks:
     """The requests of `blocks` in another order."""
+    if bool(np.all(order[1:] > order[:-1])):
+        return blocks
     counts = np.diff(blocks.starts)[order]
     places = np.repeat(blocks.starts[order], counts) + within(counts)
     return Blocks(starts_of(counts), blocks.ids[places])
@@ -58,7 +60,7 @@ def dense(ids: Ints) -> Ints:
     if not len(ids):
         return ids
     low, high = int(ids.min()), int(ids.max())
-    if high - low <= 8 * len(ids) + 1024:
+    if high - low <= 2 * len(ids) + 1024:
         ids, span = ids - low, high - low + 1
     else:
         values, ids = np.unique(ids, return_inverse=True)

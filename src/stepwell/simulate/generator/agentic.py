@@ -63,7 +63,7 @@ def _conversation(rng: np.random.Generator) -> list[Turn]:
     time = 0.0
     talk = [Turn(time, context, -1, int(_drawn(rng, tables.POINTS, tables.OUTPUT)))]
     for _ in range(turns - 1):
-        time += _drawn(rng, tables.POINTS, tables.GAP)
+        time += _drawn(rng, tables.GAP_POINTS, tables.GAP)
         grown_to = context + int(_drawn(rng, tables.POINTS, tables.NEW_TOKENS))
         kept = -1
         if grown_to > cap or rng.random() < tables.P_COMPACTION:
