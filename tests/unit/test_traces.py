@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
+from stepwell.simulate import chains
 from stepwell.simulate.assemble import Columns, assemble
 from stepwell.simulate.chains import Blocks, chain, chained, dense, starts_of
 from stepwell.simulate.contexts import grown
@@ -142,6 +143,7 @@ def test_runs_are_the_ids_that_they_abbreviate(requests: list[list[tuple[int, in
 
 
 @given(RUNS, st.integers(2, 4), st.integers(0, 3))
+@example([[(0, 1), (5, 1)], [(0, 1), (7, 1)]], 2, 0)
 def test_larger_blocks_are_named_by_all_that_is_in_them(
     requests: list[list[tuple[int, int]]], step: int, short: int
 ) -> None:
@@ -171,6 +173,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
+@example([(4, 0, -1), (8, 1, -1), (12, 0, 12)])
 def test_prompts_of_a_session_share_what_the_lengths_say(rows: list[tuple[int, int, int]]) -> None:
     """The model writes prompts as tokens; blocks that it then finds equal, and no others, have equal ids."""
     prompts: list[list[int]] = []
@@ -332,14 +335,15 @@ def test_lengths_as_azure_writes_them(folder: Path) -> None:
         ({"t": 2500, "in": 5, "out": 1}, 2500),
         ({"arrival_time_ms": 2500, "inputTokens": 5, "output_tokens": 1}, 2.5),
         ({"arrived_at": 2500, "num_prefill_tokens": 5.0, "num_decode_tokens": "1"}, 2500),
-        ({"Timestamp": "1970-01-01T00:41:40Z", "Request tokens": 5, "Response tokens": 1}, 2500),
+        ({"Timestamp": "1970-01-01T02:41:40+02:00", "Request tokens": 5, "Response tokens": None}, 2500),
     ],
 )
 def test_lengths_under_their_usual_names(folder: Path, row: dict[str, object], seconds: float) -> None:
     first = {**row, next(iter(row)): 0}
     trace = load(put(folder / "lengths.jsonl", first, row)).trace
     assert trace.times.tolist() == [0, seconds]
-    assert (trace.inputs.tolist(), trace.outputs.tolist()) == ([5, 5], [1, 1])
+    assert trace.inputs.tolist() == [5, 5]
+    assert trace.outputs.tolist() == [1, 1] if None not in row.values() else [0, 0]
 
 
 def test_the_page_lists_all_names_of_fields() -> None:
@@ -431,6 +435,8 @@ def changed(row: dict[str, object], **fields: object) -> str:
             )
         ),
         ([{"t": 0, "in": 5}], '{"in": 5}'),
+        ([{"t": 0, "in": 5}], '{"t": 1, "in": true}'),
+        ([{"t": 0, "in": 5}], '{"t": null, "in": 5}'),
         ([{"t": 0, "in": 5, "prefix_tokens": 1}], '{"t": 0, "in": 5, "prefix_tokens": 6}'),
     ],
 )
@@ -512,11 +518,27 @@ def test_wishes_that_cannot_be(wish: dict[str, int]) -> None:
         load("cyclic", **wish)  # type: ignore[arg-type]
 
 
-def test_a_trace_too_large_for_memory_is_refused(folder: Path) -> None:
-    rows = [{"t": i, "in": 2**27, "blocks": [[0, 2**27]]} for i in range(2)]
-    source = put(folder / "huge.jsonl", {"format": "stepwell-trace", "version": 1, "block_tokens": 1}, *rows)
+def test_a_trace_too_large_for_memory_is_refused_before_it_is_made(folder: Path) -> None:
+    header = {"format": "stepwell-trace", "version": 1, "block_tokens": 1}
+    source = put(folder / "huge.jsonl", header, *[{"t": i, "in": 2**27, "blocks": [[0, 2**27]]} for i in range(2)])
     with pytest.raises(ConfigError, match=r"more than .* blocks.*SW-122"):
         load(source)
+
+
+@pytest.mark.parametrize("rows", [[ROW, ROW], OWN, [TALK, {**TALK, "id": "b"}], AZURE])
+def test_each_format_has_that_bound(folder: Path, rows: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = put(folder / "bound.jsonl", *rows)
+    ids = len(load(source).trace.ids)
+    monkeypatch.setattr(chains, "MAX_IDS", ids)
+    load(source)
+    monkeypatch.setattr(chains, "MAX_IDS", ids - 1)
+    with pytest.raises(ConfigError, match=r"more than .* blocks.*SW-122"):
+        load(source)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(folder: Path) -> None:
+    for rows in ([json.dumps(ROW)], AZURE[:2]):
+        assert len(load(put(folder / "marked.jsonl", "\ufeff" + rows[0], *rows[1:])).trace) == 1
 
 
 def packed(path: Path, rows: int) -> bytes:
