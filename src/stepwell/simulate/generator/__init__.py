@@ -1,0 +1,36 @@
+"""Traces that are made, not recorded: by name, parameters and seed, the same every time.
+
+`GENERATORS` has each one's parameters; tests, tuning and anyone without recordings use them.
+"""
+
+from __future__ import annotations
+
+from stepwell.simulate.assemble import assemble
+from stepwell.simulate.formats.form import DEFAULT_BLOCK, Wishes
+from stepwell.simulate.generator.agentic import Agentic
+from stepwell.simulate.generator.parameters import parsed
+from stepwell.simulate.generator.popularity import Churn, Cyclic, Scan, Zipf
+from stepwell.simulate.problems import Problems
+from stepwell.simulate.trace import Trace
+
+GENERATORS: dict[str, type[Agentic | Churn | Cyclic | Scan | Zipf]] = {
+    "agentic": Agentic,
+    "churn": Churn,
+    "cyclic": Cyclic,
+    "scan": Scan,
+    "zipf": Zipf,
+}
+
+
+def make(source: str, wishes: Wishes, problems: Problems) -> Trace:
+    """The trace of `name` or `name:parameter=value,...`. An `open` in it goes before the wished one.
+
+    Raises ConfigError: SW-121 for a parameter that does not exist, SW-122 for a value that cannot be used."""
+    name, _, text = source.partition(":")
+    kind = GENERATORS[name]
+    if kind is Agentic and wishes.open_ is not None and "open=" not in text:
+        source = f"{name}:{','.join(filter(None, [text, f'open={wishes.open_}']))}"
+        text = source.partition(":")[2]
+    block = wishes.block_tokens or DEFAULT_BLOCK
+    made = parsed(kind, text).made(block)
+    return assemble(source, block, made.columns, made.blocks, problems)

@@ -1,0 +1,22 @@
+"""Conversations laid over each other: each keeps its own clock, when it starts is drawn.
+
+For recorded conversations whose absolute times are not known, and for those that the generator draws. What comes out of
+it is real inside a conversation only; a result says so by how many were open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stepwell.simulate.trace import Floats
+
+DEFAULT_OPEN = 64
+
+
+def starts(clocks: Sequence[Floats], open_: int, rng: np.random.Generator) -> Floats:
+    """When each conversation starts, in seconds: increasing, uniform over a span in which `open_` of them are open on
+    average. `clocks` are the times of each one's requests since its first."""
+    span = sum(float(clock[-1]) for clock in clocks) / open_
+    return np.sort(rng.uniform(0, span, len(clocks)))
