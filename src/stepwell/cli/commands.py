@@ -17,6 +17,7 @@ from stepwell import __version__
 from stepwell.cli import clear, config
 from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
+from stepwell.cli.simulate import simulate
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.io.paths import Rendezvous, prepare_home
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
+app.command()(simulate)
 
 
 class Kind(StrEnum):

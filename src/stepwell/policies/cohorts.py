@@ -81,7 +81,11 @@ class Cohorts:
     def _join(self, cohort: _Cohort, now: float) -> None:
         at = bisect_right(self._starts, cohort.start) - 1
         older = self._cohorts[at - 1] if at else cohort
-        if older is not cohort and older.bin == cohort.bin and (cohort.end - older.start) * FINENESS <= now - older.start:
+        if (
+            older is not cohort
+            and older.bin == cohort.bin
+            and (cohort.end - older.start) * FINENESS <= now - older.start
+        ):
             older.end = cohort.end
             older.alive += cohort.alive
             cohort.joined = True

@@ -97,7 +97,8 @@ def hazards(risk: _Table, again: _Table) -> _Table:
     """Shares in [0, 1) of the blocks at risk in a bin that are used in it, for each class: shrunk towards those of all
     classes together, and these towards PRIOR."""
     pooled = (again.sum(0) + WEIGHT * PRIOR) / (risk.sum(0) + WEIGHT)
-    return np.minimum((again + WEIGHT * pooled) / (risk + WEIGHT), 0.999)
+    shares: _Table = np.minimum((again + WEIGHT * pooled) / (risk + WEIGHT), 0.999)
+    return shares
 
 
 def best_rates(hazard: _Table) -> _Table:

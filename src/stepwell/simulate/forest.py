@@ -44,7 +44,7 @@ class Forest:
     after a run was cut."""
 
     def __init__(self, trace: Trace, cost: Cost, parted: Callable[[Run, Run], None]) -> None:
-        self._ids = memoryview(trace.ids)
+        self._ids = memoryview(trace.ids.data)
         self._tokens = trace.block_tokens
         self._cost = cost
         self._parted = parted

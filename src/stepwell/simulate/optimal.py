@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 
 import numpy as np
 
@@ -66,5 +67,5 @@ def _pieces(following: Ints, never: int) -> list[tuple[int, int, int]]:
     if not len(following):
         return []
     cuts = [0, *(np.flatnonzero(following[1:] != following[:-1]) + 1).tolist(), len(following)]
-    found = [(first, last, int(following[first])) for first, last in zip(cuts, cuts[1:], strict=False)]
+    found = [(first, last, int(following[first])) for first, last in itertools.pairwise(cuts)]
     return [piece for piece in found if piece[2] < never]

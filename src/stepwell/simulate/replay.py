@@ -12,7 +12,6 @@ from stepwell.policies.past import Past, most_remembered
 from stepwell.simulate.forest import Cost, Forest, Run
 from stepwell.simulate.trace import Ints, Trace
 
-
 _MOMENT_S: Final = 1e-6
 
 
@@ -35,7 +34,7 @@ class Replay:
         self._capacity = capacity
         self._eviction, self._admission = policy.eviction, policy.admission
         self._forest = Forest(trace, cost, self._parted)
-        self._past = Past(most_remembered(capacity), lambda run: run.held, self._forget)
+        self._past = Past[Run](most_remembered(capacity), lambda run: run.held, self._forget)
         self._held = 0
         self._entered = 0
 

@@ -12,8 +12,8 @@ class Eviction(ABC):
 
     1. calls `refer` for every item of the request, tail to head, whether it is held or not, and then counts the use in
        the item (so a policy still sees when it was used before);
-    2. makes room for what is missing: `victim`, then `leave`, as often as needed; of a large victim it may take only the
-       end, which it splits off before;
+    2. makes room for what is missing: `victim`, then `leave`, as often as needed; of a large victim it may take only
+       the end, which it splits off before;
     3. calls `enter` for each item that is held from now on, head to tail;
     4. calls `offer` for each item that may have become evictable.
 

@@ -36,7 +36,7 @@ class Sieve(Eviction):
 
     def victim(self) -> Item | None:
         for start in (self._hand, self._queue.oldest, self._queue.oldest):
-            place = start
+            place: Place | None = start
             while place is not None:
                 assert isinstance(place, _Place)
                 if place.item.evictable and not place.visited:
@@ -47,9 +47,10 @@ class Sieve(Eviction):
         return None
 
     def leave(self, item: Item) -> None:
-        if self._hand is item.note:
-            self._hand = item.note.newer
-        self._queue.remove(item.note)
+        place: _Place = item.note
+        if self._hand is place:
+            self._hand = place.newer
+        self._queue.remove(place)
         item.note = None
 
     def split(self, head: Item, tail: Item) -> None:

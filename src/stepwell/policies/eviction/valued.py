@@ -73,7 +73,8 @@ class Valued(Eviction):
     def _draw(self, n: int) -> list[Item]:
         """So many at random; one may come twice. What is not evictable any more is taken off the list when it is
         drawn."""
-        items, dice, drawn = self._evictable, self._dice.random, []
+        drawn: list[Item] = []
+        items, dice = self._evictable, self._dice.random
         while items and len(drawn) < n:
             at = int(dice() * len(items))
             item = items[at]

@@ -1,0 +1,70 @@
+"""`stepwell simulate`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepwell.cli.options import Json
+from stepwell.cli.output import emit
+
+if TYPE_CHECKING:
+    from stepwell.simulate.point import Row
+
+
+def simulate(
+    traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
+    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/simulator.md.")] = "default,lru",
+    capacity_tokens: Annotated[
+        str, typer.Option(help="What the tier holds, in tokens or as a share of the working set: N[,N...].")
+    ] = "1%,2%,5%,10%,20%,50%",
+    cost: Annotated[str, typer.Option(help="What prefill takes: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
+    open_: Annotated[
+        int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")
+    ] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")] = None,
+    format_: Annotated[str | None, typer.Option("--format", help="If the first line does not show it.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    keep: Annotated[
+        Path | None, typer.Option(help="Add rows to this file as they come, and go on from what it has.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay traces: what would policies and sizes of a tier have hit and saved?"""
+    from stepwell.simulate import wishes
+    from stepwell.simulate.load import load
+    from stepwell.simulate.sweep import Wanted, sweep
+
+    names, sizes = wishes.policies(policy), wishes.capacities(capacity_tokens)
+    loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]
+    for one in loaded:
+        for told in one.problems.told():
+            typer.echo(f"{one.problems.source}: {told}", err=True)
+    wanted = Wanted([one.trace for one in loaded], names, sizes, cost)
+    rows = dict(sweep(wanted, processes=processes, keep=keep))
+    ordered = [rows[at] for at in dict.fromkeys(wanted.points())]
+    emit({"rows": [asdict(row) for row in ordered]}, as_json=as_json, text=_table(ordered))
+
+
+def _table(rows: list[Row]) -> str:
+    lines = []
+    trace = None
+    for row in rows:
+        if row.trace != trace:
+            trace = row.trace
+            lines += [
+                f"{trace}: {row.requests:,} requests of {row.input_tokens / 1e6:,.1f} M tokens, "
+                f"{row.working_set_tokens / 1e6:,.1f} M distinct;",
+                f"  at best {row.ceiling_ratio:.1%} hit; {row.prefill_s:,.0f} s of prefill ({row.cost})",
+                f"  {'capacity':>14} {'policy':<13} {'hit':>6} {'saved s':>11} {'spilled':>12} {'blocks/s':>12}",
+            ]
+        lines.append(
+            f"  {row.capacity_tokens:>14,} {row.policy:<13} {row.hit_tokens_ratio:>6.1%} {row.saved_prefill_s:>11,.0f} "
+            f"{row.spilled_tokens / 1e6:>10,.1f} M {row.references_per_s:>12,}"
+        )
+    return "\n".join(lines)

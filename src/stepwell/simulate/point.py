@@ -1,0 +1,73 @@
+"""One point of a table: a trace, a policy, a capacity."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.policies.catalog import POLICIES
+from stepwell.policies.prefill import PrefillCost
+from stepwell.simulate.optimal import optimal
+from stepwell.simulate.replay import Replay, Replayed
+from stepwell.simulate.trace import Trace
+
+OPTIMAL = "opt"
+NAMES = (*POLICIES, OPTIMAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What `stepwell simulate` prints for a point, field by field.
+
+    hit_tokens_ratio: prompt tokens found by the requests' leading runs, over all prompt tokens; ceiling_ratio: the same
+    for a tier without bounds. saved_prefill_s: what computing those tokens would have taken, of prefill_s for all
+    prompt tokens, both by the preset `cost`. spilled_tokens: let into the tier. references_per_s: blocks that were
+    asked for, over the processor seconds of the replay."""
+
+    trace: str
+    policy: str
+    capacity_tokens: int
+    hit_tokens_ratio: float
+    saved_prefill_s: float
+    spilled_tokens: int
+    references_per_s: int
+    cost: str
+    ceiling_ratio: float
+    prefill_s: float
+    requests: int
+    input_tokens: int
+    working_set_tokens: int
+    block_tokens: int
+
+
+def point(trace: Trace, policy: str, capacity_tokens: int, cost: PrefillCost, cost_name: str) -> Row:
+    """`policy`: one of NAMES. A capacity of less than a block holds nothing."""
+    started = time.process_time()
+    replayed = _replay(trace, policy, capacity_tokens // trace.block_tokens, cost)
+    took_s = time.process_time() - started
+    hits = np.minimum(replayed.hits * trace.block_tokens, trace.inputs)
+    tokens = max(1, trace.input_tokens)
+    return Row(
+        trace=trace.name,
+        policy=policy,
+        capacity_tokens=capacity_tokens,
+        hit_tokens_ratio=round(float(hits.sum()) / tokens, 6),
+        saved_prefill_s=round(sum(cost.seconds(n) for n in hits.tolist()), 3),
+        spilled_tokens=replayed.entered * trace.block_tokens,
+        references_per_s=round(len(trace.ids) / took_s),
+        cost=cost_name,
+        ceiling_ratio=round(float(trace.ceiling().sum()) / tokens, 6),
+        prefill_s=round(sum(cost.seconds(n) for n in trace.inputs.tolist()), 3),
+        requests=len(trace),
+        input_tokens=trace.input_tokens,
+        working_set_tokens=trace.distinct * trace.block_tokens,
+        block_tokens=trace.block_tokens,
+    )
+
+
+def _replay(trace: Trace, policy: str, capacity: int, cost: PrefillCost) -> Replayed:
+    if policy == OPTIMAL:
+        return optimal(trace, capacity)
+    return Replay(trace, POLICIES[policy](), capacity, lambda first, last: cost.seconds(last - first, first)).run()

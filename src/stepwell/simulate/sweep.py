@@ -1,0 +1,154 @@
+"""All points of a table, in as many processes as wanted; what is done already is not done again."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+import msgspec
+import numpy as np
+
+from stepwell.errors import ConfigError
+from stepwell.policies.hardware import preset
+from stepwell.simulate.point import Row, point
+from stepwell.simulate.trace import Trace
+
+_ONE = 1  # version of what a key means: raise it when replays of old would come out otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Every policy at every capacity, in tokens, on every trace."""
+
+    traces: Sequence[Trace]
+    policies: Sequence[str]
+    capacities: Sequence[Capacity]
+    cost: str
+
+    def points(self) -> list[Point]:
+        return [
+            Point(index, policy, capacity.tokens(trace))
+            for index, trace in enumerate(self.traces)
+            for capacity in self.capacities
+            for policy in self.policies
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """So many tokens, or a share of the working set."""
+
+    tokens_: int = 0
+    share: float = 0.0
+
+    def tokens(self, trace: Trace) -> int:
+        return self.tokens_ or int(self.share * trace.distinct) * trace.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`trace`: its place among those wanted."""
+
+    trace: int
+    policy: str
+    capacity_tokens: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A line of the file that an interrupted sweep goes on with. `key` names all that the row depends on."""
+
+    key: str
+    row: Row
+
+
+def sweep(wanted: Wanted, *, processes: int = 1, keep: Path | None = None) -> Iterator[tuple[Point, Row]]:
+    """Each point and its row, as they come. With `keep`, rows are added to that file as they come, and those that it
+    has already are taken from there. Raises ConfigError: SW-123 if the file cannot be read or written, SW-115 for an
+    unknown cost."""
+    preset(wanted.cost)  # before anything else: it may not exist
+    done = _kept(keep) if keep is not None else {}
+    digests = [_digest(trace) for trace in wanted.traces]
+    todo: list[Point] = []
+    for at in wanted.points():
+        row = done.get(_key(digests, at, wanted.cost))
+        if row is None:
+            todo.append(at)
+        else:
+            yield at, row
+    for at, row in _run(wanted, todo, min(processes, len(todo))):
+        if keep is not None:
+            _add(keep, Record(_key(digests, at, wanted.cost), row))
+        yield at, row
+
+
+def _run(wanted: Wanted, todo: Sequence[Point], processes: int) -> Iterator[tuple[Point, Row]]:
+    if processes <= 1:
+        for at in todo:
+            yield at, _row(wanted, at)
+        return
+    context = multiprocessing.get_context("fork")  # so that the traces, which may be large, are shared
+    _SHARED.append(wanted)
+    try:
+        with ProcessPoolExecutor(processes, context) as pool:
+            futures = {pool.submit(_shared_row, at): at for at in todo}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+    finally:
+        _SHARED.pop()
+
+
+_SHARED: list[Wanted] = []  # what the processes of a running sweep are forked with
+
+
+def _shared_row(at: Point) -> Row:
+    return _row(_SHARED[-1], at)
+
+
+def _row(wanted: Wanted, at: Point) -> Row:
+    return point(wanted.traces[at.trace], at.policy, at.capacity_tokens, preset(wanted.cost), wanted.cost)
+
+
+def _digest(trace: Trace) -> str:
+    hasher = blake3.blake3(repr((_ONE, trace.name, trace.block_tokens)).encode())
+    for part in (trace.times, trace.inputs, trace.starts, trace.ids):
+        hasher.update(np.ascontiguousarray(part).tobytes())
+    return hasher.hexdigest(16)
+
+
+def _key(digests: Sequence[str], at: Point, cost: str) -> str:
+    return f"{digests[at.trace]} {at.policy} {at.capacity_tokens} {cost}"
+
+
+def _kept(path: Path) -> dict[str, Row]:
+    """A last line that was cut short by an interruption is none."""
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise _unusable(path, str(error)) from None
+    found: dict[str, Row] = {}
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = msgspec.json.decode(line, type=Record)
+        except msgspec.MsgspecError as error:
+            raise _unusable(path, f"line {number} is no row of a sweep: {error}") from None
+        found[record.key] = record.row
+    return found
+
+
+def _add(path: Path, record: Record) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+    except OSError as error:
+        raise _unusable(path, str(error)) from None
+
+
+def _unusable(path: Path, why: str) -> ConfigError:
+    return ConfigError("SW-123", what=f"{path} cannot keep the rows of a sweep", why=why, fix="name another file")
