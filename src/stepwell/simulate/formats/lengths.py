@@ -98,7 +98,7 @@ def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
         shared.append(request.shared)
     if fields is not None:
         unit = "milliseconds" if fields.unit < 1 else "seconds"
-        problems.notes.append(f"no block ids: sharing follows from sessions; {fields.time} counts {unit}")
+        problems.notes.append(f"no block ids: sharing follows from sessions; times that are numbers are {unit}")
     columns, order = in_order(rows.columns(problems))
     block = wishes.block_tokens or DEFAULT_BLOCK
     blocks = grown(columns.inputs, columns.sessions, np.array(shared, np.int64)[order], block)
