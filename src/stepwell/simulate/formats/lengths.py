@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -45,30 +46,30 @@ class _Fields:
     """Which field of a line is what."""
 
     time: str
+    unit: float  # seconds of one unit of a time that is a number
     input: str
     output: str | None
     session: str | None
     shared: str | None
 
-    @property
-    def unit(self) -> float:
-        """Seconds of one unit of a time that is a number: milliseconds where the name says so, and in the company that
-        Mooncake's `timestamp` keeps."""
-        time, input_ = _squashed(self.time), _squashed(self.input)
-        return 1e-3 if time.endswith("ms") or (time, input_) == ("timestamp", "inputlength") else 1.0
 
-
-def _squashed(name: str) -> str:
-    return "".join(filter(str.isalnum, name)).lower()
-
-
-def _fields_of(names: Iterable[str]) -> _Fields | None:
+@lru_cache(maxsize=64)  # the lines of a file are alike
+def _fields_of(names: tuple[str, ...]) -> _Fields | None:
     """None if there is no time or no input length."""
     known = {_squashed(name): name for name in names}
     time, input_, output, session, shared = (
         next((known[_squashed(name)] for name in among if _squashed(name) in known), None) for among in NAMES.values()
     )
-    return None if time is None or input_ is None else _Fields(time, input_, output, session, shared)
+    if time is None or input_ is None:
+        return None
+    # Milliseconds where the name says so, and in the company that Mooncake's `timestamp` keeps.
+    pair = (_squashed(time), _squashed(input_))
+    unit = 1e-3 if pair[0].endswith("ms") or pair == ("timestamp", "inputlength") else 1.0
+    return _Fields(time, unit, input_, output, session, shared)
+
+
+def _squashed(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 class _Request(NamedTuple):
@@ -81,13 +82,9 @@ class _Request(NamedTuple):
 
 def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
     rows, shared = Rows(), array("q")
-    known: dict[tuple[str, ...], _Fields | None] = {}  # the lines of a file are alike
     fields: _Fields | None = None
     for number, record in _records(lines, problems):
-        names = tuple(record)
-        if names not in known:
-            known = {**known, names: _fields_of(names)} if len(known) < 64 else {names: _fields_of(names)}
-        found = known[names]
+        found = _fields_of(tuple(record))
         if found is None:
             problems.line(number, "no time or no input length")
             continue
@@ -101,7 +98,7 @@ def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
         shared.append(request.shared)
     if fields is not None:
         unit = "milliseconds" if fields.unit < 1 else "seconds"
-        problems.notes.append(f"no block ids: sharing follows from sessions; {fields.time} counts {unit}")
+        problems.notes.append(f"no block ids: sharing follows from sessions; times that are numbers are {unit}")
     columns, order = in_order(rows.columns(problems))
     block = wishes.block_tokens or DEFAULT_BLOCK
     blocks = grown(columns.inputs, columns.sessions, np.array(shared, np.int64)[order], block)
@@ -114,14 +111,14 @@ def _records(lines: Lines, problems: Problems) -> Iterator[tuple[int, dict[str, 
     decode = msgspec.json.Decoder(dict[str, object]).decode
     for number, line in lines:
         try:
-            if line.startswith(b"{"):
-                yield number, decode(line)
-                continue
-            cells = csv_cells(line)
+            record = decode(line) if line.startswith(b"{") else None
+            cells = csv_cells(line) if record is None else []
         except BAD_LINE as error:
             problems.line(number, why(error))
             continue
-        if not header and _fields_of(cells):
+        if record is not None:
+            yield number, record
+        elif not header and _fields_of(tuple(cells)):
             header = cells
         elif not header:
             problems.line(number, "neither a JSON object nor a CSV header with a time and an input length")
@@ -186,7 +183,7 @@ def _number(value: object) -> float:
 
 
 def _fits(seen: Seen) -> bool:
-    return not _NEED_IDS.intersection(seen) and _fields_of(seen) is not None
+    return not _NEED_IDS.intersection(seen) and _fields_of(tuple(seen)) is not None
 
 
 LENGTHS = Format("lengths", "JSON lines or CSV with a time and an input length", _fits, _read)

@@ -1,8 +1,8 @@
 """Mooncake's JSON lines: a request a line, with a hash for each block of its prompt and all before it.
 
-`{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...], "session_id": ...}`; the last two
-lengths' meaning is ours, session_id is optional. Source: the traces published with Qin et al., "Mooncake", FAST 2025.
-The size of a block is not in the file (theirs have 512 tokens); the last id may name a partly filled block.
+`{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...], "session_id": ...}`, the last
+of which is optional. Source: the traces published with Qin et al., "Mooncake", FAST 2025. The size of a block is not in
+the file (theirs have 512 tokens); the last id may name a partly filled block.
 """
 
 from __future__ import annotations
