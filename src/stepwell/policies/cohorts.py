@@ -6,13 +6,8 @@ import heapq
 from bisect import bisect_right
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 FINENESS: Final = 8
 """Neighbours are joined when the times between their uses are at most this part of their age."""
-
-_Table = npt.NDArray[np.float64]
 
 
 class _Cohort:
@@ -22,18 +17,18 @@ class _Cohort:
         self.start = self.end = start  # uses at these times and between
         self.bin = 0
         self.joined = False  # into an older one
-        self.alive = np.zeros(classes)
+        self.alive = [0] * classes
 
 
 class Cohorts:
     """Blocks by the time of their last use, in groups that grow coarser with age: their number grows with the logarithm
     of time, and the work for each request is constant on average.
 
-    `edges`: the ages in seconds at which bins begin, ascending, but the first, which begins at 0. `risk[class, bin]`
+    `edges`: the ages in seconds at which bins begin, ascending, but the first, which begins at 0. `risk[class][bin]`
     grows by the blocks that are alive when they come of that age; it is the caller's."""
 
-    def __init__(self, edges: _Table, risk: _Table) -> None:
-        self._edges: list[float] = edges.tolist()
+    def __init__(self, edges: list[float], risk: list[list[int]]) -> None:
+        self._edges = edges
         self._risk = risk
         self._cohorts: list[_Cohort] = []  # oldest first
         self._starts: list[float] = []
@@ -49,7 +44,8 @@ class Cohorts:
             _, _, cohort = heapq.heappop(crossings)
             if not cohort.joined:
                 cohort.bin += 1
-                self._risk[:, cohort.bin] += cohort.alive
+                for row, blocks in enumerate(cohort.alive):
+                    self._risk[row][cohort.bin] += blocks
                 self._join(cohort, now)
                 if not cohort.joined:
                     self._expect(cohort)
@@ -64,7 +60,7 @@ class Cohorts:
             self._expect(last)
         last.end = now
         last.alive[row] += blocks
-        self._risk[row, 0] += blocks
+        self._risk[row][0] += blocks
 
     def take(self, used: float, row: int, blocks: int) -> int:
         """These, used at `used` for the last time, are at risk no more. The bin of their age."""
@@ -87,6 +83,6 @@ class Cohorts:
             and (cohort.end - older.start) * FINENESS <= now - older.start
         ):
             older.end = cohort.end
-            older.alive += cohort.alive
+            older.alive = [a + b for a, b in zip(older.alive, cohort.alive, strict=True)]
             cohort.joined = True
             del self._cohorts[at], self._starts[at]

@@ -33,18 +33,24 @@ WEIGHT: Final = 30.0
 """Blocks that have to be seen in a bin of a class before they count as much as what was known before: of all classes
 together, which have to outweigh PRIOR in the same way."""
 
-_Table = npt.NDArray[np.float64]
+Rates = npt.NDArray[np.float64]
 
-EDGES: Final[_Table] = YOUNGEST_S * 2.0 ** (np.arange(BINS) / 2)
+EDGES: Final[Rates] = YOUNGEST_S * 2.0 ** (np.arange(BINS) / 2)
 """Where each bin but the first begins; the first begins at 0."""
 
 
-_ENDS: Final[list[float]] = EDGES[1:].tolist()
+_ENDS: Final = EDGES[1:].copy()
+_ENDS_LIST: Final[list[float]] = _ENDS.tolist()
+
+
+def bins(ages_s: Rates) -> npt.NDArray[np.intp]:
+    """The bin of each age."""
+    return np.searchsorted(_ENDS, ages_s, side="right")
 
 
 def class_of(uses: int) -> int:
     """The class of an item that was used so often."""
-    return min(CLASSES - 1, max(1, uses).bit_length() - 1)
+    return uses.bit_length() - 1 if uses < 1 << CLASSES else CLASSES - 1
 
 
 class Reuse:
@@ -56,20 +62,19 @@ class Reuse:
     Chen, Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018)."""
 
     def __init__(self) -> None:
-        self._risk = np.zeros((CLASSES, BINS))
-        self._again = np.zeros((CLASSES, BINS))
-        self._cohorts = Cohorts(EDGES, self._risk)
+        self._risk = [[0] * BINS for _ in range(CLASSES)]
+        self._again = [[0] * BINS for _ in range(CLASSES)]
+        self._cohorts = Cohorts(EDGES.tolist(), self._risk)
         self._requests = 0
         self._due = 0
-        self.rates: list[list[float]] = []
-        self._compute()
+        self.rates = self._best()
 
     def tick(self, now: float) -> None:
         """Once for each request, before its uses: `now` in seconds."""
         self._cohorts.advance(now)
         self._requests += 1
         if self._requests >= self._due:
-            self._compute()
+            self.rates = self._best()
             self._due = self._requests + min(100, 1 + self._requests // 10)
 
     def used(self, now: float, row: int, blocks: int) -> None:
@@ -79,7 +84,7 @@ class Reuse:
     def used_again(self, last: float, row: int, blocks: int) -> None:
         """Blocks that were of class `row` since their last use, at `last`, are used again."""
         bin = self._cohorts.take(last, row, blocks)
-        self._again[row, bin] += blocks
+        self._again[row][bin] += blocks
 
     def forgotten(self, last: float, row: int, blocks: int) -> None:
         """Nobody will tell whether they are used again."""
@@ -87,21 +92,21 @@ class Reuse:
 
     def rate(self, row: int, age_s: float) -> float:
         """Uses per second of holding one block of this class, last used so long ago."""
-        return self.rates[row][bisect_right(_ENDS, age_s)]
+        return float(self.rates[row, bisect_right(_ENDS_LIST, age_s)])
 
-    def _compute(self) -> None:
-        self.rates = best_rates(hazards(self._risk, self._again)).tolist()
+    def _best(self) -> Rates:
+        return best_rates(hazards(np.array(self._risk, np.float64), np.array(self._again, np.float64)))
 
 
-def hazards(risk: _Table, again: _Table) -> _Table:
+def hazards(risk: Rates, again: Rates) -> Rates:
     """Shares in [0, 1) of the blocks at risk in a bin that are used in it, for each class: shrunk towards those of all
     classes together, and these towards PRIOR."""
     pooled = (again.sum(0) + WEIGHT * PRIOR) / (risk.sum(0) + WEIGHT)
-    shares: _Table = np.minimum((again + WEIGHT * pooled) / (risk + WEIGHT), 0.999)
+    shares: Rates = np.minimum((again + WEIGHT * pooled) / (risk + WEIGHT), 0.999)
     return shares
 
 
-def best_rates(hazard: _Table) -> _Table:
+def best_rates(hazard: Rates) -> Rates:
     """For each class and bin: max over the bins in which to give up of uses / seconds held."""
     widths = np.diff(EDGES, append=2 * EDGES[-1])
     widths[0] = EDGES[1]

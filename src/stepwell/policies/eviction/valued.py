@@ -1,37 +1,32 @@
-"""The least valuable of some: value is expected reuse times prefill seconds saved, for each second and byte held."""
+"""The least valuable: value is expected reuse times prefill seconds saved, for each second that a block is held."""
 
 from __future__ import annotations
 
-import heapq
-import random
+from bisect import insort
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
+from stepwell.policies.eviction.leaves import Leaves
 from stepwell.policies.item import Item
 from stepwell.policies.reuse import Reuse, class_of
 
-DRAWN: Final = 64
-"""Evictable items that are looked at for a victim, beside the KEPT least valuable ones of before (as Redis approximates
-LRU). In long contexts there are few more: only the ends of prefixes are evictable."""
-
-KEPT: Final = 8
+CANDIDATES: Final = 64
+"""Least valuable items that are found at a time."""
 
 
 class Valued(Eviction):
-    """Which item's blocks are expected to save the fewest prefill seconds for each second that they are held: `reuse`
-    learns how soon items of its class and age are used again, and the item knows what that saves.
+    """Evicts the item whose blocks are expected to save the fewest prefill seconds for each second that they are held:
+    `reuse` learns how soon items of its class and age are used again, and the item knows what that saves.
 
-    Values change as time passes, so there is no order to keep: some evictable items are drawn, and the worst goes. What
-    stood before it and has the same history goes next, without another draw: it is worth about the same, or less."""
+    Values change as time passes, so there is no order to keep. For each request that needs room all evictable items are
+    valued (of very many, a part each time), and the worst go, one after the other."""
 
-    def __init__(self, reuse: Reuse, seed: int = 0) -> None:
+    def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
-        self._dice = random.Random(seed)
-        self._evictable: list[Item] = []
-        self._kept: list[Item] = []
+        self._leaves = Leaves()
         self._now = -1.0
-        self._gone = (-1.0, 0.0, 0)  # when something left last, and that item's history
-        self._next: Item | None = None
+        self._worst: list[tuple[float, int, Item]] = []  # descending, so that the last goes first
+        self._sequence = 0
 
     def value(self, item: Item) -> float:
         """Expected prefill seconds saved per second and block."""
@@ -42,62 +37,51 @@ class Valued(Eviction):
         if now != self._now:
             self._now = now
             self._reuse.tick(now)
+            self._worst.clear()
         if item.uses:
-            self._reuse.used_again(item.used, class_of(item.uses), item.size)
+            self._reuse.used_again(item.used, item.note[0], item.size)
+            self._unlist(item)
         row = class_of(item.uses + 1)
         self._reuse.used(now, row, item.size)
         item.note = row, item.seconds / item.size
 
     def offer(self, item: Item) -> None:
-        if not item.evictable:
-            return
-        if not item.listed:
-            item.listed = True
-            self._evictable.append(item)
-        if self._gone == (self._now, item.used, item.uses):
-            self._next = item
+        if item.evictable and not item.listed:
+            row, seconds = item.note
+            self._leaves.put(item, row, seconds)
+            if self._worst:
+                self._sequence += 1
+                insort(self._worst, (-self.value(item), self._sequence, item))
 
     def victim(self) -> Item | None:
-        if self._next is not None and self._next.evictable and self._gone == self._history(self._next):
-            return self._next
-        value = self.value
-        kept = [(value(item), item) for item in self._kept if item.evictable]
-        drawn = [(value(item), item) for item in self._draw(DRAWN)]
-        least = heapq.nsmallest(KEPT, [*kept, *drawn], key=_first)
-        self._kept = list({id(item): item for _, item in least}.values())
-        return self._kept[0] if self._kept else None
+        while self._worst or self._look():
+            item = self._worst[-1][2]
+            if item.listed and item.evictable:
+                return item
+            self._worst.pop()
+            self._unlist(item)
+        return None
 
-    def _history(self, item: Item) -> tuple[float, float, int]:
-        return self._now, item.used, item.uses
+    def _unlist(self, item: Item) -> None:
+        if item.listed:
+            self._leaves.take(item)
 
-    def _draw(self, n: int) -> list[Item]:
-        """So many at random; one may come twice. What is not evictable any more is taken off the list when it is
-        drawn."""
-        drawn: list[Item] = []
-        items, dice = self._evictable, self._dice.random
-        while items and len(drawn) < n:
-            at = int(dice() * len(items))
-            item = items[at]
-            if item.evictable:
-                drawn.append(item)
-            else:
-                item.listed = False
-                items[at] = items[-1]
-                items.pop()
-        return drawn
+    def _look(self) -> bool:
+        """Finds the least valuable ones. False: nothing is listed."""
+        found = self._leaves.look(self._reuse.rates, self._now, CANDIDATES)
+        self._worst = [(-value, number, item) for number, (value, item) in enumerate(found)]
+        self._sequence = len(found)
+        return bool(found)
 
     def leave(self, item: Item) -> None:
-        self._gone, self._next = self._history(item), None
+        self._unlist(item)
 
     def split(self, head: Item, tail: Item) -> None:
+        self._unlist(head)
         for part in (head, tail):
             if part.note is not None:
                 part.note = part.note[0], part.seconds / part.size
-        self.offer(tail)
+                self.offer(part)
 
     def forget(self, item: Item) -> None:
-        self._reuse.forgotten(item.used, class_of(item.uses), item.size)
-
-
-def _first(pair: tuple[float, Item]) -> float:
-    return pair[0]
+        self._reuse.forgotten(item.used, item.note[0], item.size)

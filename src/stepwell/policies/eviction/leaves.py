@@ -1,0 +1,63 @@
+"""The ends of prefixes that may be evicted, in arrays, so that all of them can be valued at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from stepwell.policies.item import Item
+from stepwell.policies.reuse import Rates, bins
+
+MOST: Final = 4096
+"""Items that are looked at for one request: some 0.1 ms. Of more, others the next time."""
+
+
+class Leaves:
+    """Unordered. `listed` of an item tells that it is here."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._places: dict[int, int] = {}  # by id(item), which lives as long as it is in `_items`
+        self._used = np.zeros(64)
+        self._worth = np.zeros(64)
+        self._rows = np.zeros(64, np.intp)
+        self._from = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item, row: int, worth: float) -> None:
+        """`row`: the class of its reuse; `worth`: prefill seconds that each of its blocks saves."""
+        at = len(self._items)
+        if at == len(self._used):
+            self._used, self._worth = np.resize(self._used, 2 * at), np.resize(self._worth, 2 * at)
+            self._rows = np.resize(self._rows, 2 * at)
+        self._items.append(item)
+        self._places[id(item)] = at
+        self._used[at], self._worth[at], self._rows[at] = item.used, worth, row
+        item.listed = True
+
+    def take(self, item: Item) -> None:
+        """Takes it off the list, on which it is."""
+        item.listed = False
+        at = self._places.pop(id(item))
+        last = self._items.pop()
+        if last is not item:
+            end = len(self._items)
+            self._items[at] = last
+            self._places[id(last)] = at
+            for array in (self._used, self._worth, self._rows):
+                array[at] = array[end]
+
+    def look(self, rates: Rates, now: float, most: int) -> list[tuple[float, Item]]:
+        """The `most` least valuable ones with their values, the most valuable of these first."""
+        n = len(self._items)
+        first = self._from if n > MOST and self._from < n else 0
+        last = min(n, first + MOST)
+        self._from = last
+        rows, ages = self._rows[first:last], now - self._used[first:last]
+        values = rates[rows, bins(ages)] * self._worth[first:last]
+        least = np.argpartition(values, most)[:most] if len(values) > most else np.arange(len(values))
+        least = least[np.argsort(-values[least], kind="stable")]
+        return [(float(values[at]), self._items[first + at]) for at in least.tolist()]
