@@ -1,10 +1,16 @@
-"""Only what is expected to be worth more than what it would displace."""
+"""Only what is expected to be worth as much as what it would displace, or not much less."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from stepwell.policies.admission.base import Admission
 from stepwell.policies.eviction.valued import Valued
 from stepwell.policies.item import Item
+
+DOUBT: Final = 2.0
+"""What is new is let in until the other is worth this much more: refused, it is lost with all that would have followed it,
+which its own value does not count. By measurement: 1 loses up to 11 % on long conversations, 4 does as well as 2."""
 
 
 class ExpectedValue(Admission):
@@ -15,4 +21,4 @@ class ExpectedValue(Admission):
         self._value = eviction.value
 
     def admits(self, item: Item, victim: Item | None) -> bool:
-        return victim is None or self._value(item) >= self._value(victim)
+        return victim is None or DOUBT * self._value(item) >= self._value(victim)
