@@ -52,8 +52,8 @@ class Valued(Eviction):
         if not item.evictable:
             return
         if not item.listed:
-            item.listed = True
             self._evictable.append(item)
+            item.listed = len(self._evictable)
         if self._gone == (self._now, item.used, item.uses):
             self._next = item
 
@@ -76,17 +76,24 @@ class Valued(Eviction):
         drawn: list[Item] = []
         items, dice = self._evictable, self._dice.random
         while items and len(drawn) < n:
-            at = int(dice() * len(items))
-            item = items[at]
+            item = items[int(dice() * len(items))]
             if item.evictable:
                 drawn.append(item)
             else:
-                item.listed = False
-                items[at] = items[-1]
-                items.pop()
+                self._unlist(item)
         return drawn
 
+    def _unlist(self, item: Item) -> None:
+        """`listed` is its place in the list, from 1."""
+        last = self._evictable.pop()
+        if last is not item:
+            self._evictable[item.listed - 1] = last
+            last.listed = item.listed
+        item.listed = 0
+
     def leave(self, item: Item) -> None:
+        if item.listed:
+            self._unlist(item)
         self._gone, self._next = self._history(item), None
 
     def split(self, head: Item, tail: Item) -> None:
