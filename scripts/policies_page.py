@@ -38,8 +38,8 @@ def tables(kept: dict[str, Any]) -> str:
             f"### {trace}",
             "",
             f"{any_row['requests']:,} requests, {any_row['input_tokens'] / 1e6:,.1f} M tokens, "
-            f"{any_row['working_set_tokens'] / 1e6:,.1f} M of them distinct; at best {any_row['ceiling_ratio']:.1%} hit; "
-            f"{any_row['prefill_s']:,.0f} s of prefill ({any_row['cost']}). Seconds saved, and the hit ratio:",
+            f"{any_row['working_set_tokens'] / 1e6:,.1f} M of them distinct; at best {any_row['ceiling_ratio']:.1%} "
+            f"hit; {any_row['prefill_s']:,.0f} s of prefill ({any_row['cost']}). Seconds saved, and the hit ratio:",
             "",
             "| capacity | " + " | ".join(policies) + " | default / LRU | default / best |",
             "|---|" + "---|" * (len(policies) + 2),
@@ -98,7 +98,7 @@ def draw(rows: list[Row]) -> None:
         axis.remove()
     for axis, (trace, points) in zip(axes.flat, found.items(), strict=False):
         for name in next(iter(points.values())):
-            values = [points[share][name]["saved_prefill_s"] / points[share]["opt"]["saved_prefill_s"] for share in points]
+            values = [at[name]["saved_prefill_s"] / at["opt"]["saved_prefill_s"] for at in points.values()]
             axis.plot(list(points), values, label=name, marker=".", linewidth=2 if name == "default" else 1)
         axis.set(title=trace, xscale="log", ylim=(0, None), xlabel="capacity / working set", ylabel="saved / opt")
     axes.flat[0].legend(fontsize="x-small")

@@ -47,7 +47,7 @@ def simulate(
             typer.echo(f"{one.problems.source}: {told}", err=True)
     wanted = Wanted([one.trace for one in loaded], names, sizes, cost)
     rows = dict(sweep(wanted, processes=processes, keep=keep))
-    ordered = [rows[at] for at in dict.fromkeys(wanted.points())]
+    ordered = [rows[at] for at in wanted.points()]
     emit({"rows": [asdict(row) for row in ordered]}, as_json=as_json, text=_table(ordered))
 
 

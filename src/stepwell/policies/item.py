@@ -21,7 +21,7 @@ class Item(Protocol):
     A policy's own:
 
     - note: None at first. After a split both parts have the same.
-    - listed: False at first, and for the tail of a split.
+    - listed: 0 at first, and for the tail of a split.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Item(Protocol):
     uses: int
     used: float
     note: Any
-    listed: bool
+    listed: int
 
     @property
     def evictable(self) -> bool: ...

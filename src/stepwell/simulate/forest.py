@@ -32,7 +32,7 @@ class Run:
         self.uses = 0
         self.used = 0.0
         self.note: Any = None
-        self.listed = False
+        self.listed = 0
 
     @property
     def evictable(self) -> bool:

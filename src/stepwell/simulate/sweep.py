@@ -18,6 +18,7 @@ from stepwell.simulate.point import Row, point
 from stepwell.simulate.trace import Trace
 
 _ONE = 1  # version of what a key means: raise it when replays of old would come out otherwise
+_BEGINS = b'{"key":"'  # every line of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class Wanted:
     cost: str
 
     def points(self) -> list[Point]:
-        return [
+        """Each once: of a small working set, several shares may be the same number of tokens."""
+        points = (
             Point(index, policy, capacity.tokens(trace))
             for index, trace in enumerate(self.traces)
             for capacity in self.capacities
             for policy in self.policies
-        ]
+        )
+        return list(dict.fromkeys(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +130,25 @@ def _key(digests: Sequence[str], at: Point, cost: str) -> str:
 
 
 def _kept(path: Path) -> dict[str, Row]:
-    """A last line that was cut short by an interruption is none."""
+    """Makes the file if there is none, before anything is computed for it. A last line that was cut short by an
+    interruption is taken out, so that the next one does not stand behind it."""
     try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        with path.open("a+b") as file:
+            file.seek(0)
+            *lines, cut = file.read().split(b"\n")
+            found = _rows(path, lines)
+            if not _BEGINS.startswith(cut[: len(_BEGINS)]):
+                raise _unusable(path, "its last line is no row of a sweep")
+            if cut:
+                file.truncate(file.tell() - len(cut))
     except OSError as error:
         raise _unusable(path, str(error)) from None
+    return found
+
+
+def _rows(path: Path, lines: Sequence[bytes]) -> dict[str, Row]:
     found: dict[str, Row] = {}
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
             record = msgspec.json.decode(line, type=Record)
         except msgspec.MsgspecError as error:

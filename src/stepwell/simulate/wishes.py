@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 
 from stepwell.errors import ConfigError
@@ -46,9 +45,9 @@ def _capacity(text: str) -> Capacity:
     if match is None:
         raise _unusable(text, "it is no number of tokens and no share")
     number, unit = float(match[1]), match[2].lower()
-    if not 0 < number < math.inf:
-        raise _unusable(text, "it is not over 0")
     if unit == "%":
+        if not 0 < number <= 100:
+            raise _unusable(text, "it is not over 0 and at most 100 %")
         return Capacity(share=number / 100)
     tokens = number * _UNITS[unit]
     if not 1 <= tokens <= 1e15:

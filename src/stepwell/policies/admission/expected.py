@@ -9,8 +9,8 @@ from stepwell.policies.eviction.valued import Valued
 from stepwell.policies.item import Item
 
 DOUBT: Final = 2.0
-"""What is new is let in until the other is worth this much more: refused, it is lost with all that would have followed it,
-which its own value does not count. By measurement: 1 loses up to 11 % on long conversations, 4 does as well as 2."""
+"""What is new is let in until the other is worth this many times as much: refused, it is lost with all that would have
+followed it, which its own value does not count. Measured: with 1, 6 % are lost on long conversations; 4 is no better."""
 
 
 class ExpectedValue(Admission):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.eviction.queue import Place, Queue
 from stepwell.policies.eviction.ranked import Ranks
@@ -9,13 +12,11 @@ from stepwell.policies.item import Item
 
 
 class _Part:
-    """Items that are held, evictable ones of them by their last use (`ranks`, of which some are `stale`: of items that
-    are in the other part by now), and a queue of those that left."""
+    """Items that are held, evictable ones of them by their last use (`ranks`), and a queue of those that left."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Iterator[int]) -> None:
         self.size = 0
-        self.ranks = Ranks()
-        self.stale = 0
+        self.ranks = Ranks(numbers)
         self.ghosts = Queue()
 
 
@@ -34,7 +35,8 @@ class Arc(Eviction):
     item is no more than the lists: as many blocks as are held."""
 
     def __init__(self) -> None:
-        self._once, self._often = _Part(), _Part()
+        numbers = count(1)
+        self._once, self._often = _Part(numbers), _Part(numbers)
         self._target = 0.0  # blocks in `once`
 
     @property
@@ -51,10 +53,9 @@ class Arc(Eviction):
         elif place.part is self._once:
             self._once.size -= item.size
             self._often.size += item.size
-            self._once.stale += item.listed
-            item.listed = False
+            self._once.ranks.remove(item)
             place.part = self._often
-            self._clean(self._once)
+            self.offer(item)
 
     def _learn(self, item: Item, place: _Place) -> None:
         once, often = self._once.ghosts.size, self._often.ghosts.size
@@ -70,8 +71,9 @@ class Arc(Eviction):
     def enter(self, item: Item) -> None:
         part = self._once if item.note is None else self._often
         item.note = _Place(item, part, held=True)
-        item.listed = False
         part.size += item.size
+        self._trim(self._once, max(0, self._held - self._once.size))
+        self._trim(self._often, max(0, self._held - self._once.ghosts.size))
 
     def offer(self, item: Item) -> None:
         if item.evictable and not item.listed:
@@ -85,33 +87,18 @@ class Arc(Eviction):
     def _oldest(self, part: _Part) -> Item | None:
         while (top := part.ranks.top()) is not None:
             used, item = top
-            here = self._is_of(item, part)
-            if here and item.evictable and item.used == used:
+            if item.evictable and item.used == used:
                 return item
-            part.ranks.pop(unlist=here)
-            if here:
-                self.offer(item)
-            else:
-                part.stale -= 1
+            part.ranks.pop()
+            self.offer(item)
         return None
-
-    @staticmethod
-    def _is_of(item: Item, part: _Part) -> bool:
-        return item.note is not None and item.note.held and item.note.part is part
-
-    def _clean(self, part: _Part) -> None:
-        if part.stale > 64 and 2 * part.stale > len(part.ranks):
-            part.ranks.purge(lambda item: self._is_of(item, part))
-            part.stale = 0
 
     def leave(self, item: Item) -> None:
         place = item.note
         place.held = False
         place.part.size -= item.size
+        place.part.ranks.remove(item)
         place.part.ghosts.append(place)
-        held = self._held
-        self._trim(self._once, max(0, held - self._once.size))
-        self._trim(self._often, max(0, 2 * held - self._once.ghosts.size - held))
 
     def _trim(self, part: _Part, size: int) -> None:
         while part.ghosts.size > size and (oldest := part.ghosts.oldest) is not None:

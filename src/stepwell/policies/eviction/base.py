@@ -15,7 +15,7 @@ class Eviction(ABC):
     2. makes room for what is missing: `victim`, then `leave`, as often as needed; of a large victim it may take only
        the end, which it splits off before;
     3. calls `enter` for each item that is held from now on, head to tail;
-    4. calls `offer` for each item that may have become evictable.
+    4. calls `offer` for each item that may have become evictable: whatever kept it is gone.
 
     An item that left, or that was not let in, may be remembered by the owner, and is then the same object when it comes
     again. `forget` ends that.
@@ -27,7 +27,7 @@ class Eviction(ABC):
 
     @abstractmethod
     def offer(self, item: Item) -> None:
-        """It may be evictable now."""
+        """It may be evictable now, or not, or not even held."""
 
     def refer(self, item: Item, now: float) -> None:  # noqa: B027 - most policies need only some of these
         """Somebody asks for it now, held or not."""
@@ -36,7 +36,7 @@ class Eviction(ABC):
         """It is held from now on."""
 
     def leave(self, item: Item) -> None:  # noqa: B027
-        """It is held no more."""
+        """It is held no more: mostly the last victim, but any other may have to be dropped."""
 
     def split(self, head: Item, tail: Item) -> None:  # noqa: B027
         """`tail` was the end of `head` until now; both have its former history and note. Whether they are held can be

@@ -14,11 +14,10 @@ MOST: Final = 4096
 
 
 class Leaves:
-    """Unordered. `listed` of an item tells that it is here."""
+    """Unordered. `listed` of an item is its place here, from 1."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
-        self._places: dict[int, int] = {}  # by id(item), which lives as long as it is in `_items`
         self._used = np.zeros(64)
         self._worth = np.zeros(64)
         self._rows = np.zeros(64, np.intp)
@@ -34,19 +33,17 @@ class Leaves:
             self._used, self._worth = np.resize(self._used, 2 * at), np.resize(self._worth, 2 * at)
             self._rows = np.resize(self._rows, 2 * at)
         self._items.append(item)
-        self._places[id(item)] = at
         self._used[at], self._worth[at], self._rows[at] = item.used, worth, row
-        item.listed = True
+        item.listed = at + 1
 
     def take(self, item: Item) -> None:
         """Takes it off the list, on which it is."""
-        item.listed = False
-        at = self._places.pop(id(item))
+        at, item.listed = item.listed - 1, 0
         last = self._items.pop()
         if last is not item:
             end = len(self._items)
             self._items[at] = last
-            self._places[id(last)] = at
+            last.listed = at + 1
             for array in (self._used, self._worth, self._rows):
                 array[at] = array[end]
 

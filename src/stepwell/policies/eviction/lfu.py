@@ -27,4 +27,5 @@ class Lfu(Ranked):
         return rank
 
     def leave(self, item: Item) -> None:
+        super().leave(item)
         self._age = max(self._age, item.note)

@@ -4,50 +4,66 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import count
 
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.item import Item
 
+MOST_VOID = 64
+"""Void records that are not worth looking for, if they are not the half of all."""
+
 
 class Ranks:
-    """A heap with one record for each listed item. An item that was used since moves back when its record comes to the
-    top, so that a use costs nothing here and the heap never outgrows the items."""
+    """A heap with one record for each listed item; of equal ranks, what was used longest ago is first. An item that was
+    used since moves back when its record comes to the top, so that a use costs nothing here.
 
-    __slots__ = ("_heap", "_sequence")
+    `listed` is the number of the item's record: one with another number is void. `numbers`: the same for all heaps that
+    an item may move between."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Item]] = []
-        self._sequence = 0
+    __slots__ = ("_heap", "_numbers", "_void")
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        """`numbers` ascend from 1."""
+        self._heap: list[tuple[float, float, int, Item]] = []
+        self._numbers = numbers
+        self._void = 0
 
     def push(self, item: Item, rank: float) -> None:
-        item.listed = True
-        self._sequence += 1
-        heapq.heappush(self._heap, (rank, self._sequence, item))
+        item.listed = next(self._numbers)
+        heapq.heappush(self._heap, (rank, item.used, item.listed, item))
 
     def top(self) -> tuple[float, Item] | None:
-        return (self._heap[0][0], self._heap[0][2]) if self._heap else None
+        heap = self._heap
+        while heap:
+            rank, _, number, item = heap[0]
+            if item.listed == number:
+                return rank, item
+            heapq.heappop(heap)
+            self._void -= 1
+        return None
 
-    def pop(self, *, unlist: bool = True) -> None:
-        """`unlist=False`: the item's flag speaks of another record."""
-        item = heapq.heappop(self._heap)[2]
-        if unlist:
-            item.listed = False
+    def pop(self) -> None:
+        """What `top` returned."""
+        heapq.heappop(self._heap)[3].listed = 0
 
-    def purge(self, alive: Callable[[Item], bool]) -> None:
-        """Takes out the records of other items."""
-        self._heap = [record for record in self._heap if alive(record[2])]
-        heapq.heapify(self._heap)
-
-    def __len__(self) -> int:
-        return len(self._heap)
+    def remove(self, item: Item) -> None:
+        """If it is listed. Its record is void, and goes when it comes to the top or when there are many such."""
+        if not item.listed:
+            return
+        item.listed = 0
+        self._void += 1
+        if self._void > MOST_VOID and 2 * self._void > len(self._heap):
+            self._heap = [record for record in self._heap if record[3].listed == record[2]]
+            heapq.heapify(self._heap)
+            self._void = 0
 
 
 class Ranked(Eviction):
     """`rank(item)` must not fall while the item is held."""
 
     def __init__(self) -> None:
-        self._ranks = Ranks()
+        self._ranks = Ranks(count(1))
 
     @abstractmethod
     def rank(self, item: Item) -> float:
@@ -65,6 +81,9 @@ class Ranked(Eviction):
             self._ranks.pop()
             self.offer(item)
         return None
+
+    def leave(self, item: Item) -> None:
+        self._ranks.remove(item)
 
     def split(self, head: Item, tail: Item) -> None:
         self.offer(tail)

@@ -47,17 +47,19 @@ class S3Fifo(Eviction):
         home = self._main if remembered else self._small
         item.note = _Place(item, home)
         home.append(item.note)
+        while self._ghosts.size > (1 - SMALL) * self._held and (oldest := self._ghosts.oldest) is not None:
+            self.forget(oldest.item)
 
     def offer(self, item: Item) -> None:
         place = item.note
-        if place.queue is self._due and item.evictable:
+        if item.evictable and place.queue is self._due:
             self._due.remove(place)
             place.home.prepend(place)
 
     def victim(self) -> Item | None:
         if self._small.size > SMALL * self._held:
             return self._of_small() or self._of_main()
-        return self._of_main() or self._of_small()
+        return self._of_main() or self._of_small() or self._of_main()  # where some of the small ones may be by now
 
     @property
     def _held(self) -> int:
@@ -95,14 +97,11 @@ class S3Fifo(Eviction):
 
     def leave(self, item: Item) -> None:
         place = item.note
-        assert place.queue is place.home, "evictable, so not aside"
-        place.home.remove(place)
+        place.queue.remove(place)
         if place.home is self._main:
             item.note = None
-            return
-        self._ghosts.append(place)
-        while self._ghosts.size > (1 - SMALL) * self._held and (oldest := self._ghosts.oldest) is not None:
-            self.forget(oldest.item)
+        else:
+            self._ghosts.append(place)
 
     def split(self, head: Item, tail: Item) -> None:
         place = head.note

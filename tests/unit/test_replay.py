@@ -1,0 +1,253 @@
+"""The replay of one tier: what must hold whatever the policy, and models that are too plain to be wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_traces import seconds, trace_of, traces
+
+from stepwell.policies.catalog import POLICIES
+from stepwell.simulate.forest import Forest, Run
+from stepwell.simulate.optimal import optimal
+from stepwell.simulate.replay import Replay
+from stepwell.simulate.trace import Trace
+
+CAPACITIES = st.integers(0, 12)
+
+
+def replay(trace: Trace, policy: str, capacity: int) -> Replay:
+    return Replay(trace, POLICIES[policy](), capacity, seconds)
+
+
+def paths(trace: Trace) -> list[list[int]]:
+    return [trace.request(i).tolist() for i in range(len(trace))]
+
+
+def leading(path: Sequence[int], held: set[int]) -> int:
+    return next((at for at, block in enumerate(path) if block not in held), len(path))
+
+
+class Watched(Replay):
+    """Looks at everything before and after each request."""
+
+    def _request(self, now: float, first: int, last: int) -> int:
+        path = self._trace.ids[first:last].tolist()
+        before = self._blocks()
+        entered = self._entered
+        hit = super()._request(now, first, last)
+        after = self._blocks()
+        assert hit == leading(path, before)
+        assert len(after) <= self._capacity
+        assert after <= before | set(path)
+        assert self._entered - entered >= len(after - before)
+        assert leading(path, after) >= hit, "nobody makes room with what is asked for"
+        return hit
+
+    def _blocks(self) -> set[int]:
+        """What is held, as seen in the forest."""
+        ids = self._trace.ids
+        runs = {id(run): run for run in self._forest._heads if run is not None}.values()
+        blocks: list[int] = []
+        for run in runs:
+            assert run.size > 0
+            assert all(kid.parent is run for kid in run.kids)
+            assert run.children == sum(kid.held for kid in run.kids)
+            assert run.seconds == seconds(run.start * 16, (run.start + run.size) * 16)
+            assert run.parent is None or run.start == run.parent.start + run.parent.size
+            if run.held:
+                assert run.parent is None or run.parent.held, "closed under prefixes"
+                assert run.uses
+                blocks += ids[run.base : run.base + run.size].tolist()
+        assert len(blocks) == len(set(blocks)) == self._held
+        return set(blocks)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(trace=traces(), capacity=CAPACITIES)
+def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int) -> None:
+    watched = Watched(trace, POLICIES[policy](), capacity, seconds)
+    replayed = watched.run()
+    most = optimal(trace, capacity)
+    assert replayed.hits.sum() <= most.hits.sum()
+    assert (replayed.hits * trace.block_tokens <= trace.ceiling()).all()
+    again = replay(trace, policy, capacity).run()
+    assert (replayed.hits.tolist(), replayed.entered) == (again.hits.tolist(), again.entered)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "opt"])
+@given(trace=traces())
+def test_with_room_for_all_nothing_is_lost(policy: str, trace: Trace) -> None:
+    replayed = optimal(trace, trace.distinct) if policy == "opt" else replay(trace, policy, trace.distinct).run()
+    if policy == "second_touch":
+        assert replayed.entered <= trace.distinct
+    else:
+        assert (replayed.hits * trace.block_tokens == trace.ceiling()).all()
+
+
+# --- plain models: blocks, no runs
+
+
+@dataclass
+class Block:
+    parent: int | None
+    times: list[float] = field(default_factory=list)  # of all its uses
+    note: float = 0.0
+
+
+Rank = Callable[["Model", Block], object]
+
+
+@dataclass
+class Model:
+    """Held blocks without held children are ranked; the least goes, unless what comes stands right behind it."""
+
+    capacity: int
+    rank: Rank
+    note: Callable[[Model, Block], float] = lambda model, block: 0.0
+    admits: Callable[[Block], bool] = lambda block: True
+    blocks: dict[int, Block] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    age: float = 0.0
+    entered: int = 0
+
+    def request(self, now: float, path: Sequence[int]) -> int:
+        hit = leading(path, self.held)
+        for at, one in enumerate(path):
+            block = self.blocks.setdefault(one, Block(path[at - 1] if at else None))
+            block.times.append(now)
+            block.note = self.note(self, block)
+        for one in path[hit:]:
+            block = self.blocks[one]
+            if not self.admits(block) or not self._room_behind(block.parent):
+                break
+            self.held.add(one)
+            self.entered += 1
+        return hit
+
+    def _room_behind(self, parent: int | None) -> bool:
+        if len(self.held) < self.capacity:
+            return True
+        parents = {self.blocks[one].parent for one in self.held} | {parent}
+        tails = [self.blocks[one] for one in self.held - parents]
+        if not tails:
+            return False
+        least = min(tails, key=lambda block: self.rank(self, block))
+        self.age = max(self.age, least.note)
+        self.held.remove(next(one for one in self.held if self.blocks[one] is least))
+        return True
+
+
+def last(model: Model, block: Block) -> float:
+    return block.times[-1]
+
+
+def last_but_one(model: Model, block: Block) -> tuple[float, float]:
+    return block.times[-2] if len(block.times) > 1 else -math.inf, block.times[-1]
+
+
+def uses_and_age(model: Model, block: Block) -> float:
+    return model.age + len(block.times)
+
+
+MODELS: dict[str, Callable[[int], Model]] = {
+    "lru": lambda capacity: Model(capacity, last),
+    "second_touch": lambda capacity: Model(capacity, last, admits=lambda block: len(block.times) > 1),
+    "lru2": lambda capacity: Model(capacity, last_but_one),
+    "lfu": lambda capacity: Model(capacity, lambda model, block: (block.note, block.times[-1]), uses_and_age),
+}
+
+
+@pytest.mark.parametrize("policy", MODELS)
+@given(trace=traces(), capacity=CAPACITIES)
+def test_a_plain_model_comes_to_the_same(policy: str, trace: Trace, capacity: int) -> None:
+    replayed = replay(trace, policy, capacity).run()
+    model = MODELS[policy](capacity)
+    hits = [model.request(float(now), path) for now, path in enumerate(paths(trace))]
+    assert replayed.hits.tolist() == hits
+    assert replayed.entered == model.entered
+
+
+class Single(Forest):
+    """Runs of one block each."""
+
+    def _grow(self, base: int, start: int, size: int, parent: Run | None) -> Run:
+        return super()._grow(base, start, 1, parent)
+
+
+@pytest.mark.parametrize("policy", MODELS)
+@given(trace=traces(), capacity=CAPACITIES)
+def test_runs_are_no_more_than_their_blocks(policy: str, trace: Trace, capacity: int) -> None:
+    by_block = replay(trace, policy, capacity)
+    by_block._forest = Single(trace, seconds, by_block._parted)
+    one, other = by_block.run(), replay(trace, policy, capacity).run()
+    assert (one.hits.tolist(), one.entered) == (other.hits.tolist(), other.entered)
+
+
+# --- the optimum
+
+
+def most_hits(trace: Trace, capacity: int) -> int:
+    """Of all that a tier could hold after each request: what it held before, and what came, however it chooses."""
+    best = {frozenset[int](): 0}
+    for path in paths(trace):
+        then: dict[frozenset[int], int] = {}
+        for held, hits in best.items():
+            pool = held | set(path)
+            got = hits + leading(path, set(held))
+            for kept in combinations(sorted(pool), min(capacity, len(pool))):
+                then[frozenset(kept)] = max(then.get(frozenset(kept), 0), got)
+        best = then
+    return max(best.values())
+
+
+@given(trace=traces(requests=8, blocks=3, letters=2), capacity=st.integers(0, 4))
+def test_no_choice_hits_more_than_the_optimum(trace: Trace, capacity: int) -> None:
+    assert optimal(trace, capacity).hits.sum() == most_hits(trace, capacity)
+
+
+@given(trace=traces(), capacity=CAPACITIES)
+def test_the_optimum_holds_what_is_asked_for_next(trace: Trace, capacity: int) -> None:
+    """Request by request, with a plain set."""
+    asked = paths(trace)
+    held: set[int] = set()
+    hits, entered = [], 0
+    for i, path in enumerate(asked):
+        hits.append(leading(path, held))
+
+        def next_use(block: int, i: int = i) -> tuple[int, int]:
+            later = (n for n in range(i + 1, len(asked)) if block in asked[n])
+            return next(later, len(asked)), block  # of one prefix, the first blocks have the lower ids
+
+        wanted = sorted(block for block in held | set(path) if next_use(block)[0] < len(asked))
+        kept = set(sorted(wanted, key=next_use)[:capacity])
+        entered += len(kept - held)
+        held = kept
+    replayed = optimal(trace, capacity)
+    assert replayed.hits.tolist() == hits
+    assert replayed.entered == entered
+
+
+# --- details
+
+
+def test_requests_of_one_moment_come_one_after_the_other() -> None:
+    trace = trace_of(["a", "b", "a", "c", "a"], gaps=[0.0] * 4)
+    assert replay(trace, "lru", 2).run().hits.tolist() == [0, 0, 1, 0, 1]
+
+
+def test_a_request_larger_than_the_tier_keeps_its_beginning() -> None:
+    replayed = replay(trace_of(["abcdef", "abcdef", "abcdef"]), "lru", 4).run()
+    assert replayed.hits.tolist() == [0, 4, 4]
+    assert replayed.entered == 4
+
+
+def test_only_as_much_of_a_victim_goes_as_is_needed() -> None:
+    replayed = replay(trace_of(["abcdef", "xy", "abcdef"]), "lru", 6).run()
+    assert replayed.hits.tolist() == [0, 0, 4]
+    assert replayed.entered == 6 + 2 + 2
