@@ -15,6 +15,7 @@ import typer
 
 from stepwell import __version__
 from stepwell.cli import clear, config
+from stepwell.cli.fleet import simulate_fleet
 from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.cli.simulate import simulate
@@ -33,6 +34,7 @@ app.add_typer(config.app, name="config")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
 app.command()(simulate)
+app.command("simulate-fleet")(simulate_fleet)
 
 
 class Kind(StrEnum):

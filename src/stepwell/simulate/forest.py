@@ -15,10 +15,10 @@ class Run:
     """Consecutive blocks of one prefix that have been used together so far: an `Item` of policies.
 
     `base`: where its ids begin in the trace's; `start`: its first block's position in the prompt; `children`: how many
-    of its `kids`, the runs that continue it, are held."""
+    of its `kids`, the runs that continue it, are held; `left`: it was held, and has not been asked for since."""
 
-    __slots__ = ("base", "children", "held", "kids", "listed", "note", "parent", "seconds", "size", "start", "used",
-                 "uses")  # fmt: skip
+    __slots__ = ("base", "children", "held", "kids", "left", "listed", "note", "parent", "seconds", "size", "start",
+                 "used", "uses")  # fmt: skip
 
     def __init__(self, base: int, start: int, size: int, parent: Run | None) -> None:
         self.base = base
@@ -27,7 +27,7 @@ class Run:
         self.parent = parent
         self.kids: list[Run] = []
         self.children = 0
-        self.held = False
+        self.held = self.left = False
         self.seconds = 0.0
         self.uses = 0
         self.used = 0.0
@@ -75,7 +75,7 @@ class Forest:
         for kid in tail.kids:
             kid.parent = tail
         tail.children, run.children = run.children, int(run.held)
-        tail.held, tail.uses, tail.used, tail.note = run.held, run.uses, run.used, run.note
+        tail.held, tail.left, tail.uses, tail.used, tail.note = run.held, run.left, run.uses, run.used, run.note
         self._heads[self._ids[tail.base]] = tail
         self._price(run)
         self._price(tail)

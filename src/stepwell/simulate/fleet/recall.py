@@ -1,0 +1,132 @@
+"""Bringing the blocks of one prompt up: read from the tiers below the host, side by side, and copied into the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stepwell.policies.decide import HOST
+from stepwell.simulate.fleet.server import Job
+from stepwell.simulate.fleet.tier import Level, Tier
+
+if TYPE_CHECKING:
+    from stepwell.simulate.fleet.engine import Engine
+
+Part = tuple[Level, int]
+"""Consecutive blocks that come from one level."""
+
+
+def parts_of(found: Sequence[tuple[Level, int]]) -> list[Part]:
+    """From levels and the positions up to which they are asked."""
+    ends = [0, *(end for _, end in found)]
+    return [(level, end - before) for (level, end), before in zip(found, ends, strict=False)]
+
+
+@dataclass(slots=True)
+class _Reading:
+    blocks: int
+    job: Job | None = None  # None: it has been read, and only its latency is still to pass
+
+
+class Recall:
+    """`ready(blocks)` is called when the first so many are in the GPU: all up to the cut, or those before the first
+    that did not come, because its tier failed or was later than the limit."""
+
+    def __init__(self, engine: Engine, parts: Sequence[Part], cut: int, ready: Callable[[int], None]) -> None:
+        self._engine = engine
+        self._clock = engine.ways.clock
+        self._block_bytes = engine.ways.block_bytes
+        self._parts = _up_to(parts, cut)
+        self._ready = ready
+        self._pending: dict[Tier, _Reading] = {}
+        self._stopped = False
+
+    def begin(self, limit_s: float) -> None:
+        for level, blocks in self._parts:
+            if isinstance(level, Tier) and level.name != HOST:
+                self._pending.setdefault(level, _Reading(0)).blocks += blocks
+        if not self._pending:
+            self._copy()
+            return
+        for tier, reading in self._pending.items():
+            nbytes = reading.blocks * self._block_bytes
+            reading.job = tier.read(nbytes, partial(self._read, tier), partial(self._lost, tier))
+        self._clock.after(limit_s, self._late)
+
+    def stop(self) -> None:
+        """Nobody waits for it any more; what has been asked for is read all the same."""
+        self._stopped = True
+
+    def _read(self, tier: Tier) -> None:
+        reading = self._pending.get(tier)
+        if reading is None:
+            return
+        tier.read_bytes += reading.blocks * self._block_bytes
+        reading.job = None
+        self._clock.after(tier.latency_s, lambda: self._landed(tier))
+
+    def _landed(self, tier: Tier) -> None:
+        if self._pending.pop(tier, None) is not None and not self._pending:
+            self._copy()
+
+    def _lost(self, tier: Tier) -> None:
+        if self._pending.pop(tier, None) is None:
+            return
+        self._parts = _short(self._parts, tier, 0)
+        if not self._pending:
+            self._copy()
+
+    def _late(self) -> None:
+        for tier, reading in self._pending.items():
+            if reading.job is not None:
+                left = tier.give_up(reading.job)
+                landed = reading.blocks - -(-left // self._block_bytes)
+                tier.read_bytes += int(reading.blocks * self._block_bytes - left)
+                self._parts = _short(self._parts, tier, max(0, int(landed)))
+        if self._pending:
+            self._pending.clear()
+            self._copy()
+
+    def _copy(self) -> None:
+        if self._stopped:
+            return
+        engine = self._engine
+        blocks = sum(count for _, count in self._parts)
+        nbytes = sum(count for level, count in self._parts if isinstance(level, Tier)) * self._block_bytes
+        for level, count in self._parts:
+            if isinstance(level, Tier) and level.name == HOST:
+                level.read_bytes += count * self._block_bytes
+        if not nbytes:
+            self._ready(blocks)
+            return
+        engine.copied_bytes += nbytes
+        engine.copies.submit(
+            nbytes, lambda: self._clock.after(engine.copy_speed.latency_s, lambda: self._copied(blocks))
+        )
+
+    def _copied(self, blocks: int) -> None:
+        if not self._stopped:
+            self._ready(blocks)
+
+
+def _up_to(parts: Sequence[Part], cut: int) -> list[Part]:
+    kept: list[Part] = []
+    for level, count in parts:
+        if (count := min(count, cut)) > 0:
+            kept.append((level, count))
+            cut -= count
+    return kept
+
+
+def _short(parts: Sequence[Part], tier: Tier, had: int) -> list[Part]:
+    """Of these, what lies before the first that is missing, if only `had` blocks came from `tier`."""
+    kept: list[Part] = []
+    for level, count in parts:
+        if level is tier:
+            if had < count:
+                return [*kept, (level, had)] if had else kept
+            had -= count
+        kept.append((level, count))
+    return kept

@@ -1,0 +1,175 @@
+"""One tier of a simulated fleet: what it holds, how fast it is, and what is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepwell.policies.admission.base import Admission
+from stepwell.policies.admission.second_touch import SecondTouch
+from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.item import Item
+from stepwell.policies.transfer import TierSpeed
+from stepwell.simulate.fleet import description
+from stepwell.simulate.fleet.clock import Clock
+from stepwell.simulate.fleet.server import Job, Server
+from stepwell.simulate.fleet.view import Unseen, Watch
+from stepwell.simulate.forest import Cost, Run
+from stepwell.simulate.store import Store, stretches
+from stepwell.simulate.trace import Trace
+
+GPU = "gpu"
+
+
+class _Both(Admission):
+    """What is used a second time, if the policy wants it too."""
+
+    def __init__(self, policy: Admission) -> None:
+        self._policy = policy
+        self._second = SecondTouch()
+
+    def admits(self, item: Item, victim: Item | None) -> bool:
+        return self._second.admits(item, victim) and self._policy.admits(item, victim)
+
+
+class Level:
+    """What all levels have, the GPU's pages too: a store, and the level below, which takes what leaves it."""
+
+    def __init__(self, name: str, new_store: Callable[[Callable[[Run], None]], Store], watch: Watch) -> None:
+        self.name = name
+        self.below: Tier | None = None
+        self.up = True
+        self._new_store = new_store
+        self._watch = watch
+        self._store = new_store(self._evicted)
+        self._entered = 0
+
+    @property
+    def held(self) -> int:
+        """Blocks."""
+        return self._store.held
+
+    def refer(self, now: float, first: int, last: int) -> list[tuple[int, int]]:
+        """A request asks for these ids of the trace. Positions of those that can be had here."""
+        path = self._store.refer(now, first, last)
+        return stretches(path) if self.up else []
+
+    def leading(self, first: int, last: int) -> int:
+        """Blocks that this level alone holds of the beginning."""
+        held = stretches(self._store.path(first, last))
+        return held[0][1] if held and not held[0][0] else 0
+
+    def there(self, first: int, last: int) -> None:
+        """These blocks are in the GPU now, computed or recalled."""
+        self._enter(self._store.path(first, last))
+
+    def lose(self) -> None:
+        """All that it holds."""
+        self._store = self._new_store(self._evicted)
+        self._watch.lost()
+
+    def _enter(self, path: list[Run], most: int | None = None) -> int:
+        came = self._store.offer(path, most)
+        for run in came:
+            self._watch.changed(run, held=True)
+        return sum(run.size for run in came)
+
+    def _evicted(self, run: Run) -> None:
+        self._watch.changed(run, held=False)
+        if self.below is not None:
+            self.below.take(run)
+
+
+class Tier(Level):
+    """Reads and writes have a queue each and do not slow each other. What waits to be written can be read. Blocks that
+    find no room in the queue of writes are dropped and counted."""
+
+    def __init__(
+        self, name: str, like: description.Tier, clock: Clock, trace: Trace, cost: Cost, block_bytes: int,
+        *, watch: Watch | None = None, most: float,
+    ) -> None:  # fmt: skip
+        """`most`: bytes a second that one recall gets, whatever the tier could."""
+        capacity = like.capacity // block_bytes
+        super().__init__(
+            name, lambda left: Store(trace, policy_of(like), capacity, cost, left), watch if watch else Unseen()
+        )
+        self._like = like
+        self._block_bytes = block_bytes
+        self._most = most
+        self._slowed = 1.0
+        self._queue_bytes = like.write_queue if like.write_queue is not None else like.capacity
+        self.reads = Server(clock, like.read_bandwidth, like.parallel, most)
+        self._writes = Server(clock, like.write_bandwidth)
+        self.latency_s = like.latency
+        self.read_bytes = self.written_bytes = self.dropped_bytes = 0
+
+    @property
+    def speed(self) -> TierSpeed:
+        """As it is now, for one recall alone."""
+        return TierSpeed(self.latency_s, 1 / min(self._most, self._like.read_bandwidth / self._slowed))
+
+    @property
+    def queued_bytes(self) -> int:
+        """Asked for before whoever asks now."""
+        return int(self.reads.outstanding)
+
+    def read(self, nbytes: int, landed: Callable[[], None], lost: Callable[[], None]) -> Job:
+        return self.reads.submit(nbytes, landed, lost=lost)
+
+    def give_up(self, job: Job) -> float:
+        """Bytes of it that have not come."""
+        return self.reads.drop(job)
+
+    def there(self, first: int, last: int) -> None:
+        path = self._store.path(first, last)
+        if self._like.write != "back" and self.up:
+            self._write(path)
+        else:
+            self._store.settle(path)
+
+    def take(self, run: Run) -> None:
+        """It has left the level above, whose run it is. What is there already is not written again."""
+        if self._like.write != "back" or not self.up:
+            return
+        prefix = run.base - run.start
+        self._store.path(prefix, run.base)  # so that no run reaches over its beginning
+        path = self._store.path(prefix, run.base + run.size)
+        self._write([part for part in path if part.start >= run.start])
+
+    def slow(self, factor: float) -> None:
+        self._slowed = factor
+        self.reads.run_at(self._like.read_bandwidth / factor)
+        self._writes.run_at(self._like.write_bandwidth / factor)
+
+    def go(self) -> None:
+        """It cannot be reached until it is `up` again, and then has what it had."""
+        self.up = False
+        self.reads.fail()
+        self._writes.fail()
+
+    def lose(self) -> None:
+        self.reads.fail()
+        self._writes.fail()
+        super().lose()
+
+    def _write(self, path: list[Run]) -> None:
+        missing = sum(run.size for run in path if not run.held)
+        if not missing:
+            self._store.settle(path)
+            return
+        room = max(0, self._queue_bytes - int(self._writes.outstanding)) // self._block_bytes
+        came = self._enter(path, room)
+        if came == room < missing:
+            self.dropped_bytes += (missing - room) * self._block_bytes
+        if came:
+            self.written_bytes += came * self._block_bytes
+            self._writes.submit(came * self._block_bytes, _nothing)
+
+
+def policy_of(like: description.Tier) -> Policy:
+    """A new one."""
+    policy = POLICIES[like.policy]()
+    return Policy(policy.eviction, _Both(policy.admission)) if like.write == "second_touch" else policy
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,154 @@
+"""What a tier holds while traces are replayed, and what leaves it for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from stepwell.policies.catalog import Policy
+from stepwell.policies.past import Past, most_remembered
+from stepwell.simulate.forest import Cost, Forest, Run
+from stepwell.simulate.trace import Trace
+
+MOMENT_S: Final = 1e-6
+"""Between two requests that come at the same time: policies tell them apart."""
+
+
+class Store:
+    """`capacity` blocks under one policy. For each request: `refer`, and when its blocks are there `offer`.
+
+    Where every request is offered all its blocks, what is held is closed under prefixes, so no block is held that
+    cannot be used. `left(run)` is called when a run has left."""
+
+    def __init__(
+        self, trace: Trace, policy: Policy, capacity: int, cost: Cost, left: Callable[[Run], None] | None = None
+    ) -> None:
+        self._capacity = capacity
+        self._eviction, self._admission = policy.eviction, policy.admission
+        self._forest = Forest(trace, cost, self._parted)
+        self._past = Past[Run](most_remembered(capacity), lambda run: run.held, self._forget)
+        self._left = left
+        self._now = -1.0
+        self.held = 0  # blocks
+        self.entered = 0  # blocks, each time
+
+    def refer(self, time: float, first: int, last: int) -> list[Run]:
+        """A request asks for the ids [first, last) of the trace: their runs, head to tail."""
+        self._now = now = max(time, self._now + MOMENT_S)
+        path = self._forest.path(first, last)
+        for run in reversed(path):
+            self._refer(run, now)
+        return path
+
+    def path(self, first: int, last: int) -> list[Run]:
+        """The runs of ids that were asked for before."""
+        return self._forest.path(first, last)
+
+    def offer(self, path: Sequence[Run], most: int | None = None) -> list[Run]:
+        """Lets in what of these runs is not held, head to tail, until something is refused; not more than `most`
+        blocks. Returns what came in."""
+        came: list[Run] = []
+        for run in path:
+            if run.held:
+                continue
+            if most is not None and run.size > most:
+                if not most:
+                    break
+                self._forest.cut(run, most)
+                self._let_in(run, came)
+                break
+            whole = self._let_in(run, came)
+            if most is not None:
+                most -= run.size
+            if not whole:
+                break
+        self.settle(path)
+        return came
+
+    def settle(self, path: Sequence[Run]) -> None:
+        """Nothing more of these runs comes in for now."""
+        for run in reversed(path):
+            if run.held:
+                self._eviction.offer(run)
+            else:
+                self._past.remember(run)
+
+    def _let_in(self, run: Run, came: list[Run]) -> bool:
+        """Whether all of it is held now; a part may be."""
+        if run.left or not run.uses:
+            self._now += MOMENT_S  # it has left since it was asked for: what brings it back counts as a use
+            self._refer(run, self._now)
+        if run.parent is not None:
+            run.parent.children += 1  # first of all, so that room is not made by evicting it
+        room = self._room_for(run)
+        if not room:
+            self._without(run.parent)
+            return False
+        whole = room >= run.size
+        if not whole:
+            self._forest.cut(run, room)
+        run.held = True
+        self.held += run.size
+        self.entered += run.size
+        self._eviction.enter(run)
+        came.append(run)
+        return whole
+
+    def _room_for(self, run: Run) -> int:
+        """How many of its blocks find room. Evicts what the admission thinks is worth less."""
+        room = self._capacity - self.held
+        if room and not self._admission.admits(run, None):
+            return 0
+        while room < run.size:
+            victim = self._eviction.victim()
+            if victim is None or not self._admission.admits(run, victim):
+                return room
+            assert isinstance(victim, Run)
+            if victim.size > run.size - room:
+                victim = self._forest.cut(victim, victim.size - (run.size - room))
+            self._evict(victim)
+            room = self._capacity - self.held
+        return run.size
+
+    def _evict(self, run: Run) -> None:
+        run.held, run.left = False, True
+        self.held -= run.size
+        self._eviction.leave(run)
+        self._past.remember(run)
+        self._without(run.parent)
+        if self._left is not None:
+            self._left(run)
+
+    def _without(self, parent: Run | None) -> None:
+        """One child of it less is held."""
+        if parent is not None:
+            parent.children -= 1
+            if parent.held:
+                self._eviction.offer(parent)
+
+    def _refer(self, run: Run, now: float) -> None:
+        self._eviction.refer(run, now)
+        run.uses += 1
+        run.used = now
+        run.left = False
+
+    def _parted(self, head: Run, tail: Run) -> None:
+        self._eviction.split(head, tail)
+        if tail.uses and not tail.held:
+            self._past.remember(tail)
+
+    def _forget(self, run: Run) -> None:
+        self._eviction.forget(run)
+        run.uses = 0
+
+
+def stretches(path: Iterable[Run]) -> list[tuple[int, int]]:
+    """Positions [first, last) of the blocks of a path that are held, in order."""
+    found: list[tuple[int, int]] = []
+    for run in path:
+        if run.held:
+            first, last = run.start, run.start + run.size
+            if found and found[-1][1] == first:
+                first = found.pop()[0]
+            found.append((first, last))
+    return found
