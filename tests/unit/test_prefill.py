@@ -57,7 +57,7 @@ def test_exact_steps_are_met_exactly() -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 100_000), st.integers(0, 1 << 20), st.floats(1e-6, 1e5)), min_size=1, max_size=40
+        st.tuples(st.integers(1, 1 << 26), st.integers(0, 1 << 25), st.floats(1e-9, 1e6)), min_size=1, max_size=40
     ),
     st.integers(1, 1 << 20),
     st.integers(0, 1 << 20),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import clear, config
+from stepwell.cli import clear, config, explain
 from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.errors import BackendDown, ConfigError
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
+app.command()(explain.explain)
 
 
 class Kind(StrEnum):
