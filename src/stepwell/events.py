@@ -160,8 +160,8 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class RecallDecided:
     """How much of a request's run is worth recalling. `blocks` of the run and `queued` bytes by tier; `doubt`: share by
-    which the expectations may be off. Expected of what was `chosen`, of the `whole` run and of none of it (`none_s`):
-    None where nothing was known."""
+    which the expectations may be off; `busy_s`: what the engine computes for others first. Expected of what was
+    `chosen`, of the `whole` run and of none of it (`none_s`): None where nothing was known."""
 
     number: int
     at_s: float
@@ -173,6 +173,7 @@ class RecallDecided:
     why: str
     limit_s: float
     doubt: float = 1.0
+    busy_s: float = 0.0
     chosen: Expected | None = None
     whole: Expected | None = None
     none_s: float | None = None

@@ -23,7 +23,7 @@ _LIST = st.lists(_U32, max_size=8)
 
 _ROWS = st.builds(
     m.DecisionRow,
-    *(_U32, _FLOAT, _U32, _U32, _COUNTS, _COUNTS, _U32, st.text(), _FLOAT, _FLOAT),
+    *(_U32, _FLOAT, _U32, _U32, _COUNTS, _COUNTS, _U32, st.text(), _FLOAT, _FLOAT, _FLOAT),
     *[_FLOAT | st.none()] * 5,
 )
 

@@ -35,8 +35,8 @@ def explain(
     """Tell why the running well recalled prefixes or had them computed, and how that went.
 
     JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
-    "recall", "why", "limit_s", "doubt", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended", "recalled",
-    "waited_s", "read_s", "gave_up", "regret_s"}]}; seconds, null where nothing was known.
+    "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",
+    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}]}; seconds, null where nothing was known.
     """
     from stepwell.client import control
 
@@ -61,6 +61,8 @@ def told(row: DecisionRow) -> str:
             lines.append(f"  expected of the part: {_s(row.recall_s)} to recall it and {_s(row.rest_s)} for the rest")
     if queued := {tier: n for tier, n in row.queued.items() if n}:
         lines.append("  before it in line: " + ", ".join(f"{format_size(n)} of {t}" for t, n in queued.items()))
+    if row.busy_s >= 0.001:
+        lines.append(f"  before that its engine computes for others, for {_s(row.busy_s)}")
     lines.append("  " + _outcome(row))
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.hierarchy.weighing import Engine as Costs
 from stepwell.hierarchy.weighing import Weighed
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
@@ -126,6 +127,7 @@ class Session:
     owner: Owner | None = None
     copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
     origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
+    costs: Costs | None = None  # what it is known to compute, once something was weighed for it
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)

@@ -26,6 +26,9 @@ from stepwell.policies.decide import (
 )
 
 MOST_TOKENS = 1 << 26
+MOST_BUSY_S = 60.0
+"""That an engine is believed to be."""
+
 _MODES = {mode.value: mode for mode in Mode}
 
 
@@ -34,14 +37,30 @@ class Weighed:
     """A decision of which the end is awaited. `landed_at`: when the last block came that the request had asked for."""
 
     number: int
-    tag: bytes
+    engine: Engine
     request: Request
     mode: Mode
     decision: Decision
     began: float
     landed_at: float
     landed: int
+    rest_s: float
     gave_up: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine, as far as it is weighed: the namespace it is timed for, and when it will have computed what it was
+    left to compute."""
+
+    tag: bytes
+    until: float = 0.0
+
+    def busy_s(self, now: float) -> float:
+        return max(0.0, self.until - now)
+
+    def compute(self, now: float, seconds: float) -> None:
+        self.until = min(max(now, self.until) + seconds, now + MOST_BUSY_S)
 
 
 class Weighing:
@@ -66,17 +85,20 @@ class Weighing:
         return self._costs.probing.begin(self._clock.now())
 
     def weigh(
-        self, tag: bytes, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
+        self, engine: Engine, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
     ) -> Weighed:
         """`tokens`: of the prompt, as its engine says. `stretches`: where its leading run lies."""
+        tag = engine.tag
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
         queued = {self._tier: self._ahead(order)}
-        request = Request(tokens, block_tokens, stretches, queued)
+        request = Request(tokens, block_tokens, stretches, queued, engine.busy_s(self._clock.now()))
         known = self._costs.known(tag, tokens)
         decision = decide(request, known, mode)
         now = self._clock.now()
-        weighed = Weighed(next(self._numbers), tag, request, mode, decision, now, now, 0)
+        rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
+        engine.compute(now, rest_s)
+        weighed = Weighed(next(self._numbers), engine, request, mode, decision, now, now, 0, rest_s)
         by_tier: dict[str, int] = {}
         for stretch in stretches:
             by_tier[stretch.tier] = by_tier.get(stretch.tier, 0) + stretch.blocks
@@ -93,6 +115,7 @@ class Weighing:
                 decision.why.value,
                 decision.limit_s,
                 doubt,
+                request.busy_s,
                 _expected(decision.chosen),
                 _expected(decision.whole),
                 decision.none.compute_s if decision.none is not None else None,
@@ -108,8 +131,11 @@ class Weighing:
         if weighed.mode is not Mode.DEFAULT or weighed.decision.none is None:
             return False
         rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
-        request = replace(weighed.request, stretches=rest, queued={self._tier: self._ahead(order)})
-        known = self._costs.known(weighed.tag, request.tokens)
+        busy_s = weighed.engine.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
+        request = replace(
+            weighed.request, stretches=rest, queued={self._tier: self._ahead(order)}, busy_s=max(0.0, busy_s)
+        )
+        known = self._costs.known(weighed.engine.tag, request.tokens)
         again = decide(request, known)
         if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
             return False
@@ -123,11 +149,13 @@ class Weighing:
         if waited_s and recalled < wanted and not weighed.gave_up:
             weighed.gave_up = "limit"
         regret_s = best_s = None
-        known = self._costs.known(weighed.tag, weighed.request.tokens)
+        if not waited_s:
+            weighed.engine.until -= weighed.rest_s
+        known = self._costs.known(weighed.engine.tag, weighed.request.tokens)
         if waited_s and known.prefill is not None:
             best_s = least_cost(weighed.request, known).seconds
             took = cost_of(weighed.request, known, min(recalled, weighed.request.blocks))
-            regret_s = max(0.0, waited_s + took.copy_s + took.compute_s - best_s)
+            regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
         self._emit(
             RecallEnded(
                 weighed.number,
@@ -142,7 +170,7 @@ class Weighing:
 
 
 def _expected(cost: Cost | None) -> Expected | None:
-    return Expected(cost.blocks, cost.read_s + cost.copy_s, cost.compute_s) if cost is not None else None
+    return Expected(cost.blocks, cost.recall_s, cost.compute_s) if cost is not None else None
 
 
 def _behind(stretches: tuple[Stretch, ...], landed: int, wanted: int) -> tuple[Stretch, ...]:

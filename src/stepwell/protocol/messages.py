@@ -320,8 +320,9 @@ class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
     that the tiers were asked for before. The first `recall` blocks were wanted, because of `why`. Seconds that were
     expected, None where nothing was known: to recall these blocks (`recall_s`) and to compute the rest (`rest_s`), the
     same for all blocks (`whole_s`, `whole_rest_s`), and to compute everything (`none_s`). `doubt`: share by which they
-    may be off. Then how it went, if it has ended: blocks `recalled`, seconds that the request `waited_s` and that
-    reading took (`read_s`), why it `gave_up`, and the `regret_s` beside the best that could have been done."""
+    may be off; `busy_s`: what the engine computes for others before it comes to this. Then how it went, if it has
+    ended: blocks `recalled`, seconds that the request `waited_s` and that reading took (`read_s`), why it `gave_up`,
+    and the `regret_s` beside the best that could have been done."""
 
     number: int
     at_s: float
@@ -333,6 +334,7 @@ class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
     why: str
     limit_s: float
     doubt: float
+    busy_s: float
     recall_s: float | None
     rest_s: float | None
     whole_s: float | None

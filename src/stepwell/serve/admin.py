@@ -48,6 +48,7 @@ def _row(decided: RecallDecided, ended: RecallEnded | None) -> DecisionRow:
     (recall_s, rest_s), (whole_s, whole_rest_s) = _seconds(d.chosen), _seconds(d.whole)
     row = DecisionRow(
         d.number, d.at_s, d.tokens, d.block_tokens, dict(d.blocks), dict(d.queued), d.recall, d.why, d.limit_s, d.doubt,
+        d.busy_s,
         recall_s, rest_s, whole_s, whole_rest_s, d.none_s,
     )  # fmt: skip
     if ended is None:
