@@ -76,6 +76,21 @@ def test_what_is_in_the_arena_is_taken_and_the_rest_left() -> None:
     assert rig.asked == []
 
 
+def test_what_a_run_waited_for_does_not_keep_the_rest_from_being_weighed() -> None:
+    rig, engine, digests = judged(BLOCK_S * 4)
+    engine.spill(digests[: 32 * 4])
+    leases, _ = engine.reserve(at(digests, 4), parent=at(digests, 3))
+    ticket = engine.ask(digests)
+    rig.settle()
+    assert engine.answer(ticket).reason == "filling"
+    engine.workers[0].say(m.Filled(leases, []))
+    rig.settle()
+    said = engine.answer(ticket)
+    assert (len(said.refs), said.reason) == (5, "recompute_cheaper")
+    assert rig.asked == []
+    engine.release(ticket)
+
+
 def test_modes_of_a_request_go_before_the_wells() -> None:
     _, engine, digests = judged(BLOCK_S * 4)
     assert asked(engine, digests, recall="always")[0] == 16

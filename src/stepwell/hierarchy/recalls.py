@@ -144,7 +144,7 @@ class Recalls:
             yield Step.DONE
         self.mover.pump()
         self._see_landed(ticket)
-        obstacle = self._weigh_again(session, ticket) or obstacle
+        obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
         ticket.queued = False
         self._waiting.pop(ticket, None)  # something else has woken it
         reason, waits = obstacle
@@ -177,10 +177,10 @@ class Recalls:
             self._unpin(ticket.pinned.pop())
             self.changed = True  # there is room for pins
 
-    def _weigh_again(self, session: Session, ticket: Ticket) -> _Obstacle | None:
+    def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
         have landed: what is not worth it any more is given up."""
-        worth = max(self.survey.again(session, ticket), ticket.told)
+        worth = max(self.survey.again(session, ticket, final=final), ticket.told)
         if worth >= len(ticket.pinned):
             return None
         self._cut(ticket, worth, ticket.short)

@@ -46,12 +46,12 @@ class Survey:
         if session.phase is Phase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
             self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
-    def again(self, session: Session, ticket: Ticket) -> int:
+    def again(self, session: Session, ticket: Ticket, *, final: bool) -> int:
         """How many blocks of the ticket's run are worth having as things are now; those behind them are not, because of
-        `ticket.short`. All, unless something is known by now that was not."""
+        `ticket.short`. All, unless something is known by now that was not. `final`: it grows no more."""
         whole = len(ticket.pinned)
         if ticket.weighed is None:
-            if not whole or ticket.landed < whole or ticket.ends or ticket.short:
+            if not whole or ticket.landed < whole or not final or ticket.ends or ticket.short:
                 return whole
             self._weigh(session, ticket, (Stretch(HOST, whole, sum(entry.nbytes for entry in ticket.pinned)),))
             return min(whole, ticket.most)
