@@ -110,16 +110,18 @@ def test_until_something_is_known_everything_is_recalled() -> None:
 
 
 def test_what_others_wait_for_counts() -> None:
-    """Alone each would be recalled; the third would wait for the two before it longer than it computes."""
-    rig = written(16, 48, digests=chain(16) + chain(16, 1000) + chain(16, 2000))
+    """Alone each would be recalled; the third would wait for the two before it longer than it computes, and the fourth
+    would wait for both as long, but longer for the third's computing and its own."""
+    starts = (0, 1000, 2000, 3000)
+    rig = written(16, 64, digests=b"".join(chain(16, start) for start in starts))
     engine = rig.join()
     timed(engine)
     tier_takes(rig, BLOCK_S / 2.5)
     rig.faulty.faults = rig.faulty.faults.__class__(hang=1.0)
-    tickets = [engine.ask(chain(16, start)) for start in (0, 1000, 2000)]
+    tickets = [engine.ask(chain(16, start)) for start in starts]
     rig.turns()
     reasons = [engine.answer(ticket).reason for ticket in tickets]
-    assert reasons == ["staging", "staging", "recompute_cheaper"]
+    assert reasons == ["staging", "staging", "recompute_cheaper", "staging"]
     rig.faulty.faults = rig.faulty.faults.__class__()
     rig.faulty.release()
     rig.settle()

@@ -31,6 +31,9 @@ HOST = "host"
 MOST_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""
 
+SLACK = 1.5
+"""Of the total limit over what is expected: who is nearly done at half of the recompute time is not to be cut off."""
+
 UNKNOWN_LIMIT_S = 2.0
 """Of a recall whose worth nobody can tell."""
 
@@ -210,9 +213,9 @@ def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decisio
 
 
 def limit_s(chosen: Cost, none: Cost) -> float:
-    """How long a recall may take in all: half of what recomputing everything takes, or, where more was expected, that
-    and what it may be off; never longer than recomputing takes."""
-    return min(none.seconds, max(none.seconds / 2, chosen.recall_s + chosen.forgiven_s))
+    """How long a recall may take in all: half of what recomputing everything takes, or SLACK times what was expected
+    and what that may be off, if it is more; never longer than recomputing takes."""
+    return min(none.seconds, max(none.seconds / 2, SLACK * (chosen.recall_s + chosen.forgiven_s)))
 
 
 def cost_of(request: Request, known: Known, blocks: int) -> Cost:
