@@ -6,7 +6,7 @@ call back. Nothing in an event tells tokens, prompts or tenants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -149,6 +149,52 @@ class QuarantineLifted:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """Seconds that were expected of one choice: to recall `blocks`, and to compute the rest of the prompt."""
+
+    blocks: int
+    recall_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecallDecided:
+    """How much of a request's run is worth recalling. `blocks` of the run and `queued` bytes by tier; `doubt`: share by
+    which the expectations may be off; `busy_s`: what the engine computes for others first. Expected of what was
+    `chosen`, of the `whole` run and of none of it (`none_s`): None where nothing was known."""
+
+    number: int
+    at_s: float
+    tokens: int
+    block_tokens: int
+    blocks: Mapping[str, int]
+    queued: Mapping[str, int]
+    recall: int
+    why: str
+    limit_s: float
+    doubt: float = 1.0
+    busy_s: float = 0.0
+    chosen: Expected | None = None
+    whole: Expected | None = None
+    none_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecallEnded:
+    """How a decision went: blocks that the engine took, seconds that its request waited and that reading took, and why
+    it was given up, if it was. `regret_s`: how much longer the request took than with the best choice, `best_s`, of who
+    had known what is known now; None where that cannot be said."""
+
+    number: int
+    recalled: int
+    waited_s: float
+    read_s: float
+    gave_up: str
+    regret_s: float | None = None
+    best_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReported:
     """Counts of what only the engine side sees."""
 
@@ -181,6 +227,8 @@ Event = (
     | CanaryHeard
     | NamespaceQuarantined
     | QuarantineLifted
+    | RecallDecided
+    | RecallEnded
     | EngineReported
     | ArenaTroubled
 )

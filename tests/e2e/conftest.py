@@ -67,7 +67,14 @@ def well(folder: Path, runtime: Path) -> Iterator[Well]:
     well.stop()
     eventually(lambda: leftovers() <= before, "shared memory is as it was")
     eventually(lambda: well.processes() == [], "the well's process has ended")
-    assert names(well.home) <= {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json"}
+    assert names(well.home) <= {
+        "keyring",
+        "README.txt",
+        "stepwell.log",
+        "fingerprints.json",
+        "disks.json",
+        "costs.json",
+    }
     assert all(name.endswith(".lock") for name in names(runtime))
 
 

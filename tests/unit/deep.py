@@ -68,6 +68,7 @@ class DeepRig(Rig):
 
         keys = keyring or (left.keyring if left is not None else None)
         super().__init__(slabs * SLAB, seed=seed, keyring=keys, tier=tier, queue_bytes=queue_bytes, sealed=sealed)
+        self.hierarchy.mover._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
         self.hierarchy.recover()
         self.executor.drain()
 

@@ -462,7 +462,7 @@ def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_o
     """Without its loop, in whose place the alarm is raised."""
     before = [(b"a" * 16, b"b" * 16)]
     begun: list[list[tuple[bytes, ...]]] = []
-    QuarantineList(tmp_path)._write(before)
+    QuarantineList(tmp_path).write([[tag.hex() for tag in tags] for tags in before])
 
     def loop(hierarchy: Hierarchy, *_: Any, **__: Any) -> Any:
         def run() -> str:

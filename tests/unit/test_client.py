@@ -11,7 +11,7 @@ from played import PlayedWell
 from stepwell.client import membership as joining
 from stepwell.client import scheduler as scheduler_module
 from stepwell.client.membership import Membership
-from stepwell.client.patience import PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
+from stepwell.client.patience import MOST_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import Shared
@@ -140,13 +140,54 @@ class Queue:
         for ask, reason in zip(self.asks, reasons.split(), strict=True):
             self.tell(ask, 0, reason)
 
-    def tell(self, ask: Ask, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0) -> None:
+    def tell(
+        self, ask: Ask, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0, limit_s: float = 0.0
+    ) -> None:
         rows = bytes(blocks * m.SLOT_REF.itemsize)
-        self.well.receivers[0].received(m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s), ())
+        found = m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s, limit_s)
+        self.well.receivers[0].received(found, ())
 
     def poll(self, *asks: Ask, after: float = 0.0) -> list[bool]:
         self.clock.advance(after)
         return [self.client.settle(ask, 0) for ask in asks]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "total_s"), [(0.0, TOTAL_S), (0.5, 0.5), (7.0, 7.0), (1e9, MOST_LIMIT_S), (-1.0, TOTAL_S)]
+)
+def test_a_recall_may_take_what_the_well_says_that_it_is_worth(limit_s: float, total_s: float) -> None:
+    q = Queue("staging")
+    (ask,) = q.asks
+    assert q.poll(ask) == [False]
+    waited = 0.0
+    while not q.poll(ask)[0]:
+        q.clock.advance(STALL_S / 2)
+        waited += STALL_S / 2
+        q.tell(ask, 1, "staging", limit_s=limit_s)
+        assert waited < 2 * MOST_LIMIT_S
+    assert waited == pytest.approx(total_s, abs=STALL_S)
+    q.client.release(ask)
+    (released,) = [said for said in q.well.said if isinstance(said, m.Release)]
+    assert released.waited_s == pytest.approx(waited)
+
+
+def test_a_request_that_never_waited_says_so() -> None:
+    q = Queue("staging staging")
+    q.poll(q.asks[1])
+    for ask in q.asks:
+        q.client.release(ask)
+    assert [said.waited_s for said in q.well.said if isinstance(said, m.Release)] == [0.0, 0.0]
+
+
+def test_timings_are_told_with_the_counts_and_the_latest_are_kept() -> None:
+    well = PlayedWell()
+    client = scheduler(well)
+    steps = [(n, float(n), 0.5) for n in range(1, m.MOST_TIMINGS + 9)]
+    client.timed(steps, [(5, 0.25)])
+    client.report(idle=True)
+    client.report(idle=True)
+    (told,) = [said for said in well.said if isinstance(said, m.Timings)]
+    assert told == m.Timings(steps[8:], [(5, 0.25)])
 
 
 @pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])

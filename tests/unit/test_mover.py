@@ -613,3 +613,24 @@ def test_a_session_that_is_lost_while_blocks_are_staged_for_it(begun: bool) -> N
     rig.settle()
     assert (rig.stat("filling"), rig.stat("quarantined_slots"), len(rig.hierarchy.mover.staging)) == (0, 0, 0)
     assert rig.join(name="next").found(runs[0]) == 4
+
+
+def test_a_tier_is_asked_for_little_until_it_is_known_and_for_no_more_than_it_brings_soon() -> None:
+    rig = written(16, 48)
+    engine, mover = rig.join(), rig.hierarchy.mover
+    mover._ended = 0
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(chain(48))
+    rig.turns()
+    assert sum(map(len, mover.reading.values())) == 1, "as much as the least batch has"
+    mover._ended = 1
+    mover.pump()
+    assert sum(map(len, mover.reading.values())) == 2
+    for _ in range(8):
+        rig.hierarchy.costs.read(SLOT, SLOT / (100 * SLOT), 1.0)  # ten blocks in a tenth of a second
+    mover.pump()
+    assert 8 <= sum(map(len, mover.reading.values())) <= 12
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == 48

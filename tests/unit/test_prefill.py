@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
 from stepwell.policies.hardware import Machine, Model, prefill_cost, preset
-from stepwell.policies.prefill import LEAST_SAMPLES, PrefillCost, PrefillFit, pairs
+from stepwell.policies.prefill import LEAST_SAMPLES, MOST_KINDS, SAMPLES, PrefillCost, PrefillFit, pairs
 
 TRUE = PrefillCost(0.02, 1e-3, 4e-8, 2048)
 SHORT, LONG = (500, 0), (16_000, 0)
@@ -57,7 +57,7 @@ def test_exact_steps_are_met_exactly() -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 100_000), st.integers(0, 1 << 20), st.floats(1e-6, 1e5)), min_size=1, max_size=40
+        st.tuples(st.integers(1, 1 << 26), st.integers(0, 1 << 25), st.floats(1e-9, 1e6)), min_size=1, max_size=40
     ),
     st.integers(1, 1 << 20),
     st.integers(0, 1 << 20),
@@ -105,9 +105,10 @@ def test_what_lies_beyond_everything_seen_is_doubted() -> None:
 
 def test_memory_is_bounded() -> None:
     fit = PrefillFit()
-    for n in range(1, 4000):
-        fit.observe(1 << n % 20, float(1 << n % 40), 1.0)
-    assert sum(map(len, fit._kinds.values())) <= 48 * 8
+    for n in range(4000):
+        tokens = 1 << n % 20
+        fit.observe(tokens, pairs(tokens, 1 << n // 20 % 25), 1.0)
+    assert sum(map(len, fit._kinds.values())) <= MOST_KINDS * SAMPLES
 
 
 @pytest.mark.parametrize(

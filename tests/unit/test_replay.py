@@ -39,20 +39,20 @@ class Watched(Replay):
     def _request(self, now: float, first: int, last: int) -> int:
         path = self._trace.ids[first:last].tolist()
         before = self._blocks()
-        entered = self._entered
+        entered = self._store.entered
         hit = super()._request(now, first, last)
         after = self._blocks()
         assert hit == leading(path, before)
-        assert len(after) <= self._capacity
+        assert len(after) <= self._store._capacity
         assert after <= before | set(path)
-        assert self._entered - entered >= len(after - before)
+        assert self._store.entered - entered >= len(after - before)
         assert leading(path, after) >= hit, "nobody makes room with what is asked for"
         return hit
 
     def _blocks(self) -> set[int]:
         """What is held, as seen in the forest."""
         ids = self._trace.ids
-        runs = {id(run): run for run in self._forest._heads if run is not None}.values()
+        runs = {id(run): run for run in self._store._forest._heads if run is not None}.values()
         blocks: list[int] = []
         for run in runs:
             assert run.size > 0
@@ -64,7 +64,7 @@ class Watched(Replay):
                 assert run.parent is None or run.parent.held, "closed under prefixes"
                 assert run.uses
                 blocks += ids[run.base : run.base + run.size].tolist()
-        assert len(blocks) == len(set(blocks)) == self._held
+        assert len(blocks) == len(set(blocks)) == self._store.held
         return set(blocks)
 
 
@@ -184,7 +184,7 @@ class Single(Forest):
 @given(trace=traces(), capacity=CAPACITIES)
 def test_runs_are_no_more_than_their_blocks(policy: str, trace: Trace, capacity: int) -> None:
     by_block = replay(trace, policy, capacity)
-    by_block._forest = Single(trace, seconds, by_block._parted)
+    by_block._store._forest = Single(trace, seconds, by_block._store._parted)
     one, other = by_block.run(), replay(trace, policy, capacity).run()
     assert (one.hits.tolist(), one.entered) == (other.hits.tolist(), other.entered)
 

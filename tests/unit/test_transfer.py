@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.policies.probe import PAUSE_S, SHARE, Probing
+from stepwell.policies.probe import LONGEST_S, PAUSE_S, SHARE, Probing
 from stepwell.policies.transfer import SAMPLES, TierSpeed, TransferFit
 
 MIB = 1 << 20
@@ -52,6 +52,32 @@ def test_a_change_of_speed_is_followed() -> None:
     assert fit.speed.seconds(MIB * 100) == pytest.approx(MIB * 100 / 1e7, rel=0.3)
 
 
+@given(
+    st.integers(0, 1 << 50),
+    st.lists(st.tuples(st.integers(1, 1 << 50), st.floats(1e-9, 1e6), st.floats(1, 1e6)), min_size=2, max_size=20),
+)
+def test_whatever_was_seen_more_bytes_never_take_less(in_flight: int, batches: list[tuple[int, float, float]]) -> None:
+    """`in_flight` is 0 where there is no tier below."""
+    fit = TransferFit(in_flight)
+    for batch in batches:
+        fit.observe(*batch)
+    speed = fit.speed
+    assert speed is not None
+    assert 0 < speed.seconds(1 << 40) < math.inf
+    assert speed.seconds(1 << 20) <= speed.seconds(1 << 21) <= speed.seconds(1 << 21, 1)
+    assert 0 <= speed.doubt <= 1
+
+
+def test_two_probes_tell_that_a_tier_has_become_faster() -> None:
+    fit = TransferFit(16 * MIB)
+    for n in range(60):
+        fit.observe(2 * MIB, 2.0, at=n / 10)
+    for n in range(4):
+        fit.observe(MIB, 0.01, at=6 + PAUSE_S * (1 + n // 2))
+    assert fit.speed is not None
+    assert fit.speed.seconds(100 * MIB) == pytest.approx(1.0, rel=0.3)
+
+
 def test_a_noisy_tier_is_doubted_more() -> None:
     def doubt(noise: float) -> float:
         fit, random_ = TransferFit(16 * MIB), random.Random(1)
@@ -88,13 +114,12 @@ def test_probes_take_a_hundredth_of_the_tiers_time(moments: list[tuple[float, fl
     now = ended = 0.0
     for gap, seconds in moments:
         now += gap
-        if not probing.due(now):
+        if not probing.begin(now):
             continue
         first = now if first is None else first
         assert not spent or now - ended >= PAUSE_S
         assert spent <= SHARE * (now - first) + 1e-9
-        probing.begin()
-        assert not probing.due(now + 1e9)  # one at a time
+        assert not probing.begin(now + LONGEST_S / 2)  # one at a time
         now += seconds
         ended = now
         spent += seconds
@@ -104,5 +129,11 @@ def test_probes_take_a_hundredth_of_the_tiers_time(moments: list[tuple[float, fl
 def test_a_tier_that_is_read_anyway_is_not_probed() -> None:
     probing = Probing()
     probing.read(100.0, 0.1)
-    assert not probing.due(100.0 + PAUSE_S / 2)
-    assert probing.due(100.0 + PAUSE_S)
+    assert not probing.begin(100.0 + PAUSE_S / 2)
+    assert probing.begin(100.0 + PAUSE_S)
+
+
+def test_a_probe_that_came_to_nothing_is_not_the_last() -> None:
+    probing = Probing()
+    assert probing.begin(0.0)
+    assert probing.begin(LONGEST_S)

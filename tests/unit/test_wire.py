@@ -17,7 +17,15 @@ from stepwell.protocol.wire import Reader, frame, from_engine, from_well
 
 _DIGESTS = st.binary(max_size=96)
 _U32, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+_FLOAT = st.floats(allow_nan=False)
+_COUNTS = st.dictionaries(st.text(max_size=4), _U32, max_size=2)
 _LIST = st.lists(_U32, max_size=8)
+
+_ROWS = st.builds(
+    m.DecisionRow,
+    *(_U32, _FLOAT, _U32, _U32, _COUNTS, _COUNTS, _U32, st.text(), _FLOAT, _FLOAT, _FLOAT),
+    *[_FLOAT | st.none()] * 5,
+)
 
 ENGINE = st.one_of(
     st.builds(
@@ -30,13 +38,19 @@ ENGINE = st.one_of(
         wishes=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | _U32 | st.floats(allow_nan=False)),
         acknowledges=_LIST,
     ),
-    st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS),
+    st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS, tokens=_U32, recall=st.text(max_size=8)),
     st.builds(m.Recall, ticket=_U64, transfer=_U64, first=_U32, count=_U32),
-    st.builds(m.Release, ticket=_U64),
+    st.builds(m.Release, ticket=_U64, waited_s=_FLOAT),
     st.builds(m.Reserve, spill=_U64, epoch=_U64, parent=_DIGESTS, digests=_DIGESTS),
     st.builds(m.Abandon, leases=_LIST),
     st.builds(m.Forget, epoch=_U64, digests=_DIGESTS),
     st.builds(m.Report, counts=st.dictionaries(st.text(max_size=5), _U32)),
+    st.builds(
+        m.Timings,
+        steps=st.lists(st.tuples(_U32, _FLOAT, _FLOAT), max_size=3),
+        copies=st.lists(st.tuples(_U32, _FLOAT), max_size=3),
+    ),
+    st.builds(m.DecisionsQuery, most=_U32),
     st.builds(m.Mapped, slab=_U32),
     st.builds(m.Filled, leases=_LIST, dropped=_LIST),
     st.builds(m.Recalled, transfers=_LIST),
@@ -48,13 +62,14 @@ WELL = st.one_of(
     st.builds(m.Welcome, session=_U32, protocol=_U32, well=st.text(max_size=9), host_bytes=_U64),
     st.builds(m.Refused, code=st.text(), what=st.text(), why=st.text(), fix=st.text()),
     st.builds(m.Ready, session=_U32),
-    st.builds(m.Found, ticket=_U64, start=_U32, slots=_DIGESTS, more=st.booleans(), reason=st.text()),
+    st.builds(m.Found, ticket=_U64, start=_U32, slots=_DIGESTS, more=st.booleans(), reason=st.text(), limit_s=_FLOAT),
     st.builds(m.GiveWay, ticket=_U64),
     st.builds(m.Granted, spill=_U64, leases=_LIST, slots=_DIGESTS),
     st.builds(m.SlabShared, slab=_U32, nbytes=_U64, offset=_U64, stride=_U64, slots=_U32),
     st.builds(m.SlabRetired, slab=_U32),
     st.builds(m.Pong, number=_U64),
     st.builds(m.Stats, values=st.dictionaries(st.text(), _U64 | st.text())),
+    st.builds(m.Decisions, rows=st.lists(_ROWS, max_size=2)),
     st.just(m.Stopping()),
 )
 

@@ -18,7 +18,20 @@ from stepwell.bench.processes import end_orderly
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import StepwellError
 
-NAMES = ("demo", "datapath", "lookup", "hooks", "firstspill", "ttft", "noreuse", "index", "recovery", "itl", "peers")
+NAMES = (
+    "demo",
+    "datapath",
+    "lookup",
+    "hooks",
+    "firstspill",
+    "ttft",
+    "noreuse",
+    "index",
+    "recovery",
+    "itl",
+    "decide",
+    "peers",
+)
 BETWEEN_SYSTEMS = ("itl", "peers")
 RESULTS = Path("benchmarks/results")
 

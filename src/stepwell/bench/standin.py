@@ -44,8 +44,8 @@ class AskingClient(SchedulerClient):
 
     last: Ask | None = None
 
-    def ask(self, digests: bytes, epoch: int, order: int) -> Ask | None:
-        self.last = super().ask(digests, epoch, order)
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Ask | None:
+        self.last = super().ask(digests, epoch, order, tokens, recall)
         return self.last
 
 

@@ -53,6 +53,24 @@ def ratio_of_percentiles(above: Sequence[float], below: Sequence[float], percent
     return _estimate(value, _spread(a, percent, seed) / _spread(b, percent, seed + 1), min(len(a), len(b)))
 
 
+def mean(values: Sequence[float], seed: int = 0) -> Estimate:
+    """Raises ValueError for no values."""
+    samples = _samples(values)
+    return _estimate(float(samples.mean()), _means(samples, seed), len(samples))
+
+
+def ratio_of_means(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """As `ratio_of_percentiles`, of means."""
+    a, b = _samples(above), _samples(below)
+    drawn = _means(a, seed) / _means(b, seed + 1)
+    return _estimate(float(a.mean() / b.mean()), drawn, min(len(a), len(b)))
+
+
+def _means(samples: Floats, seed: int) -> Floats:
+    random = np.random.default_rng(seed)
+    return np.array([random.choice(samples, len(samples)).mean() for _ in range(RESAMPLES)])
+
+
 def _samples(values: Sequence[float]) -> Floats:
     samples = np.asarray(values, np.float64)
     if not len(samples):

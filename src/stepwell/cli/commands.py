@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import clear, config
+from stepwell.cli import clear, config, explain
 from stepwell.cli.fleet import simulate_fleet
 from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
@@ -35,6 +35,7 @@ app.command()(clear.clear)
 app.command()(clear.namespaces)
 app.command()(simulate)
 app.command("simulate-fleet")(simulate_fleet)
+app.command()(explain.explain)
 
 
 class Kind(StrEnum):

@@ -21,6 +21,9 @@ from stepwell.protocol.messages import (
     PROTOCOL,
     Clear,
     Cleared,
+    DecisionRow,
+    Decisions,
+    DecisionsQuery,
     FromWell,
     Hello,
     Message,
@@ -60,6 +63,13 @@ def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) ->
     """What each namespace holds in the well's host memory, the largest first. Raises as `ping` does."""
     with _admin(home, socket, seconds) as well:
         return well.ask(NamespacesQuery(), Namespaces).rows
+
+
+def decisions(home: Path, most: int, seconds: float = 10.0, socket: Path | None = None) -> list[DecisionRow]:
+    """The last decisions to recall or to recompute, the latest first. Raises as `ping` does, and AccessDenied SW-606 if
+    they are not ours to see."""
+    with _admin(home, socket, seconds) as well:
+        return well.ask(DecisionsQuery(most), Decisions).rows
 
 
 def clear(

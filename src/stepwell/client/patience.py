@@ -14,7 +14,10 @@ UNANSWERED_S = 0.1
 In addition to STALL_S, and once: while it stays silent, the next request does not wait for this."""
 
 TOTAL_S = 2.0
-"""Altogether, until an estimate of the recompute time exists; then half of that."""
+"""Altogether, until the well knows how long computing takes; then about half of that."""
+
+MOST_LIMIT_S = 60.0
+"""However long the well says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,13 @@ class Patience:
     stall_s: float = STALL_S
     total_s: float = TOTAL_S
 
-    def over(self, first_ask: float, last_news: float, now: float, allow_s: float = 0.0) -> bool:
+    def over(self, first_ask: float, last_news: float, now: float, allow_s: float = 0.0, limit_s: float = 0.0) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
-        that a block from a tier may take in addition, at most 250 ms."""
+        that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
+        waiting for, at most a minute; 0: it does not know."""
         stall_s = self.stall_s + min(max(allow_s, 0.0), MOST_ALLOWED_S)
-        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total_s
+        total_s = min(limit_s, MOST_LIMIT_S) if limit_s > 0 else self.total_s
+        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= total_s
 
 
 PATIENCE = Patience()

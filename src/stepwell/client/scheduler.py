@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -54,6 +54,13 @@ class Ask:
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
+    settled: float = 0.0  # when waiting ended
+    limit_s: float = 0.0  # what the well says that its recall is worth waiting for
+
+    @property
+    def waited_s(self) -> float:
+        """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
+        return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +119,8 @@ class SchedulerClient:
         self._asks: dict[int, Ask] = {}
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
+        self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MOST_TIMINGS)
+        self._copies: deque[tuple[int, float]] = deque(maxlen=m.MOST_TIMINGS)
         self._reported = 0.0
         self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
         self._turn = 0.0  # when a request last had all that it asked for
@@ -143,9 +152,9 @@ class SchedulerClient:
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
-    def ask(self, digests: bytes, epoch: int, order: int) -> Ask | None:
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Ask | None:
         """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
-        object."""
+        object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one."""
         session = self.session
         if not session or not digests or len(self._asks) >= MOST_ASKS:
             return None
@@ -153,7 +162,7 @@ class SchedulerClient:
         ask = Ask(next(self._numbers), session, now, now)
         with self._lock:
             self._asks[ask.ticket] = ask
-        if not self._post(session, m.Ask(ask.ticket, epoch, order, digests)):
+        if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
             with self._lock:
                 self._asks.pop(ask.ticket, None)
             return None
@@ -165,6 +174,12 @@ class SchedulerClient:
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
         stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
         the first that does not lets the others go as well."""
+        over = self._is_over(ask, wait_s)
+        if over and not ask.settled:
+            ask.settled = self._clock()
+        return over
+
+    def _is_over(self, ask: Ask, wait_s: float) -> bool:
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
@@ -180,7 +195,7 @@ class SchedulerClient:
         first, news, allow_s = ask.first_poll, ask.news, 0.0
         if ask.reason in IN_LINE:
             first, news, allow_s = max(first, self._turn), max(news, self._moved), self._allow_s
-        return self._patience.over(first, news, now, allow_s)
+        return self._patience.over(first, news, now, allow_s, ask.limit_s)
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -193,7 +208,7 @@ class SchedulerClient:
         the ask. `compare`: they are only looked at."""
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
-        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare))
+        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
         with self._lock:
             self._asks.pop(ask.ticket, None)
             self._moved = self._clock()
@@ -208,7 +223,7 @@ class SchedulerClient:
             if known is not None and known.blocks:
                 self._moved = self._clock()
         if known is not None:
-            self._post(ask.session, m.Release(ask.ticket))
+            self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
     def finish(self, ask: Ask) -> None:
         """The request needs no recall, but the well is to know that its blocks were used, and we which it has: released
@@ -256,15 +271,25 @@ class SchedulerClient:
         self._counts[name] += n
         self._counted(name, n)
 
+    def timed(self, steps: Iterable[tuple[int, float, float]], copies: Iterable[tuple[int, float]]) -> None:
+        """Notes how long steps and copies took, for the next `report`; the latest are told."""
+        self._steps.extend(steps)
+        self._copies.extend(copies)
+
     def report(self, *, idle: bool) -> None:
-        """Tells the well what was counted: once a second at most, and when the engine has nothing left to do."""
-        if not self._counts:
-            return
+        """Tells the well what was counted and timed: once a second at most, and when the engine has nothing left to
+        do."""
         now = self._clock()
-        due = idle or now - self._reported >= 1.0
-        if due and self._post(self.session, m.Report(dict(self._counts))):
+        if not (self._counts or self._steps or self._copies) or not (idle or now - self._reported >= 1.0):
+            return
+        if self._counts and self._post(self.session, m.Report(dict(self._counts))):
             self._reported = now
             self._counts.clear()
+        timed = self._steps or self._copies
+        if timed and self._post(self.session, m.Timings(list(self._steps), list(self._copies))):
+            self._reported = now
+            self._steps.clear()
+            self._copies.clear()
 
     @property
     def live(self) -> bool:
@@ -317,7 +342,7 @@ class SchedulerClient:
                 ask.news = self._moved = self._clock()
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
-            self._allow_s = found.allow_s
+            self._allow_s, ask.limit_s = found.allow_s, found.limit_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final

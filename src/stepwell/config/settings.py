@@ -76,6 +76,11 @@ class Settings(BaseModel):
         default=None, description="bytes that may wait to be written to disk; unset: an eighth of host, at most 1GiB"
     )
     disk_threads: int = Field(default=4, ge=1, le=64, description="threads per directory that read and write")
+    recall: Literal["default", "always", "never"] = Field(
+        default="default",
+        description="whether what is cached is recalled: where that is expected to be faster than computing it, always,"
+        " or never",
+    )
     seal: Literal["aes-256-gcm", "plain"] = Field(
         default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
     )

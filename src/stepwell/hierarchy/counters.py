@@ -89,6 +89,14 @@ class Counters:
                 self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
             case e.NamespaceQuarantined() | e.QuarantineLifted():
                 pass  # how many there are is asked of those who keep them
+            case e.RecallDecided():
+                self.total[f"decided_{event.why}"] += 1
+            case e.RecallEnded(gave_up=gave_up, regret_s=regret_s, best_s=best_s):
+                if gave_up:
+                    self.total[f"gave_up_{gave_up}"] += 1
+                if regret_s is not None and best_s is not None:
+                    self._took("decision_regret_seconds", regret_s)
+                    self._took("decision_best_seconds", best_s)
             case e.EngineReported(counts):
                 self._reported(counts)
             case never:
@@ -97,7 +105,9 @@ class Counters:
     def _moved(self, tier: str, op: str, blocks: int, nbytes: int, seconds: float) -> None:
         self.tiers[f"{tier}_{op}ed_blocks"] += blocks
         self.tiers[f"{tier}_{op}ed_bytes"] += nbytes
-        name = f"{tier}_{op}_seconds"
+        self._took(f"{tier}_{op}_seconds", seconds)
+
+    def _took(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _reported(self, counts: dict[str, int]) -> None:

@@ -16,17 +16,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
-from stepwell.block.namespace import BlockId
+from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy import audit, clearing
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.canaries import MOST_ERRORS, Canaries, Tags
+from stepwell.hierarchy.costs import Calibrations, Costs
 from stepwell.hierarchy.counters import Counters, Ghosts
+from stepwell.hierarchy.decisions import Decisions
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.mover import MOST_BATCH, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
@@ -34,10 +36,13 @@ from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
 from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import Spills
+from stepwell.hierarchy.survey import Survey
+from stepwell.hierarchy.weighing import Weighing
 from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
+from stepwell.policies.decide import Mode
 from stepwell.protocol import messages as m
 from stepwell.tiers.base import Tier
 from stepwell.tiers.null import NullTier
@@ -55,7 +60,8 @@ class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
     well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
-    sessions."""
+    sessions. `recall`: how requests without a wish of their own are decided. `calibrations`: costs of prefill that an
+    earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must not block."""
 
     def __init__(
         self,
@@ -72,6 +78,9 @@ class Hierarchy:
         barred: Iterable[Tags] = (),
         keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
+        recall: Mode = Mode.DEFAULT,
+        calibrations: Calibrations | None = None,
+        learned: Callable[[Calibrations], None] = lambda costs: None,
     ) -> None:
         self._sealing = sealing
         self._clock = clock
@@ -104,9 +113,23 @@ class Hierarchy:
             self._work.add,
         )
         below = NullTier() if tier is None else tier
+        self.costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
         self.mover = self._recalls.mover = Mover(
-            self.arena, self.index, below, sealing, clock, limits, self._emit, self._recalls.landed, self._recalls.freed
+            self.arena,
+            self.index,
+            below,
+            sealing,
+            clock,
+            limits,
+            self._emit,
+            self._recalls.landed,
+            self._recalls.freed,
+            self.costs,
         )
+        weighing = Weighing(clock, self._emit, self.costs, below.name, self.mover.ahead, recall)
+        self._recalls.weighing = weighing
+        self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
+        self.decisions = Decisions()
         self._spills = Spills(
             self.arena,
             self.index,
@@ -278,8 +301,8 @@ class Hierarchy:
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
                 self._recalls.recall(session, message)
-            case m.Release(ticket=number):
-                self._recalls.release(session, number)
+            case m.Release(ticket=number, waited_s=waited_s):
+                self._recalls.release(session, number, waited_s)
             case m.Reserve(digests=digests):
                 if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
                     raise _not_now(message)
@@ -296,6 +319,10 @@ class Hierarchy:
                 self._heard(session, epoch, kind, errors)
             case m.Report(counts=counts):
                 self._emit(e.EngineReported(counts))
+            case m.Timings(steps=steps, copies=copies):
+                if len(steps) > m.MOST_TIMINGS or len(copies) > m.MOST_TIMINGS:
+                    raise _not_now(message)
+                self.costs.heard(self._origins(session, LOADED_FROM_FILES)[0].tag, steps, copies)
             case _:
                 raise _not_now(message)
 
@@ -335,6 +362,7 @@ class Hierarchy:
 
     def _emit(self, event: Event) -> None:
         self.counters(event)
+        self.decisions(event)
         self._sink(event)
 
     def _origins(self, session: Session, epoch: int) -> tuple[Origin, ...]:

@@ -13,7 +13,7 @@ things than a device (a recovery, room), so they stop no reads.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 
@@ -23,6 +23,7 @@ from stepwell.block.state import State
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.breaker import OVERDUE_S, Breaker, Verdict
 from stepwell.hierarchy.breaker import State as Circuit
+from stepwell.hierarchy.costs import Costs
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.healthy import HealthyReads
 from stepwell.hierarchy.limits import Limits
@@ -32,6 +33,9 @@ from stepwell.tiers.base import Reading, Tier, Writing
 
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 """Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
+
+AHEAD_S = 0.1
+"""Of reads that a tier is asked for beyond what it is doing."""
 
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
@@ -52,6 +56,7 @@ class Mover:
         emit: e.Sink,
         landed: Callable[[list[Entry]], None],
         freed: Callable[[], None],
+        costs: Costs,
     ) -> None:
         self._arena = arena
         self._index = index
@@ -62,6 +67,7 @@ class Mover:
         self._emit = emit
         self._landed = landed
         self._freed = freed
+        self._costs = costs
         self._numbers = count(1)
         self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
         self.queued_bytes = 0  # waiting to be written, or being written
@@ -69,6 +75,10 @@ class Mover:
         self._up: list[tuple[int, int, Entry]] = []
         self.staging: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
         self._up_bytes = 0  # of those whose read has not
+        self._reading_bytes = 0
+        self._ended = 0  # reads so far
+        self._orders: dict[Entry, int] = {}  # of those in `staging`: the smallest order it was wanted for at its read
+        self._asked: Counter[int] = Counter()  # bytes of those in `staging`, by that order
         self.writing: dict[int, list[Entry]] = {}  # by the number of the call
         self.reading: dict[int, list[Entry]] = {}
         self._reads, self._writes = (Breaker(clock, self._moved(operation)) for operation in ("read", "write"))
@@ -215,7 +225,8 @@ class Mover:
     def stage(self, entry: Entry, order: int) -> None:
         """Begins to fill this FILLING entry. `order`: its request's place in the engine's queue."""
         entry.staged = True
-        self.staging[entry] = order
+        self.staging[entry] = self._orders[entry] = order
+        self._asked[order] += entry.nbytes
         self._up_bytes += entry.nbytes
         heapq.heappush(self._up, (order, next(self._numbers), entry))
         if self._up_bytes >= MOST_BATCH:
@@ -225,8 +236,20 @@ class Mover:
         """Another request wants a block that is being staged, perhaps earlier than the one before."""
         before = self.staging.get(entry)
         if before is not None and order < before:
-            self.staging[entry] = order
+            self._no_more_asked(entry)
+            self.staging[entry] = self._orders[entry] = order
+            self._asked[order] += entry.nbytes
             heapq.heappush(self._up, (order, next(self._numbers), entry))  # the other record is skipped
+
+    def ahead(self, order: int) -> int:
+        """Bytes that are being staged for requests before this place in line."""
+        return sum(nbytes for place, nbytes in self._asked.items() if place < order)
+
+    def _no_more_asked(self, entry: Entry) -> None:
+        order = self._orders.pop(entry)
+        self._asked[order] -= entry.nbytes
+        if not self._asked[order]:
+            del self._asked[order]
 
     def unwanted(self, entry: Entry) -> None:
         """No request waits for this block any more: if its read has not begun, its slots are free at once."""
@@ -245,12 +268,13 @@ class Mover:
         """Its staging ends without a block."""
         if self.staging.pop(entry) is not None:
             self._up_bytes -= entry.nbytes
+        self._no_more_asked(entry)
         if self._index.get(entry.id) is entry:
             del self._index[entry.id]
         self._arena.fail(entry, quarantine=False)
 
     def _read(self) -> None:
-        most = max(LEAST_BATCH, min(MOST_BATCH, self._up_bytes // self._limits.readers))
+        most = min(max(LEAST_BATCH, min(MOST_BATCH, self._up_bytes // self._limits.readers)), self._in_flight() // 2)
         batch: list[Entry] = []
         nbytes = 0
         while self._up and nbytes < most:
@@ -264,10 +288,15 @@ class Mover:
             return
         number, began = next(self._numbers), self._clock.now()
         self.reading[number] = batch
+        self._reading_bytes += nbytes
+        beside = len(self.reading)
         self._reads.began(number)
 
         def done(answers: list[Reading]) -> None:
+            side_by_side = (beside + len(self.reading)) / 2
             del self.reading[number]
+            self._reading_bytes -= nbytes
+            self._ended += 1
             failed = all(answer is Reading.FAILED for answer in answers)
             self._reads.ended(number, _said(not failed, failed))
             seconds = self._clock.now() - began
@@ -277,12 +306,15 @@ class Mover:
             for entry, answer in zip(batch, answers, strict=True):
                 if answer is Reading.GOOD and self._index.setdefault(entry.id, entry) is entry:
                     del self.staging[entry]
+                    self._no_more_asked(entry)
                     self._arena.commit(entry)
                     good += entry.nbytes
                 else:
                     self._give_up(entry)
                     reason = "superseded" if answer is Reading.GOOD else answer.value  # it was filled anew meanwhile
                     self._emit(e.BlockNotRead(self.tier.name, reason))
+            if good == nbytes:
+                self._costs.read(nbytes, seconds, side_by_side)
             hits = sum(answer is Reading.GOOD for answer in answers)
             self._emit(e.BlocksStaged(self.tier.name, hits, good, seconds))
             self._landed(batch)
@@ -290,10 +322,22 @@ class Mover:
 
         self.tier.read([self._sealing.incoming(entry) for entry in batch], done)
 
+    def _in_flight(self) -> int:
+        """Bytes that the tier is asked for at a time: what it brings in about AHEAD_S. Asked for more, a slow one would
+        bring everything late and at once: who waits would see nothing land, and it would pass for one that hangs. As
+        long as its speed is not known, twice as much with each read that ended."""
+        speed = self._costs.speed
+        most = MOST_BATCH * self._limits.readers
+        if speed is None:
+            return min(most, LEAST_BATCH << min(self._ended, 16))
+        return int(min(most, (AHEAD_S + speed.latency_s) / max(speed.byte_s, 1e-15)))
+
     def pump(self) -> None:
         """Gives the tier as much to do as it should have. Whatever lets it do more calls this, time among it."""
         self._news = False
         while self._reads.admits and self._up and len(self.reading) < self._limits.readers:
+            if self.reading and self._reading_bytes >= self._in_flight():
+                break
             self._read()
         if not self.down and not self.recovering:
             while self._writes.admits and self._down and len(self.writing) < (1 if self.reading else WRITERS):

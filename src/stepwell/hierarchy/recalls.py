@@ -2,6 +2,7 @@
 recalled.
 
 A ticket's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
+Before anything is read for it, the rest of its run is looked at and weighed: what is not worth it is left alone.
 A run grows past blocks that are on their way up: they are pinned as they are asked for, and told when they have
 landed. Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
 pins) the ticket waits and is followed again when something changed.
@@ -23,7 +24,11 @@ from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
+from stepwell.hierarchy.survey import Survey
+from stepwell.hierarchy.weighing import Weighing
 from stepwell.hierarchy.work import Step, Work
+from stepwell.policies.decide import Mode, Why
+from stepwell.policies.probe import PROBE_BYTES
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
 SLICE = 128
@@ -36,6 +41,10 @@ MOST_EARLY = 4096
 """Transfers of a session that are acknowledged and not known: as many as may be under way."""
 
 
+NOBODYS = 1 << 62
+"""The place in line of what no request waits for."""
+
+
 class _Obstacle(NamedTuple):
     """Why a run does not grow now, and whether waiting may help."""
 
@@ -43,10 +52,16 @@ class _Obstacle(NamedTuple):
     waits: bool
 
 
+_UNWEIGHED = _Obstacle("unweighed", True)
+"""What comes next has to be read, and nobody has said yet that it is worth it."""
+
+
 class Recalls:
-    """`mover` is set by the hierarchy before anybody asks."""
+    """`mover`, `weighing` and `survey` are set by the hierarchy before anybody asks."""
 
     mover: Mover
+    weighing: Weighing
+    survey: Survey
 
     def __init__(
         self,
@@ -75,6 +90,9 @@ class Recalls:
 
     def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
+        ticket.tokens, ticket.recall = message.tokens, message.recall
+        if self.weighing.mode(ticket.recall) is Mode.NEVER:
+            ticket.most, ticket.short = 0, Why.NEVER.value
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)
 
@@ -117,11 +135,16 @@ class Recalls:
             if ticket.landed - ticket.told >= SLICE:
                 self._tell(session, ticket, more=True)
             obstacle = self._grow(session, ticket, origins)
-            if obstacle is not None:
+            if obstacle is _UNWEIGHED:
+                yield from self.survey.run(session, ticket, origins)
+                if ticket.short:
+                    self._probe(session, ticket, origins)
+            elif obstacle is not None:
                 break
             yield Step.DONE
         self.mover.pump()
         self._see_landed(ticket)
+        obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
         ticket.queued = False
         self._waiting.pop(ticket, None)  # something else has woken it
         reason, waits = obstacle
@@ -142,13 +165,45 @@ class Recalls:
 
     def _bar(self, ticket: Ticket) -> None:
         """Its namespace is in quarantine: what it was not told of yet, it is not told of any more."""
-        ticket.ends = "quarantined"
+        self._cut(ticket, ticket.told, "quarantined")
+        ticket.landed = ticket.told
+
+    def _cut(self, ticket: Ticket, blocks: int, reason: str) -> None:
+        """Ends the run behind its first `blocks`, of which it may have been told."""
+        ticket.ends = reason
         self._await_no_more(ticket)
-        while len(ticket.pinned) > ticket.told:
+        while len(ticket.pinned) > blocks:
             ticket.staged.pop()
             self._unpin(ticket.pinned.pop())
             self.changed = True  # there is room for pins
-        ticket.landed = ticket.told
+
+    def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
+        """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
+        have landed: what is not worth it any more is given up."""
+        worth = max(self.survey.again(session, ticket, final=final), ticket.told)
+        if worth >= len(ticket.pinned):
+            return None
+        self._cut(ticket, worth, ticket.short)
+        ticket.landed = min(ticket.landed, worth)
+        return _Obstacle(ticket.short, False)
+
+    def _probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
+        """The tier has just been refused: now and then a little is read all the same, so that it is known when it has
+        become faster. Nobody waits for it."""
+        owner = session.owner
+        assert owner is not None
+        if self.mover.staging or self.mover.down or not self.weighing.probe():
+            return
+        left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
+        for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
+            if left <= 0 or self.survey.tier_of(ticket, at, origins) != self.mover.tier.name:
+                return
+            digest = ticket.digests[32 * at : 32 * at + 32]
+            origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
+            entry = self._fill(session, origin, origin.name(digest), parent, NOBODYS)
+            if entry is None:
+                return
+            left, parent = left - entry.nbytes, entry
 
     def _see_landed(self, ticket: Ticket) -> None:
         """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
@@ -173,6 +228,8 @@ class Recalls:
             return _Obstacle("end", False)
         if ticket.ends:
             return _Obstacle(ticket.ends, False)
+        if at >= ticket.most:
+            return _Obstacle(ticket.short, False)
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
         entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
@@ -188,6 +245,8 @@ class Recalls:
             if obstacle is not None:
                 return obstacle
             if entry.state is State.FILLING:
+                if ticket.weighed is None:
+                    return _UNWEIGHED
                 self.mover.hasten(entry, ticket.order)
         self._arena.pin(entry)
         ticket.pinned.append(entry)
@@ -221,14 +280,23 @@ class Recalls:
             return self._no_pins(session, ticket)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
+        if ticket.weighed is None:
+            return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        entry = self._arena.reserve(owner, ids[below], parent, shards, session.copiers)
+        entry = self._fill(session, origins[below], ids[below], parent, ticket.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
-        entry.origin = origins[below]
-        self._index[entry.id] = entry
-        self.mover.stage(entry, ticket.order)
+        return entry
+
+    def _fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+        """A block of the arena that is being filled from below; None: there is no room."""
+        assert session.owner is not None
+        entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
+        if entry is not None:
+            entry.origin = origin
+            self._index[entry.id] = entry
+            self.mover.stage(entry, order)
         return entry
 
     def _room(self, nbytes: int) -> bool:
@@ -266,6 +334,7 @@ class Recalls:
                 reason,
                 bytes(ticket.staged[first : ticket.landed]),
                 self.mover.allowance_s,
+                ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )
             session.scheduler.send(found, ())
 
@@ -285,6 +354,9 @@ class Recalls:
             for entry in entries:
                 self._arena.lease(entry)
             session.transfers[message.transfer] = Transfer(entries, missing)
+        if ticket.weighed is not None and not message.compare:
+            self.weighing.ended(ticket.weighed, len(entries), message.waited_s)
+            ticket.weighed = None
         self.release(session, message.ticket)
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
@@ -304,11 +376,14 @@ class Recalls:
                     self._arena.release(entry)
                 self.freed()
 
-    def release(self, session: Session, number: int, *, at_once: bool = False) -> None:
-        """Ends a ticket. A long run's pins are let go in slices, unless `at_once`."""
+    def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
+        """Ends a ticket, for which its request has waited in vain so long. A long run's pins are let go in slices,
+        unless `at_once`."""
         ticket = session.tickets.pop(number, None)
         if ticket is None:
             return
+        if ticket.weighed is not None:
+            self.weighing.ended(ticket.weighed, 0, waited_s)
         self._waiting.pop(ticket, None)
         self._await_no_more(ticket)
         self.leaving.add(ticket)

@@ -15,7 +15,9 @@ from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.slab import Owner, Slab
-from stepwell.protocol.messages import Hello, Message
+from stepwell.hierarchy.weighing import Engine as Costs
+from stepwell.hierarchy.weighing import Weighed
+from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 Send = Callable[[Message, tuple[int, ...]], None]
 Engine = tuple[int, str, str]
@@ -102,6 +104,11 @@ class Ticket:
     queued: bool = True  # a slice of work for it is in the queue
     waiting: str = ""  # why the run does not grow at the moment; "" while it does or when it is final
     asked_way: bool = False
+    tokens: int = 0  # of the whole prompt, as far as its engine has said
+    recall: str = ""  # a wish of its own
+    weighed: Weighed | None = None  # what was decided, once it is known where its run lies
+    most: int = MAX_DIGESTS  # blocks that are worth having
+    short: str = ""  # why it is not to have more
 
     @property
     def blocks(self) -> int:
@@ -120,6 +127,7 @@ class Session:
     owner: Owner | None = None
     copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
     origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
+    costs: Costs | None = None  # what it is known to compute, once something was weighed for it
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from stepwell.client.start import lock, rendezvous
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous
 from stepwell.log import LOG_NAME
-from stepwell.serve import quarantine
+from stepwell.serve import calibration, quarantine
 from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
@@ -40,6 +40,7 @@ _NAMES: dict[Kind, re.Pattern[str]] = {
         rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
         rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
         rf"|{re.escape(quarantine.LIST_NAME)}|{re.escape(quarantine.NEW_LIST_NAME)}"
+        rf"|{re.escape(calibration.COSTS_NAME)}|{re.escape(calibration.NEW_COSTS_NAME)}"
     ),
     "demo": re.compile(r"models|\.?demo-\w{8}"),
 }

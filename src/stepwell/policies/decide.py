@@ -1,11 +1,13 @@
 """Recall or recompute: how much of a request's leading run is worth bringing up, and how long that may take.
 
     expected seconds to the first token, if the first k blocks are recalled
-        = reading those below the arena + copying all k + computing the tokens behind them
+        = reading those below the arena and copying all k, or, if that is longer, what the engine computes for others
+          before it comes to this request; + computing the tokens behind them
 
 Each block costs its bytes, and saves more the farther back it lies, since attention makes late tokens dearer. So the
-cost has no valley but at a few places: the ends of stretches that lie in one tier, and where the rest fits into one
-step of the engine. Only these are looked at; the cheapest wins, and of equals the longest.
+cost has no valley but at a few places: the ends of stretches that lie in one tier, where the rest fits into one step of
+the engine, and where recalling begins to take longer than the engine is busy. Only these are looked at; the cheapest
+wins, and of equals the longest.
 
 What is uncertain gets the benefit of the doubt: reading is counted shorter by what both estimates may be off, so that a
 tier is refused only when recomputing is cheaper by more than that. What is unknown costs nothing: it is recalled, and
@@ -15,7 +17,7 @@ learned. One that is refused is learned by probes that nobody waits for (see `pr
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,6 +30,9 @@ HOST = "host"
 
 MOST_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""
+
+SLACK = 1.5
+"""Of the total limit over what is expected: who is nearly done at half of the recompute time is not to be cut off."""
 
 UNKNOWN_LIMIT_S = 2.0
 """Of a recall whose worth nobody can tell."""
@@ -60,12 +65,13 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt of `tokens`, whose leading run lies in these stretches. `queued`: bytes that each tier was asked for
-    before this."""
+    before this; `busy_s`: seconds of others' prompts that its engine computes before this."""
 
     tokens: int
     block_tokens: int
     stretches: tuple[Stretch, ...]
     queued: Mapping[str, int] = field(default_factory=dict)
+    busy_s: float = 0.0
 
     @property
     def blocks(self) -> int:
@@ -88,21 +94,26 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds expected of one cut."""
+    """Seconds expected of one cut. `busy_s`: before the engine can compute the rest in any case."""
 
     blocks: int
     read_s: float
     copy_s: float
     compute_s: float
     forgiven_s: float = 0.0
+    busy_s: float = 0.0
+
+    @property
+    def recall_s(self) -> float:
+        return self.read_s + self.copy_s
 
     @property
     def seconds(self) -> float:
-        return self.read_s + self.copy_s + self.compute_s
+        return max(self.recall_s, self.busy_s) + self.compute_s
 
     @property
     def at_best(self) -> float:
-        return self.seconds - self.forgiven_s
+        return max(self.recall_s - self.forgiven_s, self.busy_s) + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,7 @@ class _Costs:
             host.seconds(sum(nbytes.values())) if host is not None else 0.0,
             self._prefill.seconds(self._request.tokens - done, done),
             sum(seconds * self._known.forgiven(tier) for tier, seconds in read.items()),
+            self._request.busy_s,
         )
 
     def nbytes(self, cut: int) -> dict[str, int]:
@@ -164,7 +176,16 @@ class _Costs:
         if self._prefill.step_tokens:
             fits = (self._request.tokens - self._prefill.step_tokens) / self._request.block_tokens
             cuts |= {math.floor(fits), math.ceil(fits)}
+        for forgiven in (0, 1):
+            longer = bisect_right(
+                range(blocks + 1), self._request.busy_s, key=lambda cut: self._recall_s(cut, forgiven)
+            )
+            cuts |= {longer - 1, longer}
         return sorted(cut for cut in cuts if 0 <= cut <= blocks)
+
+    def _recall_s(self, cut: int, forgiven: int) -> float:
+        cost = self.of(cut)
+        return cost.recall_s - forgiven * cost.forgiven_s
 
     def _read_s(self, tier: str, nbytes: int) -> float:
         speed = self._known.speeds.get(tier)
@@ -192,9 +213,9 @@ def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decisio
 
 
 def limit_s(chosen: Cost, none: Cost) -> float:
-    """How long a recall may take in all: half of what recomputing everything takes, or, where more was expected, that
-    and what it may be off; never longer than recomputing takes."""
-    return min(none.compute_s, max(none.compute_s / 2, chosen.read_s + chosen.copy_s + chosen.forgiven_s))
+    """How long a recall may take in all: half of what recomputing everything takes, or SLACK times what was expected
+    and what that may be off, if it is more; never longer than recomputing takes."""
+    return min(none.seconds, max(none.seconds / 2, SLACK * (chosen.recall_s + chosen.forgiven_s)))
 
 
 def cost_of(request: Request, known: Known, blocks: int) -> Cost:

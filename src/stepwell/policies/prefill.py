@@ -30,7 +30,7 @@ HALF_LIFE = 64
 FROM_NOTHING, FROM_CALIBRATION = 0.1, 3.0
 """Samples that what was believed before counts for: without a calibration, that time grows with the tokens."""
 
-MOST_TOKENS, MOST_SECONDS = 1 << 26, 1e6
+MOST_TOKENS, LEAST_SECONDS, MOST_SECONDS = 1 << 26, 1e-9, 1e6
 
 
 def pairs(new: int, context: int) -> float:
@@ -71,7 +71,8 @@ class PrefillFit:
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
         """A step of prefill: its tokens, their `pairs`, and how long it took. What cannot be is left out."""
-        if not (0 < tokens <= MOST_TOKENS and 0 < pairs <= MOST_TOKENS**2 and 0 < seconds <= MOST_SECONDS):
+        possible = LEAST_SECONDS <= seconds <= MOST_SECONDS
+        if not (0 < tokens <= MOST_TOKENS and tokens / 2 <= pairs <= tokens * MOST_TOKENS and possible):
             return
         kind = tokens.bit_length(), int(pairs / tokens).bit_length()
         self._kinds.setdefault(kind, deque(maxlen=SAMPLES)).append((self._count, tokens, pairs, seconds))

@@ -6,11 +6,16 @@ of the tier's time at most one part in a hundred.
 
 from __future__ import annotations
 
+import math
+
 PAUSE_S = 5.0
 """At least, between two probes of a tier or a read and a probe: what is known is fresh."""
 
 SHARE = 0.01
 """Of a tier's time that may go into probes."""
+
+LONGEST_S = 60.0
+"""After which nothing is expected of a probe any more: it found no room, or the tier hangs."""
 
 PROBE_BYTES = 2 << 20
 
@@ -19,17 +24,17 @@ class Probing:
     """One tier's. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = -math.inf
         self._under_way = False
 
-    def due(self, now: float) -> bool:
-        return not self._under_way and now >= self._next
-
-    def begin(self) -> None:
-        self._under_way = True
+    def begin(self, now: float) -> bool:
+        """True: a probe is due, and begins."""
+        if now < self._next:
+            return False
+        self._under_way, self._next = True, now + LONGEST_S
+        return True
 
     def read(self, now: float, seconds: float) -> None:
-        """A read of the tier has ended, a probe or not."""
+        """A read of the tier has ended, of a probe or not."""
         pause = seconds / SHARE if self._under_way else 0.0
-        self._under_way = False
-        self._next = max(self._next, now + max(PAUSE_S, pause))
+        self._under_way, self._next = False, now + max(PAUSE_S, pause)

@@ -15,14 +15,18 @@ import numpy as np
 
 from stepwell.policies.robust import Fitted, fit
 
-SAMPLES, HALF_LIFE = 64, 8
-"""Batches remembered, and after how many one counts half: a tier's speed depends on who else uses it."""
+SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
+"""Batches remembered, and after how many, and how many seconds, one counts half: a tier's speed depends on who else
+uses it, and what few probes show must soon count more than what was seen before."""
 
 LEAST_SAMPLES = 2
+REFIT = 8
+"""A part of the samples in so many must be new for the fit to be made again: it costs some 0.2 ms."""
+
 FROM_NOTHING = 0.2
 """Batches that this counts for: that time grows with the bytes."""
 
-MOST_BYTES, MOST_SECONDS = 1 << 50, 1e6
+MOST_BYTES, LEAST_SECONDS, MOST_SECONDS = 1 << 50, 1e-9, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +47,32 @@ class TransferFit:
     """Learns a TierSpeed. `in_flight`: bytes that are asked for at a time, so that latency comes once for so many."""
 
     def __init__(self, in_flight: int) -> None:
-        self._in_flight = in_flight
-        self._samples: deque[tuple[int, float, float]] = deque(maxlen=SAMPLES)
+        self._in_flight = max(1, in_flight)
+        self._samples: deque[tuple[int, float, float, float]] = deque(maxlen=SAMPLES)
         self._speed: TierSpeed | None = None
-        self._stale = False
+        self._new = 0  # samples since it was learned
 
-    def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0) -> None:
-        """A batch came: its bytes, how long it took, and how many were under way on average. What cannot be is left
-        out."""
-        if 0 < nbytes <= MOST_BYTES and 0 < seconds <= MOST_SECONDS and 1 <= side_by_side <= 1e6:
-            self._samples.append((nbytes, side_by_side, seconds))
-            self._stale = len(self._samples) >= LEAST_SAMPLES
+    def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0, at: float = 0.0) -> None:
+        """A batch came, `at` seconds of one clock: its bytes, how long it took, and how many were under way on average.
+        What cannot be is left out."""
+        if 0 < nbytes <= MOST_BYTES and LEAST_SECONDS <= seconds <= MOST_SECONDS and 1 <= side_by_side <= 1e6:
+            self._samples.append((nbytes, side_by_side, seconds, at))
+            self._new += 1
 
     @property
     def speed(self) -> TierSpeed | None:
         """None: too little is known."""
-        if self._stale:
-            self._stale = False
+        known = len(self._samples)
+        if known >= LEAST_SAMPLES and self._new >= max(1, known // REFIT):
+            self._new = 0
             self._speed = self._learn()
         return self._speed
 
     def _learn(self) -> TierSpeed:
         rows = np.array(self._samples, np.float64)
         x = np.column_stack([np.ones(len(rows)), rows[:, 0] * rows[:, 1]])
-        weights = 0.5 ** (np.arange(len(rows))[::-1] / HALF_LIFE)
+        age = np.arange(len(rows))[::-1] / HALF_LIFE + (rows[-1, 3] - rows[:, 3]) / HALF_LIFE_S
+        weights = 0.5 ** np.clip(age, 0, 60)
         fitted: Fitted = fit(x, rows[:, 2], weights, np.array([0.0, 1.0]), FROM_NOTHING)
         latency_s, byte_s = map(float, fitted.coefficients)
         doubt = fitted.doubt(np.array([1.0, float(self._in_flight)]))

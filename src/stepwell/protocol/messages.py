@@ -10,15 +10,18 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-PROTOCOL = 2
-"""Version spoken here. A well accepts this one and the one before it, which has no `Canary`."""
+PROTOCOL = 3
+"""Version spoken here. A well accepts this one and the one before it, which has no `Timings`."""
 
-OLDEST_PROTOCOL = 1
+OLDEST_PROTOCOL = 2
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 
 MAX_DIGESTS = 1 << 18
 """Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+
+MOST_TIMINGS = 256
+"""Steps in one Timings, and as many copies."""
 
 MOST_ALLOWED_S = 0.25
 """Most of `Found.allow_s`: a well says no more, and a client believes no more."""
@@ -65,30 +68,37 @@ class Ask(Message, frozen=True):
     """Which leading run of these consecutive blocks can be recalled? Hits are pinned until Recall or Release.
 
     `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
-    smaller goes first when pins are short. Answered by one or more `Found`.
+    smaller goes first when pins are short. `tokens`: of the whole prompt, 0 where that is not said. `recall`:
+    "default", "always" or "never", where the request has a wish of its own. Answered by one or more `Found`.
     """
 
     ticket: int
     epoch: int
     order: int
     digests: bytes
+    tokens: int = 0
+    recall: str = ""
 
 
 class Recall(Message, frozen=True):
     """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
-    `compare`: they are only looked at, beside what the engine computes itself."""
+    `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
+    kept waiting for them."""
 
     ticket: int
     transfer: int
     first: int
     count: int
     compare: bool = False
+    waited_s: float = 0.0
 
 
 class Release(Message, frozen=True):
-    """The request needs this ticket no more: pins end. Leases of a transfer under way do not."""
+    """The request needs this ticket no more: pins end. Leases of a transfer under way do not. `waited_s`: how long it
+    was kept waiting in vain; 0: it never asked, or the engine had it all."""
 
     ticket: int
+    waited_s: float = 0.0
 
 
 class Reserve(Message, frozen=True):
@@ -127,6 +137,15 @@ class Report(Message, frozen=True):
     """Counts since the last report of what only the engine side sees (bypasses, late answers, ...)."""
 
     counts: dict[str, int]
+
+
+class Timings(Message, frozen=True):
+    """How long the engine's steps and copies took since the last of these. A step: tokens that it computed for prompts,
+    the pairs of them and the tokens before them that attention looked at, seconds. A copy out of the arena: bytes of
+    all ranks, seconds."""
+
+    steps: list[tuple[int, float, float]]
+    copies: list[tuple[int, float]]
 
 
 # engine -> well, worker member --------------------------------------------------------------------------------------
@@ -174,6 +193,12 @@ class Clear(Message, frozen=True):
     namespace: bytes = b""
 
 
+class DecisionsQuery(Message, frozen=True):
+    """What was decided lately, to recall or to recompute? Answered by `Decisions`, the latest `most` first."""
+
+    most: int = 20
+
+
 class Stop(Message, frozen=True):
     """End the well. Answered by `Stopping` before the socket closes."""
 
@@ -213,6 +238,7 @@ class Found(Message, frozen=True):
     mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there. `staged`
     has a byte for each block: whether it was brought up from a tier for this ticket. `allow_s`: seconds that a block's
     coming up may take in addition to the usual patience, as healthy reads do at the moment; 0 where there is no tier.
+    `limit_s`: seconds that the whole recall is worth waiting for; 0: nobody knows.
     """
 
     ticket: int
@@ -222,6 +248,7 @@ class Found(Message, frozen=True):
     reason: str = ""
     staged: bytes = b""
     allow_s: float = 0.0
+    limit_s: float = 0.0
 
 
 class GiveWay(Message, frozen=True):
@@ -288,6 +315,43 @@ class Cleared(Message, frozen=True):
     partial: list[str] = []
 
 
+class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
+    """One decision: `at_s` after the well's start, on a prompt of `tokens`. `blocks` of its run by tier, `queued` bytes
+    that the tiers were asked for before. The first `recall` blocks were wanted, because of `why`. Seconds that were
+    expected, None where nothing was known: to recall these blocks (`recall_s`) and to compute the rest (`rest_s`), the
+    same for all blocks (`whole_s`, `whole_rest_s`), and to compute everything (`none_s`). `doubt`: share by which they
+    may be off; `busy_s`: what the engine computes for others before it comes to this. Then how it went, if it has
+    ended: blocks `recalled`, seconds that the request `waited_s` and that reading took (`read_s`), why it `gave_up`,
+    and the `regret_s` beside the best that could have been done."""
+
+    number: int
+    at_s: float
+    tokens: int
+    block_tokens: int
+    blocks: dict[str, int]
+    queued: dict[str, int]
+    recall: int
+    why: str
+    limit_s: float
+    doubt: float
+    busy_s: float
+    recall_s: float | None
+    rest_s: float | None
+    whole_s: float | None
+    whole_rest_s: float | None
+    none_s: float | None
+    ended: bool = False
+    recalled: int = 0
+    waited_s: float = 0.0
+    read_s: float = 0.0
+    gave_up: str = ""
+    regret_s: float | None = None
+
+
+class Decisions(Message, frozen=True):
+    rows: list[DecisionRow]
+
+
 class Stopping(Message, frozen=True):
     pass
 
@@ -302,6 +366,7 @@ FromEngine = (
     | Forget
     | Canary
     | Report
+    | Timings
     | Mapped
     | Filled
     | Recalled
@@ -309,6 +374,7 @@ FromEngine = (
     | StatsQuery
     | NamespacesQuery
     | Clear
+    | DecisionsQuery
     | Stop
 )
 FromWell = (
@@ -324,5 +390,6 @@ FromWell = (
     | Stats
     | Namespaces
     | Cleared
+    | Decisions
     | Stopping
 )

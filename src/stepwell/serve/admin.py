@@ -5,10 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from stepwell.errors import ProtocolError
+from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.clearing import HOST, NamespaceSum, Sum
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.protocol.messages import Clear, Cleared, Message, NamespaceRow, Namespaces
+from stepwell.protocol.messages import (
+    Clear,
+    Cleared,
+    DecisionRow,
+    Decisions,
+    DecisionsQuery,
+    Message,
+    NamespaceRow,
+    Namespaces,
+)
 
 TAG_BYTES = 16
 
@@ -25,6 +37,30 @@ def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
         answer(Namespaces(sorted(rows, key=lambda row: -row.nbytes)))
 
     hierarchy.count_namespaces(counted)
+
+
+def decisions(hierarchy: Hierarchy, message: DecisionsQuery, answer: Answer) -> None:
+    answer(Decisions([_row(*pair) for pair in hierarchy.decisions.latest(message.most)]))
+
+
+def _row(decided: RecallDecided, ended: RecallEnded | None) -> DecisionRow:
+    d = decided
+    (recall_s, rest_s), (whole_s, whole_rest_s) = _seconds(d.chosen), _seconds(d.whole)
+    row = DecisionRow(
+        d.number, d.at_s, d.tokens, d.block_tokens, dict(d.blocks), dict(d.queued), d.recall, d.why, d.limit_s, d.doubt,
+        d.busy_s,
+        recall_s, rest_s, whole_s, whole_rest_s, d.none_s,
+    )  # fmt: skip
+    if ended is None:
+        return row
+    return msgspec.structs.replace(
+        row, ended=True, recalled=ended.recalled, waited_s=ended.waited_s, read_s=ended.read_s, gave_up=ended.gave_up,
+        regret_s=ended.regret_s,
+    )  # fmt: skip
+
+
+def _seconds(expected: Expected | None) -> tuple[float | None, float | None]:
+    return (expected.recall_s, expected.rest_s) if expected is not None else (None, None)
 
 
 def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:

@@ -25,6 +25,7 @@ from stepwell.protocol.messages import (
     OLDEST_PROTOCOL,
     PROTOCOL,
     Clear,
+    DecisionsQuery,
     FromEngine,
     Hello,
     Message,
@@ -261,6 +262,8 @@ class Door:
         match message:
             case NamespacesQuery():
                 admin.namespaces(self._hierarchy, answer)
+            case DecisionsQuery():
+                admin.decisions(self._hierarchy, message, answer)
             case Clear():
                 admin.clear(self._hierarchy, message, answer)
             case Stop():

@@ -198,6 +198,24 @@ METRICS = (
         (Source("quarantined_namespaces"),),
     ),
     Metric(
+        "stepwell_decisions_total",
+        "counter",
+        "Runs that were weighed, by why they were recalled (worth_it, unknown, always) or not (recompute_cheaper).",
+        (Source("decided_*", rest="reason"),),
+    ),
+    Metric(
+        "stepwell_recalls_given_up_total",
+        "counter",
+        "Recalls that ended before all that was wanted had come: late, or at their limit.",
+        (Source("gave_up_*", rest="reason"),),
+    ),
+    Metric(
+        "stepwell_decision_seconds_total",
+        "counter",
+        "Time to first token with the best choice in hindsight (best), and how much longer it took (regret).",
+        (Source("decision_best_seconds", {"kind": "best"}), Source("decision_regret_seconds", {"kind": "regret"})),
+    ),
+    Metric(
         "stepwell_engine_reports_total",
         "counter",
         "What only engines see and have reported: bypassed requests, late answers, failed loads.",

@@ -34,6 +34,8 @@ from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
+from stepwell.policies.decide import Mode
+from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate, opened, ways
@@ -134,7 +136,7 @@ def _serve(
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
-    quarantine = QuarantineList(home)
+    quarantine, costs = QuarantineList(home), CostList(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
@@ -148,6 +150,9 @@ def _serve(
         sink=log_event,
         barred=quarantine.read(),
         keep=lambda barred: quarantine.keep(barred, executor),
+        recall=Mode(settings.recall),
+        calibrations=costs.read(),
+        learned=lambda learned: costs.keep(learned, executor),
     )
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers)
@@ -163,6 +168,7 @@ def _serve(
             if not loop.drain(_DRAIN_SECONDS):
                 log.warning("what still waited to be written to disk is given up")
             quarantine.flush()
+            costs.last(hierarchy.costs.learned)
         except Exception:
             log.exception("the well ends because of an error in itself")  # nobody reads its standard error any more
             raise

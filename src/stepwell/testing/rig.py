@@ -239,9 +239,11 @@ class FakeEngine:
 
     # asking -----------------------------------------------------------------------------------------------------------
 
-    def ask(self, digests: bytes, *, epoch: int = 0, order: int | None = None) -> int:
+    def ask(
+        self, digests: bytes, *, epoch: int = 0, order: int | None = None, tokens: int = 0, recall: str = ""
+    ) -> int:
         ticket = self.number()
-        self.scheduler.say(m.Ask(ticket, epoch, ticket if order is None else order, digests))
+        self.scheduler.say(m.Ask(ticket, epoch, ticket if order is None else order, digests, tokens, recall))
         return ticket
 
     def answer(self, ticket: int) -> Answer:

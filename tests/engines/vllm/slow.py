@@ -17,6 +17,7 @@ from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
 from stepwell.hierarchy.sealing import Sealing
+from stepwell.policies.decide import Mode
 from stepwell.testing.clock import SetClock
 from stepwell.testing.dict_tier import DictTier
 from stepwell.testing.sparse import SparseMemory
@@ -150,6 +151,7 @@ def slow_engine(
         memory=SparseMemory(),
         well="slow",
         tier=tier,
+        recall=Mode.ALWAYS,  # the tier's time is the clock's, and the engine's is not: no weighing them
     )
     hierarchy.recover()
     with (

@@ -68,7 +68,8 @@ class StepReport(KVConnectorWorkerMetadata):
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
     loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
-    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared.
+    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared. seconds: of each step's
+    forward, on the slowest rank.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class StepReport(KVConnectorWorkerMetadata):
     recalled_bytes: int = 0
     spilled_bytes: int = 0
     compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
@@ -88,4 +90,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.recalled_bytes + other.recalled_bytes,
             self.spilled_bytes + other.spilled_bytes,
             self.compared + other.compared,
+            {s: max(self.seconds.get(s, 0.0), other.seconds.get(s, 0.0)) for s in {*self.seconds, *other.seconds}},
         )

@@ -144,3 +144,12 @@ def foreign_input(request: Any) -> str:
     if getattr(request, "resumable", False):
         return "streamed_prompt"  # its tokens are not only appended to
     return ""
+
+
+def recall_wish(request: Any) -> str:
+    """How this request wants it: `{"stepwell": {"recall": "default", "always" or "never"}}` in its
+    `kv_transfer_params`. Anything else is as if nothing was said."""
+    params = getattr(request, "kv_transfer_params", None)
+    ours = params.get("stepwell") if isinstance(params, dict) else None
+    wish = ours.get("recall") if isinstance(ours, dict) else None
+    return wish if isinstance(wish, str) and len(wish) <= len("default") else ""

@@ -19,14 +19,15 @@ from typing import Any
 
 from stepwell.block.digest import Chain, adapter_extras, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
+from stepwell.client.scheduler import MOST_RESERVED, Ask, SchedulerClient
 from stepwell.engines.vllm.adapters import Adapter, Adapters, Unread
 from stepwell.engines.vllm.canaries import STEP_BYTES, Canaries
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
-from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input
+from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input, recall_wish
 from stepwell.engines.vllm.shape import Shape
 from stepwell.engines.vllm.steps import Computes, Steps
+from stepwell.engines.vllm.timings import StepTimes
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
 HOLD_S = 0.1
@@ -63,6 +64,7 @@ class SchedulerHalf:
         self._tracked: dict[str, Tracked] = {}
         self._numbers = count(1)
         self._steps = Steps(shape.world)
+        self._times = StepTimes()
         self._loads: list[Load] = []
         self._urgent: list[Save] = []
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or held
@@ -76,7 +78,11 @@ class SchedulerHalf:
     def on_new_request(self, request: Any) -> None:
         tracked = self._track(request)
         if tracked.chain is not None and not request.skip_reading_prefix_cache:
-            tracked.ask = self._client.ask(tracked.chain.digests, tracked.epoch, tracked.order)
+            tracked.ask = self._ask(tracked, tracked.chain)
+
+    def _ask(self, tracked: Tracked, chain: Chain) -> Ask | None:
+        request = tracked.request
+        return self._client.ask(chain.digests, tracked.epoch, tracked.order, request.num_tokens, recall_wish(request))
 
     def _track(self, request: Any) -> Tracked:
         known = self._tracked.get(request.request_id)
@@ -127,7 +133,7 @@ class SchedulerHalf:
             return 0, False
         if tracked.ask is None and not tracked.asked:
             tracked.chain.extend(request.all_token_ids[tracked.chain.tokens :])
-            tracked.ask = self._client.ask(tracked.chain.digests, tracked.epoch, tracked.order)
+            tracked.ask = self._ask(tracked, tracked.chain)
             if tracked.ask is None:
                 self._client.count("missed_no_session" if tracked.chain.digests else "missed_short_prompt")
         first = not tracked.asked
@@ -233,6 +239,7 @@ class SchedulerHalf:
         compares: list[Compare] = []
         try:
             self._observe(number, out)
+            self._times.begin(number, out)
             self._collect(saves, compares)
             self._client.report(idle=not self._tracked)
         except Exception as error:  # noqa: BLE001 - page tables may have got out of step with the engine's: trust none
@@ -364,6 +371,7 @@ class SchedulerHalf:
     def stepped(self, report: StepReport) -> None:
         """What the workers say of the steps that they ended, all ranks together or one after the other."""
         self._tally.copied(report)
+        self._client.timed(self._times.ended(report.seconds), self._copies(report))
         for request_id, life, after in self._steps.ended(report.done):
             tracked = self._tracked.get(request_id)
             if tracked is not None and tracked.life == life:
@@ -378,6 +386,13 @@ class SchedulerHalf:
             if loading is not None:
                 loading.seconds = self._clock() - self._tracked[request_id].asked_at
                 loading.copy_s = max(loading.copy_s, copy_s)
+
+    def _copies(self, report: StepReport) -> Iterator[tuple[int, float]]:
+        """Bytes of all ranks, and seconds that a rank took for its part."""
+        for request_id, transfer, copy_s in report.loaded:
+            loading = self._loading(request_id, transfer)
+            if loading is not None:
+                yield len(loading.load.blocks) * self._shape.shard_bytes * self._shape.world, copy_s
 
     def _loading(self, request_id: str, transfer: int) -> Loading | None:
         tracked = self._tracked.get(request_id)

@@ -38,6 +38,7 @@ class WorkerHalf:
         self._received: set[str] = set()
         self._bad_pages: set[int] = set()
         self._sent: set[str] = set()
+        self._began = 0.0  # when the forward under way did; 0: none is
         self._large: SimpleQueue[Load | None] = SimpleQueue()
         threading.Thread(target=self._copy_large, name="stepwell-copy", daemon=True).start()
 
@@ -47,8 +48,14 @@ class WorkerHalf:
         """Last moment of pages that were taken back from a request."""
         urgent, plan.urgent = plan.urgent, []
         self._save(urgent)
+        self._began = time.monotonic()
 
     def start_loads(self, plan: StepPlan) -> None:
+        """Comes right after the forward, since no load is a synchronous one. On a CPU the forward has ended then."""
+        if self._began:
+            with self._lock:
+                self._report.seconds[plan.step] = time.monotonic() - self._began
+            self._began = 0.0
         room = INLINE_BYTES
         for load in plan.loads:
             room -= len(load.blocks) * self._shard_bytes

@@ -55,12 +55,14 @@ def _value(dice: random.Random, of: Any) -> Any:
     if origin is list:
         (element,) = typing.get_args(of)
         return [_value(dice, element) for _ in range(dice.choice((0, 1, 2, 40)))]
+    if origin is tuple:
+        return tuple(_value(dice, element) for element in typing.get_args(of))
     if origin is dict:
         key, element = typing.get_args(of)
         return {_value(dice, key): _value(dice, element) for _ in range(dice.choice((0, 1, 3)))}
     if origin is types.UnionType or origin is typing.Union:
         return _value(dice, dice.choice(typing.get_args(of)))
-    return message(dice, of)
+    return None if of is types.NoneType else message(dice, of)
 
 
 def mangled(dice: random.Random, body: bytes) -> bytes:

@@ -1,0 +1,87 @@
+"""`stepwell explain`: why the well did what it did, in words."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
+from stepwell.cli.output import emit
+from stepwell.protocol.messages import DecisionRow
+from stepwell.units import format_size
+
+_WHY = {
+    "worth_it": "recalling was expected to be faster",
+    "recompute_cheaper": "computing was expected to be faster",
+    "unknown": "not enough is known yet to compare, so it was recalled and timed",
+    "always": "the mode is always",
+    "never": "the mode is never",
+}
+_GAVE_UP = {
+    "late": "given up on the way: the rest would have taken longer than computing it",
+    "limit": "given up: it had taken as long as it was worth, or nothing came any more",
+}
+
+
+def explain(
+    decisions: Annotated[bool, typer.Option("--decisions", help="To recall or to recompute, the latest first.")] = True,
+    last: Annotated[int, typer.Option("--last", min=1, max=256, help="How many.")] = 10,
+    home: Home = None,
+    socket: Socket = None,
+    as_json: Json = False,
+) -> None:
+    """Tell why the running well recalled prefixes or had them computed, and how that went.
+
+    JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
+    "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",
+    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}]}; seconds, null where nothing was known.
+    """
+    from stepwell.client import control
+
+    place = home_of(home)
+    rows = control.decisions(place, last, socket=socket_of(socket, place))
+    text = "\n\n".join(map(told, rows)) or "nothing was decided yet: no request of an engine had anything to recall"
+    emit({"decisions": [msgspec.structs.asdict(row) for row in rows]}, as_json=as_json, text=text)
+
+
+def told(row: DecisionRow) -> str:
+    """One decision, for a person."""
+    held = ", ".join(f"{blocks} in {tier}" for tier, blocks in row.blocks.items())
+    run = sum(row.blocks.values()) * row.block_tokens
+    lines = [f"#{row.number}, {row.at_s:.0f} s after the start: a prompt of {row.tokens} tokens, "
+             f"of which {min(run, row.tokens)} could be recalled (blocks: {held})"]  # fmt: skip
+    what = f"recall {row.recall} blocks" if row.recall else "recall nothing"
+    lines.append(f"  decided: {what}; {_WHY.get(row.why, row.why)}")
+    if row.none_s is not None and row.whole_s is not None and row.whole_rest_s is not None:
+        lines.append(f"  expected: {_s(row.none_s)} to compute it all; to recall all of it {_s(row.whole_s)} and "
+                     f"{_s(row.whole_rest_s)} for the rest{_doubt(row)}")  # fmt: skip
+        if 0 < row.recall < sum(row.blocks.values()) and row.recall_s is not None and row.rest_s is not None:
+            lines.append(f"  expected of the part: {_s(row.recall_s)} to recall it and {_s(row.rest_s)} for the rest")
+    if queued := {tier: n for tier, n in row.queued.items() if n}:
+        lines.append("  before it in line: " + ", ".join(f"{format_size(n)} of {t}" for t, n in queued.items()))
+    if row.busy_s >= 0.001:
+        lines.append(f"  before that its engine computes for others, for {_s(row.busy_s)}")
+    lines.append("  " + _outcome(row))
+    return "\n".join(lines)
+
+
+def _outcome(row: DecisionRow) -> str:
+    if not row.ended:
+        return "it has not ended yet"
+    if not row.waited_s:
+        return "its request did not need it after all"
+    came = f"{row.recalled} blocks came" if row.recalled else "nothing was recalled"
+    read = f", read in {_s(row.read_s)}" if row.read_s else ""
+    regret = f"; {_s(row.regret_s)} longer than the best choice in hindsight" if row.regret_s is not None else ""
+    gave_up = f"; {_GAVE_UP.get(row.gave_up, row.gave_up)}" if row.gave_up else ""
+    return f"outcome: {came}{read}; its request waited {_s(row.waited_s)}{gave_up}{regret}"
+
+
+def _doubt(row: DecisionRow) -> str:
+    return f", give or take {100 * row.doubt:.0f} %"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"

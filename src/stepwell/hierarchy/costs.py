@@ -1,0 +1,112 @@
+"""What the well has learned of costs: each namespace's prefill and copies, and the reads of the tier below.
+
+    engines' Timings ──► PrefillFit, TransferFit of copies, by namespace ──┐
+    reads that ended ──► TransferFit of the tier                         ──┴──► Known, for one decision
+
+A namespace is known by its tag at the weights as loaded: other weights of the same shapes take as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from stepwell.io.clock import Clock
+from stepwell.policies.decide import HOST, Known
+from stepwell.policies.prefill import PrefillCost, PrefillFit
+from stepwell.policies.probe import Probing
+from stepwell.policies.transfer import TierSpeed, TransferFit
+
+MOST_NAMESPACES = 64
+"""Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""
+
+KEEP_EVERY_S = 60.0
+"""How often what was learned is written down."""
+
+Calibrations = Mapping[bytes, PrefillCost]
+"""By the namespace's tag."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    prefill: PrefillFit
+    copies: TransferFit
+
+
+class Costs:
+    """`in_flight`: bytes that the tier is asked for at a time. `earlier`: what another life had learned. `keep` is told
+    what is to be remembered; it must not block."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        tier: str,
+        in_flight: int,
+        earlier: Calibrations | None = None,
+        keep: Callable[[Calibrations], None] = lambda learned: None,
+    ) -> None:
+        self._clock = clock
+        self._tier = tier
+        self._in_flight = in_flight
+        self._earlier = OrderedDict(earlier or {})
+        self._keep = keep
+        self._kept_at = -math.inf
+        self._engines: OrderedDict[bytes, _Engine] = OrderedDict()
+        self._reads = TransferFit(in_flight)
+        self.probing = Probing()
+
+    def heard(self, tag: bytes, steps: Iterable[tuple[int, float, float]], copies: Iterable[tuple[int, float]]) -> None:
+        """What an engine of this namespace has timed."""
+        engine = self._engine(tag)
+        for step in steps:
+            engine.prefill.observe(*step)
+        for copy in copies:
+            engine.copies.observe(*copy)
+        now = self._clock.now()
+        if now - self._kept_at >= KEEP_EVERY_S and (learned := self.learned):
+            self._kept_at = now
+            self._keep(learned)
+
+    def read(self, nbytes: int, seconds: float, side_by_side: float) -> None:
+        """A read of the tier has brought so many bytes."""
+        now = self._clock.now()
+        self._reads.observe(nbytes, seconds, side_by_side, now)
+        self.probing.read(now, seconds)
+
+    @property
+    def speed(self) -> TierSpeed | None:
+        """Of the tier."""
+        return self._reads.speed
+
+    def known(self, tag: bytes, tokens: int) -> Known:
+        """For a prompt of so many tokens."""
+        engine = self._engine(tag)
+        speeds = {HOST: engine.copies.speed, self._tier: self._reads.speed}
+        return Known(
+            engine.prefill.cost,
+            engine.prefill.doubt(tokens),
+            {tier: speed for tier, speed in speeds.items() if speed is not None},
+        )
+
+    @property
+    def learned(self) -> dict[bytes, PrefillCost]:
+        """What is to be remembered, the latest last."""
+        costs = {tag: engine.prefill.cost for tag, engine in self._engines.items()}
+        found = self._earlier | {tag: cost for tag, cost in costs.items() if cost is not None}
+        return dict(list(found.items())[-MOST_NAMESPACES:])
+
+    def _engine(self, tag: bytes) -> _Engine:
+        engine = self._engines.get(tag)
+        if engine is None:
+            engine = _Engine(PrefillFit(self._earlier.pop(tag, None)), TransferFit(self._in_flight))
+            self._engines[tag] = engine
+            if len(self._engines) > MOST_NAMESPACES:
+                old, gone = self._engines.popitem(last=False)
+                if gone.prefill.cost is not None:
+                    self._earlier[old] = gone.prefill.cost
+        self._engines.move_to_end(tag)
+        while len(self._earlier) > MOST_NAMESPACES:
+            self._earlier.popitem(last=False)
+        return engine

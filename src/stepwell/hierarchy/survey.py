@@ -1,0 +1,84 @@
+"""Where a request's run lies: looked at without touching it, so that it can be weighed before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
+from stepwell.block.state import State
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.session import Phase, Session, Ticket
+from stepwell.hierarchy.weighing import Engine, Weighing
+from stepwell.hierarchy.work import Step, Work
+from stepwell.policies.decide import HOST, Stretch
+
+
+class Survey:
+    def __init__(
+        self,
+        index: Mapping[BlockId, Entry],
+        mover: Mover,
+        weighing: Weighing,
+        origins: Callable[[Session, int], tuple[Origin, ...]],
+    ) -> None:
+        self._index = index
+        self._mover = mover
+        self._weighing = weighing
+        self._origins = origins
+
+    def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
+        """Looks where the run goes on behind the blocks that are pinned, all of them in the arena, and decides how much
+        of it the ticket may have."""
+        assert session.owner is not None
+        nbytes = session.owner.slot_bytes * len(session.workers)
+        lies = [(HOST, len(ticket.pinned))]
+        for at in range(len(ticket.pinned), ticket.blocks):
+            tier = self.tier_of(ticket, at, origins)
+            if tier is None:
+                break
+            if lies[-1][0] == tier:
+                lies[-1] = tier, lies[-1][1] + 1
+            else:
+                lies.append((tier, 1))
+            yield Step.DONE
+        if session.phase is Phase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
+            self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
+
+    def again(self, session: Session, ticket: Ticket, *, final: bool) -> int:
+        """How many blocks of the ticket's run are worth having as things are now; those behind them are not, because of
+        `ticket.short`. All, unless something is known by now that was not. `final`: it grows no more."""
+        whole = len(ticket.pinned)
+        if ticket.weighed is None:
+            if not whole or ticket.landed < whole or not final or ticket.ends or ticket.short:
+                return whole
+            self._weigh(session, ticket, (Stretch(HOST, whole, sum(entry.nbytes for entry in ticket.pinned)),))
+            return min(whole, ticket.most)
+        if ticket.landed < whole and self._weighing.late(ticket.weighed, ticket.order, ticket.landed):
+            ticket.short = "late"
+            return ticket.landed
+        return whole
+
+    def tier_of(self, ticket: Ticket, at: int, origins: tuple[Origin, ...]) -> str | None:
+        """Where this block would come from; None: it is nowhere, or somebody is filling it."""
+        digest = ticket.digests[32 * at : 32 * at + 32]
+        ids = [origin.name(digest) for origin in origins]
+        entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
+        tier = self._mover.tier
+        if entry is None:
+            return tier.name if any(map(tier.lookup, ids)) else None
+        if entry in self._mover.staging:
+            return tier.name
+        return HOST if entry.state is State.RESIDENT else None
+
+    def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
+        assert session.scheduler is not None
+        if session.costs is None:
+            session.costs = Engine(self._origins(session, LOADED_FROM_FILES)[0].tag)
+        block_tokens = session.scheduler.hello.block_tokens
+        mode = self._weighing.mode(ticket.recall)
+        weighed = self._weighing.weigh(session.costs, ticket.order, mode, ticket.tokens, block_tokens, stretches)
+        ticket.weighed = weighed
+        if weighed.decision.blocks < weighed.request.blocks:
+            ticket.most, ticket.short = weighed.decision.blocks, weighed.decision.why.value

@@ -1,0 +1,186 @@
+"""Is it worth recalling? Each request's question is put to `policies.decide`, and how it went is told afterwards.
+
+a run is known ──► decide ──► RecallDecided ──► blocks land: still worth it? ──► taken, given up ──► RecallEnded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from stepwell.events import Expected, RecallDecided, RecallEnded, Sink
+from stepwell.hierarchy.costs import Costs
+from stepwell.io.clock import Clock
+from stepwell.policies.decide import (
+    HOST,
+    Cost,
+    Decision,
+    Mode,
+    Request,
+    Stretch,
+    Why,
+    cost_of,
+    decide,
+    least_cost,
+)
+
+MOST_TOKENS = 1 << 26
+MOST_BUSY_S = 60.0
+"""That an engine is believed to be."""
+
+_MODES = {mode.value: mode for mode in Mode}
+
+
+@dataclass(slots=True, eq=False)
+class Weighed:
+    """A decision of which the end is awaited. `landed_at`: when the last block came that the request had asked for."""
+
+    number: int
+    engine: Engine
+    request: Request
+    mode: Mode
+    decision: Decision
+    began: float
+    landed_at: float
+    landed: int
+    rest_s: float
+    gave_up: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine, as far as it is weighed: the namespace it is timed for, and when it will have computed what it was
+    left to compute."""
+
+    tag: bytes
+    until: float = 0.0
+
+    def busy_s(self, now: float) -> float:
+        return max(0.0, self.until - now)
+
+    def compute(self, now: float, seconds: float) -> None:
+        self.until = min(max(now, self.until) + seconds, now + MOST_BUSY_S)
+
+
+class Weighing:
+    """`ahead(order)`: bytes that the tier was asked for before those of a request in that place. `mode`: where a
+    request has no wish of its own."""
+
+    def __init__(self, clock: Clock, emit: Sink, costs: Costs, tier: str, ahead: Callable[[int], int], mode: Mode):
+        self._clock = clock
+        self._started = clock.now()
+        self._emit = emit
+        self._costs = costs
+        self._tier = tier
+        self._ahead = ahead
+        self._mode = mode
+        self._numbers = count(1)
+
+    def mode(self, wish: str) -> Mode:
+        return _MODES.get(wish, self._mode)
+
+    def probe(self) -> bool:
+        """Now is a time to read what was refused."""
+        return self._costs.probing.begin(self._clock.now())
+
+    def weigh(
+        self, engine: Engine, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
+    ) -> Weighed:
+        """`tokens`: of the prompt, as its engine says. `stretches`: where its leading run lies."""
+        tag = engine.tag
+        blocks = sum(stretch.blocks for stretch in stretches)
+        tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
+        queued = {self._tier: self._ahead(order)}
+        request = Request(tokens, block_tokens, stretches, queued, engine.busy_s(self._clock.now()))
+        known = self._costs.known(tag, tokens)
+        decision = decide(request, known, mode)
+        now = self._clock.now()
+        rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
+        engine.compute(now, rest_s)
+        weighed = Weighed(next(self._numbers), engine, request, mode, decision, now, now, 0, rest_s)
+        by_tier: dict[str, int] = {}
+        for stretch in stretches:
+            by_tier[stretch.tier] = by_tier.get(stretch.tier, 0) + stretch.blocks
+        doubt = max((known.forgiven(tier) for tier in by_tier if tier != HOST), default=known.doubt)
+        self._emit(
+            RecallDecided(
+                weighed.number,
+                now - self._started,
+                tokens,
+                block_tokens,
+                by_tier,
+                queued,
+                decision.blocks,
+                decision.why.value,
+                decision.limit_s,
+                doubt,
+                request.busy_s,
+                _expected(decision.chosen),
+                _expected(decision.whole),
+                decision.none.compute_s if decision.none is not None else None,
+            )
+        )
+        return weighed
+
+    def late(self, weighed: Weighed, order: int, landed: int) -> bool:
+        """`landed` blocks are in the arena by now: is the rest not worth waiting for any more?"""
+        if landed == weighed.landed:
+            return False
+        weighed.landed, weighed.landed_at = landed, self._clock.now()
+        if weighed.mode is not Mode.DEFAULT or weighed.decision.none is None:
+            return False
+        rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
+        busy_s = weighed.engine.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
+        request = replace(
+            weighed.request, stretches=rest, queued={self._tier: self._ahead(order)}, busy_s=max(0.0, busy_s)
+        )
+        known = self._costs.known(weighed.engine.tag, request.tokens)
+        again = decide(request, known)
+        if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
+            return False
+        weighed.gave_up = "late"
+        return True
+
+    def ended(self, weighed: Weighed, recalled: int, waited_s: float) -> None:
+        """The engine has taken so many blocks, and its request has waited so long for them; 0: it did not need them."""
+        waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
+        wanted = weighed.decision.blocks
+        if waited_s and recalled < wanted and not weighed.gave_up:
+            weighed.gave_up = "limit"
+        regret_s = best_s = None
+        if not waited_s:
+            weighed.engine.until -= weighed.rest_s
+        known = self._costs.known(weighed.engine.tag, weighed.request.tokens)
+        if waited_s and known.prefill is not None:
+            best_s = least_cost(weighed.request, known).seconds
+            took = cost_of(weighed.request, known, min(recalled, weighed.request.blocks))
+            regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
+        self._emit(
+            RecallEnded(
+                weighed.number,
+                recalled,
+                waited_s,
+                weighed.landed_at - weighed.began,
+                weighed.gave_up if waited_s else "",
+                regret_s,
+                best_s,
+            )
+        )
+
+
+def _expected(cost: Cost | None) -> Expected | None:
+    return Expected(cost.blocks, cost.recall_s, cost.compute_s) if cost is not None else None
+
+
+def _behind(stretches: tuple[Stretch, ...], landed: int, wanted: int) -> tuple[Stretch, ...]:
+    """The first `wanted` blocks when the first `landed` of them are in the arena."""
+    found: list[Stretch] = []
+    at = 0
+    for stretch in stretches:
+        for start, end, tier in ((at, landed, HOST), (max(at, landed), wanted, stretch.tier)):
+            blocks = min(end, at + stretch.blocks) - start
+            if blocks > 0:
+                found.append(Stretch(tier, blocks, stretch.nbytes * blocks // stretch.blocks))
+        at += stretch.blocks
+    return tuple(found)

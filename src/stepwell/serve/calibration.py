@@ -1,0 +1,51 @@
+"""What prefill costs in each namespace, written down in home, so that the next well need not learn it first.
+
+Only tags and costs are kept: tags are keyed and tell nothing of models. A file that cannot be written or read costs the
+next well a few requests that it recalls without knowing whether that is worth it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepwell.hierarchy.costs import MOST_NAMESPACES, Calibrations
+from stepwell.io.executor import Executor
+from stepwell.policies.prefill import PrefillCost
+from stepwell.serve.kept import KeptFile
+
+COSTS_NAME = "costs.json"
+"""Of the file in home: by each namespace's tag in hexadecimal digits, seconds of a step, of a token and of a pair of
+tokens, and the most tokens of a step. Values that cannot be are left out by who uses them."""
+
+NEW_COSTS_NAME = f"{COSTS_NAME}.new"
+
+
+class CostList(KeptFile):
+    """The list of `home`, whose lock the caller holds."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home, COSTS_NAME, NEW_COSTS_NAME, "the next well will learn the costs of prefill anew")
+
+    def read(self) -> dict[bytes, PrefillCost]:
+        """What was written last; nothing where that cannot be read."""
+        try:
+            rows = [(bytes.fromhex(tag), *costs) for tag, costs in (self.load() or {}).items()]
+            found = {tag: PrefillCost(float(a), float(b), float(c), int(most)) for tag, a, b, c, most in rows}
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            self.damaged(error)
+            return {}
+        return dict(list(found.items())[-MOST_NAMESPACES:])
+
+    def keep(self, learned: Calibrations, executor: Executor) -> None:
+        """Has it written, beside the well's work."""
+        self.store(_rows(learned), executor)
+
+    def last(self, learned: Calibrations) -> None:
+        """Writes it now: the well ends."""
+        if learned:
+            self._wanted = _rows(learned)
+            self.flush()
+
+
+def _rows(learned: Calibrations) -> dict[str, list[float]]:
+    return {tag.hex(): [c.step_s, c.token_s, c.pair_s, c.step_tokens] for tag, c in learned.items()}
