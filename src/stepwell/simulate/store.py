@@ -46,11 +46,14 @@ class Store:
 
     def offer(self, path: Sequence[Run], most: int | None = None) -> list[Run]:
         """Lets in what of these runs is not held, head to tail, until something is refused; not more than `most`
-        blocks. Returns what came in."""
+        blocks. Returns what came in and is still there: a head may displace its own tail, and so make a gap behind
+        which nothing is let in."""
         came: list[Run] = []
         for run in path:
             if run.held:
                 continue
+            if run is not path[0] and run.parent is not None and not run.parent.held:
+                break
             if most is not None and run.size > most:
                 if not most:
                     break
@@ -63,7 +66,7 @@ class Store:
             if not whole:
                 break
         self.settle(path)
-        return came
+        return [run for run in came if run.held]
 
     def settle(self, path: Sequence[Run]) -> None:
         """Nothing more of these runs comes in for now."""

@@ -185,7 +185,8 @@ def _request(prompt: Prompt, block_tokens: int) -> RequestRow:
     before = 0
     for level, end in prompt.found:
         known = min(end * block_tokens, prompt.tokens)
-        tokens[level] += known - before
+        if known > before:
+            tokens[level] += known - before
         before = known
     assert prompt.decision is not None
     return RequestRow(

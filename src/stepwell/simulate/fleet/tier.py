@@ -41,7 +41,6 @@ class Level:
         self._new_store = new_store
         self._watch = watch
         self._store = new_store(self._evicted)
-        self._entered = 0
 
     @property
     def held(self) -> int:
@@ -68,10 +67,11 @@ class Level:
         self._watch.lost()
 
     def _enter(self, path: list[Run], most: int | None = None) -> int:
-        came = self._store.offer(path, most)
-        for run in came:
+        """Blocks that came in."""
+        before = self._store.entered
+        for run in self._store.offer(path, most):
             self._watch.changed(run, held=True)
-        return sum(run.size for run in came)
+        return self._store.entered - before
 
     def _evicted(self, run: Run) -> None:
         self._watch.changed(run, held=False)
