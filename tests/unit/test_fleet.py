@@ -311,7 +311,9 @@ def test_two_recalls_share_a_drive_and_one_that_is_late_takes_what_has_landed() 
     played = play(fleet(tiers={"disk": disk}, prefill=slow, engine={"prefills": 2}, failures=failing), of)
     late = played.prompts[2]
     assert late.recall_s == pytest.approx(2.56, abs=1e-3)
-    assert hits(played)[2:] == [50 + 20, 0], "...50 blocks came in the first half second, 10 a second since"
+    # ... 50 blocks of it came in the first half second, 10 a second since. The other waits for one and a half times of
+    # what it was told, 3 s, and has the drive for the last 0.44 of them.
+    assert hits(played)[2:] == [50 + 20, 4]
 
 
 # --- what is written
