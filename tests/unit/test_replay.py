@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_traces import seconds, trace_of, traces
 
 from stepwell.policies.catalog import POLICIES
+from stepwell.policies.past import LEAST, Past
+from stepwell.policies.reuse import CLASSES, class_of
 from stepwell.simulate.forest import Forest, Run
 from stepwell.simulate.optimal import optimal
 from stepwell.simulate.replay import Replay
@@ -68,19 +71,43 @@ class Watched(Replay):
         return set(blocks)
 
 
+def remembering(replay: Replay, blocks: int) -> None:
+    """Real bounds are too wide for small traces."""
+    replay._past = Past[Run](blocks, lambda run: run.held, replay._forget)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@given(trace=traces(), capacity=CAPACITIES)
-def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int) -> None:
+@settings(max_examples=60)
+@given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20, LEAST]))
+def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int, memory: int) -> None:
     watched = Watched(trace, POLICIES[policy](), capacity, seconds)
-    replayed = watched.run()
-    most = optimal(trace, capacity)
-    assert replayed.hits.sum() <= most.hits.sum()
+    again = replay(trace, policy, capacity)
+    for one in (watched, again):
+        remembering(one, memory)
+    replayed, same = watched.run(), again.run()
+    assert (replayed.hits.tolist(), replayed.entered) == (same.hits.tolist(), same.entered)
+    assert replayed.hits.sum() <= optimal(trace, capacity).hits.sum()
     assert (replayed.hits * trace.block_tokens <= trace.ceiling()).all()
-    again = replay(trace, policy, capacity).run()
-    assert (replayed.hits.tolist(), replayed.entered) == (again.hits.tolist(), again.entered)
+
+
+@given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20]))
+def test_what_is_held_or_remembered_is_at_risk_of_being_used(trace: Trace, capacity: int, memory: int) -> None:
+    """All of it, and nothing else, however runs are cut, evicted and forgotten."""
+    default = replay(trace, "default", capacity)
+    remembering(default, memory)
+    default.run()
+    expected = [0] * CLASSES
+    remembered = 0
+    for run in {id(run): run for run in default._forest._heads if run is not None}.values():
+        expected[class_of(run.uses)] += run.size if run.uses else 0
+        remembered += run.size if run.uses and not run.held else 0
+    assert remembered <= memory
+    alive = [cohort.alive for cohort in default._eviction._reuse._cohorts._cohorts]  # type: ignore[attr-defined]
+    assert sum(alive, np.zeros(CLASSES)).tolist() == expected
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "opt"])
+@settings(max_examples=30)
 @given(trace=traces())
 def test_with_room_for_all_nothing_is_lost(policy: str, trace: Trace) -> None:
     replayed = optimal(trace, trace.distinct) if policy == "opt" else replay(trace, policy, trace.distinct).run()

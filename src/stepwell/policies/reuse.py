@@ -27,7 +27,7 @@ CLASSES: Final = 11
 
 PRIOR: Final = 0.1
 """Hazard of a bin before anything is known: the same in all, and bins widen, so that what was used last is expected
-first, as with LRU."""
+first, as with LRU; but for the very first bin, which is wider than the next."""
 
 WEIGHT: Final = 30.0
 """Blocks that have to be seen in a bin of a class before they count as much as what was known before: of all classes

@@ -1,0 +1,71 @@
+"""The default policy behaves like the best of the others, without being told which that is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_traces import seconds
+
+from stepwell.policies.admission.expected import ExpectedValue
+from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.eviction.valued import Valued
+from stepwell.policies.reuse import Reuse
+from stepwell.simulate.load import load
+from stepwell.simulate.optimal import optimal
+from stepwell.simulate.replay import Replay, Replayed
+from stepwell.simulate.trace import Trace
+
+
+def replayed(trace: Trace, policy: str | Policy, capacity: int) -> Replayed:
+    if policy == "opt":
+        return optimal(trace, capacity)
+    made = POLICIES[policy]() if isinstance(policy, str) else policy
+    return Replay(trace, made, capacity, seconds).run()
+
+
+def share(trace: Trace, policy: str, capacity: int) -> float:
+    """Of all blocks that were asked for in the second half, of those that were found."""
+    late = slice(len(trace) // 2, None)
+    return float(replayed(trace, policy, capacity).hits[late].sum() / np.diff(trace.starts)[late].sum())
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_of_a_cycle_it_keeps_a_part(part: float) -> None:
+    trace = load("cyclic:requests=600,documents=30,tokens=4096", block_tokens=256).trace
+    capacity = int(part * trace.distinct)
+    assert share(trace, "lru", capacity) == 0
+    assert share(trace, "default", capacity) > 0.97 * part
+
+
+def test_of_a_scan_it_keeps_what_is_used_again() -> None:
+    trace = load("scan:requests=3000,documents=20,tokens=4096,once=0.6", block_tokens=256).trace
+    last = trace.ids[trace.starts[1:] - 1]
+    again = np.bincount(last)[last] > 1  # requests for what is asked for more than once
+    capacity = len(np.unique(np.concatenate([trace.request(i) for i in np.flatnonzero(again)])))
+    late = again & (np.arange(len(trace)) > len(trace) // 2)
+    blocks = np.diff(trace.starts)[late].sum()
+    found = {name: replayed(trace, name, capacity) for name in ("default", "lru")}
+    kept = {name: one.hits[late].sum() / blocks for name, one in found.items()}
+    assert kept["default"] > 0.97
+    assert kept["lru"] < 0.7
+    assert found["default"].entered < found["lru"].entered / 2, "and does not write what will not be read"
+
+
+def test_it_lets_in_all_that_there_is_room_for() -> None:
+    trace = load("zipf:requests=400,documents=60,tokens=1024", block_tokens=256).trace
+    assert replayed(trace, "default", trace.distinct).entered == trace.distinct
+
+
+def test_it_does_the_same_again_and_with_another_seed_as_well() -> None:
+    trace = load("zipf:requests=1500,documents=200,tokens=2048", block_tokens=256).trace
+    capacity = trace.distinct // 10
+
+    def with_seed(seed: int) -> Replayed:
+        valued = Valued(Reuse(), seed)
+        return replayed(trace, Policy(valued, ExpectedValue(valued)), capacity)
+
+    one, again, other = with_seed(0), with_seed(0), with_seed(1)
+    assert (one.hits == again.hits).all() and one.entered == again.entered
+    assert (one.hits == replayed(trace, "default", capacity).hits).all()
+    assert (one.hits != other.hits).any(), "there is something to draw"
+    assert other.hits.sum() == pytest.approx(one.hits.sum(), rel=0.03)
