@@ -53,6 +53,7 @@ check: $(READY) ## lint, format, types, layers, sizes
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/results_table.py --check
+	@$(BIN)/python scripts/policies_page.py --check
 	@$(BIN)/python scripts/config_page.py --check
 	@$(BIN)/python scripts/metrics_page.py --check
 	@$(BIN)/python scripts/size.py
