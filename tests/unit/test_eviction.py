@@ -5,15 +5,19 @@ from __future__ import annotations
 from string import ascii_uppercase
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_traces import seconds, trace_of
 
 from stepwell.policies.admission.expected import ExpectedValue
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.eviction.base import Eviction
+from stepwell.policies.eviction.queue import Place, Queue
+from stepwell.policies.eviction.sieve import Sieve
 from stepwell.policies.eviction.valued import Valued
-from stepwell.policies.reuse import Reuse
+from stepwell.policies.reuse import Reuse, class_of
 from stepwell.simulate.replay import Replay
-from stepwell.testing.eviction_kit import EvictionKit, Tier
+from stepwell.testing.eviction_kit import EvictionKit, Node, Tier
 
 
 class Named(EvictionKit):
@@ -29,6 +33,54 @@ def kit(policy: str) -> type[Named]:
 
 TestDefault, TestLru, TestLfu, TestArc = (kit(policy) for policy in ("default", "lru", "lfu", "arc"))
 TestS3Fifo, TestSieve, TestLru2, TestGdsf = (kit(policy) for policy in ("s3fifo", "sieve", "lru2", "gdsf"))
+
+
+# --- queues
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "prepend", "split", "remove"]), st.integers(0, 99))))
+def test_a_queue_is_a_list(steps: list[tuple[str, int]]) -> None:
+    queue, model = Queue(), list[Place]()
+    for what, n in steps:
+        place = Place(Node(0, 2 + n % 5, None))
+        if what == "append":
+            queue.append(place)
+            model.append(place)
+        elif what == "prepend":
+            queue.prepend(place)
+            model.insert(0, place)
+        elif model:
+            at = n % len(model)
+            if what == "remove":
+                queue.remove(model.pop(at))
+            elif (whole := model[at].item).size > 1:
+                place.item.size = 1
+                whole.size -= 1
+                queue.split(model[at], place)
+                model.insert(at, place)
+        forwards = [at := queue.oldest] if queue.oldest else []
+        while forwards and (at := forwards[-1].newer) is not None:
+            forwards.append(at)
+        backwards = [queue.newest] if queue.newest else []
+        while backwards and (at := backwards[-1].older) is not None:
+            backwards.append(at)
+        assert forwards == backwards[::-1] == model
+        assert queue.size == sum(place.item.size for place in model)
+        assert all(place.queue is queue for place in model)
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_both_parts_of_what_is_remembered_are(policy: str) -> None:
+    tier = Tier(POLICIES[policy]().eviction, capacity=8)
+    node, large = tier.node(size=4), tier.node(size=8)
+    tier.ask(node)
+    tier.ask(node)
+    tier.ask(large)
+    tail = tier.split(node, 1)
+    assert node.note.queue is tail.note.queue is not None
+    assert (node.note.older, tail.note.newer) == (tail.note, node.note)
+    tier.forget(node)
+    assert tail.note.queue.size == 3
 
 
 # --- what makes each policy itself. Prompts by their blocks, a letter each; most are one block long
@@ -93,6 +145,16 @@ def test_sieve_has_a_hand_that_goes_on() -> None:
     assert ending("sieve", 3, *"abcadcdea") == "0", "once round, it takes what was not used meanwhile"
 
 
+def test_the_hand_of_sieve_takes_the_end_of_what_it_points_at() -> None:
+    tier = Tier(Sieve())
+    node, other = tier.node(size=4), tier.node()
+    tier.ask(node)
+    tier.ask(other)
+    assert tier.victim() is node
+    tail = tier.split(node, 1)
+    assert tier.victim() is tail
+
+
 def test_s3fifo_lets_a_scan_pass_through_its_small_queue() -> None:
     prompts = "abaabb" + OTHERS[:20] + "ab"
     assert ending("s3fifo", 10, *prompts, last=2) == "11"
@@ -152,8 +214,9 @@ def test_second_touch_lets_in_what_is_asked_for_again() -> None:
 
 def test_the_default_evicts_what_is_worth_least() -> None:
     """As long as there are few; of many it looks at some. Worth is by class, age and cost together."""
-    for seed in range(5):
-        valued = Valued(Reuse(), seed)
+    for seed in range(3):
+        reuse = Reuse()
+        valued = Valued(reuse, seed)
         tier = Tier(valued, seed, capacity=1 << 20)
         head = tier.node(size=200)
         nodes = [*(tier.node(size=size) for size in (1, 3, 9)), *(tier.node(head, size) for size in (1, 2))]
@@ -163,6 +226,9 @@ def test_the_default_evicts_what_is_worth_least() -> None:
             victim = tier.victim()
             assert victim is not None
             assert values[victim] == min(values.values())
+            for node, value in values.items():
+                rate = reuse.rate(class_of(node.uses), tier.now - node.used)
+                assert value == pytest.approx(rate * node.seconds / node.size)
         assert len(set(values.values())) > 3
 
 

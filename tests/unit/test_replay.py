@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_tiers import (
+    PlainArc,
+    PlainLfu,
+    PlainLru2,
+    PlainS3Fifo,
+    PlainSecondTouch,
+    PlainSieve,
+    PlainTier,
+    leading,
+)
 from small_traces import seconds, trace_of, traces
 
 from stepwell.policies.catalog import POLICIES
@@ -30,10 +37,6 @@ def replay(trace: Trace, policy: str, capacity: int) -> Replay:
 
 def paths(trace: Trace) -> list[list[int]]:
     return [trace.request(i).tolist() for i in range(len(trace))]
-
-
-def leading(path: Sequence[int], held: set[int]) -> int:
-    return next((at for at, block in enumerate(path) if block not in held), len(path))
 
 
 class Watched(Replay):
@@ -117,87 +120,7 @@ def test_with_room_for_all_nothing_is_lost(policy: str, trace: Trace) -> None:
         assert (replayed.hits * trace.block_tokens == trace.ceiling()).all()
 
 
-# --- plain models: blocks, no runs
-
-
-@dataclass
-class Block:
-    parent: int | None
-    times: list[float] = field(default_factory=list)  # of all its uses
-    note: float = 0.0
-
-
-Rank = Callable[["Model", Block], object]
-
-
-@dataclass
-class Model:
-    """Held blocks without held children are ranked; the least goes, unless what comes stands right behind it."""
-
-    capacity: int
-    rank: Rank
-    note: Callable[[Model, Block], float] = lambda model, block: 0.0
-    admits: Callable[[Block], bool] = lambda block: True
-    blocks: dict[int, Block] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
-    age: float = 0.0
-    entered: int = 0
-
-    def request(self, now: float, path: Sequence[int]) -> int:
-        hit = leading(path, self.held)
-        for at, one in enumerate(path):
-            block = self.blocks.setdefault(one, Block(path[at - 1] if at else None))
-            block.times.append(now)
-            block.note = self.note(self, block)
-        for one in path[hit:]:
-            block = self.blocks[one]
-            if not self.admits(block) or not self._room_behind(block.parent):
-                break
-            self.held.add(one)
-            self.entered += 1
-        return hit
-
-    def _room_behind(self, parent: int | None) -> bool:
-        if len(self.held) < self.capacity:
-            return True
-        parents = {self.blocks[one].parent for one in self.held} | {parent}
-        tails = [self.blocks[one] for one in self.held - parents]
-        if not tails:
-            return False
-        least = min(tails, key=lambda block: self.rank(self, block))
-        self.age = max(self.age, least.note)
-        self.held.remove(next(one for one in self.held if self.blocks[one] is least))
-        return True
-
-
-def last(model: Model, block: Block) -> float:
-    return block.times[-1]
-
-
-def last_but_one(model: Model, block: Block) -> tuple[float, float]:
-    return block.times[-2] if len(block.times) > 1 else -math.inf, block.times[-1]
-
-
-def uses_and_age(model: Model, block: Block) -> float:
-    return model.age + len(block.times)
-
-
-MODELS: dict[str, Callable[[int], Model]] = {
-    "lru": lambda capacity: Model(capacity, last),
-    "second_touch": lambda capacity: Model(capacity, last, admits=lambda block: len(block.times) > 1),
-    "lru2": lambda capacity: Model(capacity, last_but_one),
-    "lfu": lambda capacity: Model(capacity, lambda model, block: (block.note, block.times[-1]), uses_and_age),
-}
-
-
-@pytest.mark.parametrize("policy", MODELS)
-@given(trace=traces(), capacity=CAPACITIES)
-def test_a_plain_model_comes_to_the_same(policy: str, trace: Trace, capacity: int) -> None:
-    replayed = replay(trace, policy, capacity).run()
-    model = MODELS[policy](capacity)
-    hits = [model.request(float(now), path) for now, path in enumerate(paths(trace))]
-    assert replayed.hits.tolist() == hits
-    assert replayed.entered == model.entered
+# --- plain models
 
 
 class Single(Forest):
@@ -207,13 +130,26 @@ class Single(Forest):
         return super()._grow(base, start, 1, parent)
 
 
-@pytest.mark.parametrize("policy", MODELS)
+def by_block(trace: Trace, policy: str, capacity: int) -> Replay:
+    made = replay(trace, policy, capacity)
+    made._store._forest = Single(trace, seconds, made._store._parted)
+    return made
+
+
+RANKED = {"lru": PlainTier, "second_touch": PlainSecondTouch, "lru2": PlainLru2, "lfu": PlainLfu}
+QUEUED = {"sieve": PlainSieve, "s3fifo": PlainS3Fifo, "arc": PlainArc}
+"""These look at items one after the other, so runs are more to them than their blocks."""
+
+
+@pytest.mark.parametrize("policy", [*RANKED, *QUEUED])
 @given(trace=traces(), capacity=CAPACITIES)
-def test_runs_are_no_more_than_their_blocks(policy: str, trace: Trace, capacity: int) -> None:
-    by_block = replay(trace, policy, capacity)
-    by_block._store._forest = Single(trace, seconds, by_block._store._parted)
-    one, other = by_block.run(), replay(trace, policy, capacity).run()
-    assert (one.hits.tolist(), one.entered) == (other.hits.tolist(), other.entered)
+def test_a_plain_model_comes_to_the_same(policy: str, trace: Trace, capacity: int) -> None:
+    model = {**RANKED, **QUEUED}[policy](capacity)
+    hits = [model.request(float(now), path) for now, path in enumerate(paths(trace))]
+    for one in [by_block] if policy in QUEUED else [by_block, replay]:
+        replayed = one(trace, policy, capacity).run()
+        assert replayed.hits.tolist() == hits
+        assert replayed.entered == model.entered
 
 
 # --- the optimum

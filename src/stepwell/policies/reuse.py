@@ -49,7 +49,7 @@ def bins(ages_s: Rates) -> npt.NDArray[np.intp]:
 
 
 def class_of(uses: int) -> int:
-    """The class of an item that was used so often."""
+    """The class of an item that was used so often, at least once."""
     return uses.bit_length() - 1 if uses < 1 << CLASSES else CLASSES - 1
 
 

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
 
 from stepwell.policies.eviction.ranked import Ranked
 from stepwell.policies.item import Item
 
-LONG_AGO: Final = 1e9
-"""Seconds by which a single use is older than any second use: what was used once goes first, the oldest before."""
-
 
 class Lru2(Ranked):
-    """The one whose last use but one is longest ago."""
+    """The one whose last use but one is longest ago: what was used once goes first, the oldest before."""
 
     def refer(self, item: Item, now: float) -> None:
-        item.note = item.used if item.uses else now - LONG_AGO
+        item.note = item.used if item.uses else -math.inf
 
     def rank(self, item: Item) -> float:
         before: float = item.note
