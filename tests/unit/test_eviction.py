@@ -213,10 +213,10 @@ def test_second_touch_lets_in_what_is_asked_for_again() -> None:
 
 
 def test_the_default_evicts_what_is_worth_least() -> None:
-    """As long as there are few; of many it looks at some. Worth is by class, age and cost together."""
+    """Worth is by class, age and cost together."""
     for seed in range(3):
         reuse = Reuse()
-        valued = Valued(reuse, seed)
+        valued = Valued(reuse)
         tier = Tier(valued, seed, capacity=1 << 20)
         head = tier.node(size=200)
         nodes = [*(tier.node(size=size) for size in (1, 3, 9)), *(tier.node(head, size) for size in (1, 2))]

@@ -76,7 +76,7 @@ class Watched(Replay):
 
 def remembering(replay: Replay, blocks: int) -> None:
     """Real bounds are too wide for small traces."""
-    replay._past = Past[Run](blocks, lambda run: run.held, replay._forget)
+    replay._store._past = Past[Run](blocks, lambda run: run.held, replay._store._forget)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -101,11 +101,12 @@ def test_what_is_held_or_remembered_is_at_risk_of_being_used(trace: Trace, capac
     default.run()
     expected = [0] * CLASSES
     remembered = 0
-    for run in {id(run): run for run in default._forest._heads if run is not None}.values():
-        expected[class_of(run.uses)] += run.size if run.uses else 0
+    for run in {id(run): run for run in default._store._forest._heads if run is not None}.values():
+        if run.uses:
+            expected[class_of(run.uses)] += run.size
         remembered += run.size if run.uses and not run.held else 0
     assert remembered <= memory
-    alive = [cohort.alive for cohort in default._eviction._reuse._cohorts._cohorts]  # type: ignore[attr-defined]
+    alive = [np.array(cohort.alive) for cohort in default._store._eviction._reuse._cohorts._cohorts]  # type: ignore[attr-defined]
     assert sum(alive, np.zeros(CLASSES)).tolist() == expected
 
 

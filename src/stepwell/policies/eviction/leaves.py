@@ -26,15 +26,21 @@ class Leaves:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Item, row: int, worth: float) -> None:
-        """`row`: the class of its reuse; `worth`: prefill seconds that each of its blocks saves."""
+    def put(self, item: Item, used: float, row: int, worth: float) -> None:
+        """`used`: when it was used last; `row`: the class of its reuse; `worth`: prefill seconds that each of its
+        blocks saves."""
         at = len(self._items)
         if at == len(self._used):
             self._used, self._worth = np.resize(self._used, 2 * at), np.resize(self._worth, 2 * at)
             self._rows = np.resize(self._rows, 2 * at)
         self._items.append(item)
-        self._used[at], self._worth[at], self._rows[at] = item.used, worth, row
         item.listed = at + 1
+        self.renew(item, used, row, worth)
+
+    def renew(self, item: Item, used: float, row: int, worth: float) -> None:
+        """It is here, and all this has changed."""
+        at = item.listed - 1
+        self._used[at], self._worth[at], self._rows[at] = used, worth, row
 
     def take(self, item: Item) -> None:
         """Takes it off the list, on which it is."""

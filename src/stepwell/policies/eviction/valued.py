@@ -40,15 +40,15 @@ class Valued(Eviction):
             self._worst.clear()
         if item.uses:
             self._reuse.used_again(item.used, item.note[0], item.size)
-            self._unlist(item)
         row = class_of(item.uses + 1)
         self._reuse.used(now, row, item.size)
         item.note = row, item.seconds / item.size
+        if item.listed:
+            self._leaves.renew(item, now, *item.note)
 
     def offer(self, item: Item) -> None:
         if item.evictable and not item.listed:
-            row, seconds = item.note
-            self._leaves.put(item, row, seconds)
+            self._leaves.put(item, item.used, *item.note)
             if self._worst:
                 self._sequence += 1
                 insort(self._worst, (-self.value(item), self._sequence, item))
