@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from seeds import budget, clean
 
+from stepwell.testing.well import until
 from stepwell.trust.kills import engines, wells
 from stepwell.trust.kills.engine import Chain, Engine
 from stepwell.trust.kills.ground import ground
 from stepwell.trust.kills.lanes import Tally
 from stepwell.trust.kills.processes import PATIENCE_S, ForkServer
-from stepwell.trust.kills.work import joined, recall
+from stepwell.trust.kills.work import HELD, joined, recall, stats
 
 pytestmark = pytest.mark.kernel
 
@@ -69,6 +71,22 @@ def test_engines_are_killed_in_their_copies_and_as_zombies(how: str) -> None:
         tally = clean(beside.tally)
         assert tally.n["haunts"] == kills * (how == "haunt")
         assert how == "haunt" or tally.n["theirs"], "what a killed engine had filled is there"
+
+
+def test_an_engine_that_leaves_right_after_its_copy_holds_nothing() -> None:
+    """Its process goes on: what it has acknowledged by one socket counts, though the other's end is seen first."""
+    with ground() as place, ForkServer(place) as server:
+        life = server.well(place.home, {"host": "64MiB"})
+        chain = Chain(1, 4)
+        with Engine(place.home, "one", 4096) as engine:
+            assert life.ready() and joined(engine, life, PATIENCE_S)
+            assert engine.spill(chain) == 4
+        for _ in range(25):
+            with Engine(place.home, "one", 4096, lambda: life.kill(signal.SIGSTOP)) as engine:
+                assert joined(engine, life, PATIENCE_S)
+                assert recall(engine, chain, Tally()) == 4
+            life.kill(signal.SIGCONT)
+        assert until(lambda: not any(stats(place.home)[name] for name in ("sessions", *HELD)), 5.0)
 
 
 def test_a_wrong_block_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

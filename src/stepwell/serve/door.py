@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import selectors
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.session import Peer
+from stepwell.hierarchy.session import Peer, Phase, Session
 from stepwell.io.clock import Clock
 from stepwell.log import RateLimited
 from stepwell.protocol.messages import (
@@ -52,6 +53,7 @@ HELLO_SECONDS = 2.0
 """For a hello to come, and for a refusal to be read."""
 
 _ACCEPTS = 16
+_LAST_WORDS = 256
 _DEAF_SECONDS = 1.0
 
 log = logging.getLogger("stepwell.serve")
@@ -401,9 +403,28 @@ class Door:
         if connection.pidfd not in self._watched:
             self._discard_pidfd(connection)
         if connection.member is not None:
+            self._hear_out(connection.member.session)
             self._hierarchy.left(connection.member)
             if connection.pidfd in self._watched and not self._hierarchy.watches(connection.member):
                 self._unwatch(connection)
+
+    def _hear_out(self, session: Session) -> None:
+        """Takes what the others of a session that is about to end have said already. An engine that closes in good
+        order acknowledges its last copies first, by another socket: unheard, their slots would be held for as long as
+        its process runs. Of each the few messages that a copier may have under way."""
+        if session.phase is not Phase.LIVE:
+            return
+        for other in [each for each in self._connections if each.member in session.members]:
+            if other.unread is None:
+                try:
+                    other.unread = other.receive()
+                except OSError:
+                    continue
+            try:
+                for message in itertools.islice(other.unread or (), _LAST_WORDS):
+                    self._take(other, message)
+            except (AccessDenied, ProtocolError):
+                other.unread = None
 
     def _is_settled(self, connection: Connection) -> bool:
         return connection.closed or (connection.greeted and not connection.ending)
