@@ -30,6 +30,8 @@ NAMES = (
     "recovery",
     "itl",
     "decide",
+    "half",
+    "validate",
     "peers",
 )
 BETWEEN_SYSTEMS = ("itl", "peers")

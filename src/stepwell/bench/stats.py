@@ -66,6 +66,18 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float], seed: int = 0
     return _estimate(float(a.mean() / b.mean()), drawn, min(len(a), len(b)))
 
 
+def ratio_of_paired_means(pairs: Sequence[tuple[float, float]], seed: int = 0) -> Estimate:
+    """Mean of the first values over mean of the second ones; both of a pair are drawn together, so that what they have
+    in common does not widen the interval. Raises ValueError for no pairs."""
+    if not pairs:
+        raise ValueError("nothing was measured")
+    random = np.random.default_rng(seed)
+    values = np.asarray(pairs, np.float64)
+    drawn = values[random.integers(0, len(values), (RESAMPLES, len(values)))].sum(axis=1)
+    above, below = values.sum(axis=0)
+    return _estimate(float(above / below), drawn[:, 0] / drawn[:, 1], len(values))
+
+
 def _means(samples: Floats, seed: int) -> Floats:
     random = np.random.default_rng(seed)
     return np.array([random.choice(samples, len(samples)).mean() for _ in range(RESAMPLES)])

@@ -10,7 +10,8 @@ import os
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ WRITTEN_LIMIT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class DemoWell:
     """`host_bytes` bounds the host tier; memory is taken as blocks come. `disk_bytes` bounds the disk tier, a folder
-    beside home; 0: none."""
+    beside home; 0: none. `settings`: further ones, of the connector or the well."""
 
     home: Path
     host_bytes: int
     disk_bytes: int = 0
+    settings: Mapping[str, str | int] = field(default_factory=dict)
 
     @property
     def disk(self) -> Path:
@@ -39,10 +41,10 @@ class DemoWell:
 
     def connector(self) -> dict[str, Any]:
         """What a user would pass as --kv-transfer-config, plus this home."""
-        extra = {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"}
+        extra: dict[str, str | int] = {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"}
         if self.disk_bytes:
             extra["disk"] = f"{self.disk}:{self.disk_bytes}"
-        return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": {**extra, **self.settings}}
 
     def check(self) -> None:
         """Raises StepwellError where a well could not have this disk tier."""
