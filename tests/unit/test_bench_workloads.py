@@ -87,11 +87,17 @@ def test_host_memory_of_whole_slabs() -> None:
 def test_costs_are_found_again_in_spite_of_disturbances() -> None:
     random = Random(SEED)
     firsts = [first(tokens := random.randint(200, 1500), 32 * random.randint(0, tokens // 32)) for _ in range(60)]
+    found = fitted([*firsts, replace(firsts[0], cpu_s=None)], lambda one: one.cpu_s)
+    assert [first(one.tokens, one.hit, costs=found).wall_s / one.wall_s for one in firsts] == pytest.approx(
+        [1] * 60, rel=0.02
+    )
     disturbed = [replace(one, wall_s=4 * one.wall_s) if random.random() < 0.1 else one for one in firsts]
-    found = fitted([*disturbed, replace(firsts[0], cpu_s=None)], lambda one: one.wall_s)
-    for one in firsts:
-        assert first(one.tokens, one.hit, costs=found).wall_s == pytest.approx(one.wall_s, rel=0.05)
-    assert fitted(disturbed, lambda one: one.cpu_s) == pytest.approx(fitted(firsts, lambda one: one.cpu_s))
+    found = fitted(disturbed, lambda one: one.wall_s)
+    longer = [first(one.tokens, one.hit, costs=found).wall_s / one.wall_s for one in firsts]
+    assert longer == pytest.approx([longer[0]] * 60, rel=0.05), "in proportion"
+    assert sum(a * b.wall_s for a, b in zip(longer, firsts, strict=True)) == pytest.approx(
+        sum(one.wall_s for one in disturbed)
+    )
     with pytest.raises(ValueError, match="nothing was measured"):
         fitted([replace(firsts[0], cpu_s=None)], lambda one: one.cpu_s)
 

@@ -22,7 +22,7 @@ from stepwell.bench.stats import Estimate
 
 POLICIES = ("lru", "default")
 PAGE = 32
-SLOTS = 132
+SLOTS = 154
 """Blocks in the host tier: a tenth of what the prompts have."""
 
 CALIBRATE_EVERY = 3

@@ -12,13 +12,13 @@ from stepwell.demo.documents import Encode, library_texts
 
 TEXT_TOKENS = 400_000
 
-ONCE = 0.2
+ONCE = 0.15
 """Share of the mix's prompts that nobody asks again."""
 
 OPEN = 5
 """Conversations of the mix that are open at a time."""
 
-SYSTEM, FIRST, TURN, ONE_OFF, LONGEST = 160, (100, 400), (40, 220), (200, 900), 1500
+SYSTEM, FIRST, TURN, ONE_OFF, LONGEST = 160, (100, 400), (60, 400), (200, 900), 1500
 """Tokens of the mix: of the prompt that all conversations begin with; least and most of a first question, of what a
 turn adds, of a one-off; and of a prompt, beyond which a conversation ends."""
 
