@@ -62,7 +62,7 @@ def run(quick: bool) -> Result:
             counts[f"{name}_prompts"] = len(pairs)
             for policy, found in asked.items():
                 counts[f"{name}_slots_{policy}"] = found.slots
-                counts |= {f"{name}_{policy}_{why}": count for why, count in found.decided.items()}
+                counts |= {f"{name}_{policy}_{what}": count for what, count in found.recalls.items()}
     remarks = [
         f"{USERS} users with prompts of {tokens} tokens, of which {SHARED * blocks.tokens} are shared; engine page "
         f"{PAGE}, blocks of {blocks.tokens} tokens, room for {half} of {SHARED + USERS * OWN} blocks; one request at a "

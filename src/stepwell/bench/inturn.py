@@ -23,6 +23,8 @@ from stepwell.demo.model import kv_bytes_per_token, read_config
 from stepwell.demo.well import MIB, DemoWell
 
 _PAUSE_S = 0.05  # for what is done behind the first token
+_RECALLS = ("decided_", "gave_up_", "missed_too_slow")
+"""How figures of the well begin that tell of recalls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,11 @@ class First:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Of one policy: a sample for each prompt, in their order, how many blocks its host tier had room for, and how many
-    recalls the well has decided, by why."""
+    recalls were decided, by why, and were given up or came too late."""
 
     firsts: list[First]
     slots: int
-    decided: dict[str, int]
+    recalls: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class _Rival:
 
     def asked(self) -> Asked:
         stats = control.stats(self.well.home)
-        decided = {name: int(count) for name, count in stats.items() if name.startswith("decided_")}
-        return Asked(self.firsts, int(stats["blocks"]) + int(stats["free_slots"]), decided)
+        recalls = {name: int(count) for name, count in stats.items() if name.startswith(_RECALLS)}
+        return Asked(self.firsts, int(stats["blocks"]) + int(stats["free_slots"]), recalls)
 
 
 def _in_turn(rivals: Sequence[_Rival], prompts: Sequence[list[int]], step: Callable[[str], None]) -> None:

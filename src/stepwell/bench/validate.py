@@ -65,7 +65,7 @@ def run(quick: bool) -> Result:
         found += [*hit_rows(policy, cpu), *seconds_rows(f"{policy}: CPU seconds to first token", cpu, OFF)]
         found += seconds_rows(f"{policy}: TTFT", wall, None)
         counts |= {f"{policy}_judged": len(cpu), f"{policy}_slots": of.slots}
-        counts |= {f"{policy}_{why}": count for why, count in of.decided.items()}
+        counts |= {f"{policy}_{what}": count for what, count in of.recalls.items()}
     trace = trace_of(prompts, [0.0] * len(prompts), blocks.tokens)
     ceiling = int(trace.ceiling().sum()) / trace.input_tokens
     remarks = [
