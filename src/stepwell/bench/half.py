@@ -37,7 +37,7 @@ class Size:
     zipf: int
 
 
-FULL, QUICK = Size(6, 22), Size(2, 2)
+FULL, QUICK = Size(5, 14), Size(2, 2)
 
 
 def run(quick: bool) -> Result:
