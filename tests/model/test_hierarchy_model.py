@@ -33,6 +33,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import recalls
 from stepwell.hierarchy.breaker import LONGEST_PAUSE_S
 from stepwell.io.executor import Executor
+from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
 from stepwell.testing.dict_tier import DictTier, Kept
@@ -160,6 +161,8 @@ class Well(RuleBasedStateMachine):
         self.rig = Rig(
             self.eighths * SLAB // 8, seed=self.seed, keyring=self.keyring, tier=tier,
             queue_bytes=self.seed % 3 * 4 * MiB, sealed=self.seed % 5 == 0,
+            policy=sorted(POLICIES)[self.seed // 4 % len(POLICIES)],
+            placement=sorted(PLACEMENTS)[self.seed // 3 % len(PLACEMENTS)],
         )  # fmt: skip
         self.rig.hierarchy.recover()
         self.engines = []
@@ -541,6 +544,11 @@ class Well(RuleBasedStateMachine):
                 if request.more:
                     self._justify(engine, request)
 
+    @property
+    def stuck(self) -> bool:
+        """Blocks that are to come up do not."""
+        return bool(self.faulty.hanging) or self.rig.hierarchy.mover.down
+
     def _justify(self, engine: Engine, request: Request) -> None:
         told = 32 * len(request.rows)  # and behind them some may be on their way up
         ahead = {request.digests[at : at + 32] for at in range(told, len(request.digests), 32)}
@@ -550,11 +558,11 @@ class Well(RuleBasedStateMachine):
                 filling = {fill.identity for fill in engine.fills}
                 assert any((engine.kind, request.epoch, digest) in filling for digest in ahead)
             case "staging":
-                assert self.faulty.hanging, "nothing is asked of the tier"
+                assert self.stuck, "nothing is asked of the tier"
             case "no_room":
                 counted = self.rig.hierarchy.arena.count()
                 assert counted["filling"] or counted["leased_blocks"]
-            case "pins" if self.deep and self.faulty.hanging:
+            case "pins" if self.deep and self.stuck:
                 more = engine.model.world * engine.model.shard_bytes
                 assert self.rig.hierarchy.arena.pinned_bytes + more > 0.5 * self.rig.hierarchy.limits.host_bytes
             case "pins":

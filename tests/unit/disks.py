@@ -191,7 +191,7 @@ class Life:
         for _ in range(SHARDS):
             slots.append((self._slab, self._slot))
             self._slot = (self._slot + 1) % self._slab.layout.slots
-        entry = Entry(self.id(n), tuple(slots), None, 0)
+        entry = Entry(self.id(n), tuple(slots), None)
         entry.origin = self.origins[n // SPACE]
         return entry
 

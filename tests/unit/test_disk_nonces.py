@@ -116,7 +116,7 @@ def a_block(payloads: int, nbytes: int) -> Entry:
     """A block of so many shards, as the arena holds it."""
     layout = SlabLayout(nbytes, payloads)
     slab = Slab(1, Owner("default", b"m" * 32, nbytes), layout, SystemMemory().make(layout.nbytes))
-    entry = Entry(golden.ORIGIN.name(golden.digest(0)), tuple((slab, n) for n in range(payloads)), None, 0)
+    entry = Entry(golden.ORIGIN.name(golden.digest(0)), tuple((slab, n) for n in range(payloads)), None)
     entry.origin = golden.ORIGIN
     return entry
 

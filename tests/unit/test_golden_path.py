@@ -28,7 +28,7 @@ def entry(by: Sealing, block: int, nbytes: int = golden.PAYLOAD) -> Entry:
     layout = SlabLayout(nbytes, golden.SHARDS)
     slab = Slab(1, Owner("default", b"m" * 32, nbytes), layout, SystemMemory().make(layout.nbytes))
     (origin,) = by.origins("default", golden.NAMESPACE)
-    made = Entry(origin.name(golden.digest(block)), tuple((slab, n) for n in range(golden.SHARDS)), None, 0)
+    made = Entry(origin.name(golden.digest(block)), tuple((slab, n) for n in range(golden.SHARDS)), None)
     made.origin = origin
     return made
 

@@ -25,7 +25,9 @@ def budget(seed: int, scale: float) -> Budget:
 
 def test_tenants_do_not_meet_and_the_walks_go_where_they_could() -> None:
     first, reached = int.from_bytes(os.urandom(4), "big"), [0, 0, 0]
-    for seed in range(first, first + 10):  # what is drawn for one may leave room for all
+    for seed in range(first, first + 200):  # what is drawn for one may leave room for all; one in six does not
+        if seed >= first + 10 and all(reached):
+            break
         row = tenants.interleavings(budget(seed, 0.001), tenants.NAMES)
         assert (row.cases, row.violations, row.seed) == (100, 0, seed), row.evidence
         seen = re.findall(r"([\d,]+) (?:blocks|read|slabs)", row.remark)

@@ -101,7 +101,7 @@ class Lane:
     def entries(self, arena: Arena) -> list[Entry]:
         """New blocks for all slots of the arena."""
         entries = [
-            Entry(BlockId(secrets.token_bytes(32)), ((arena.slab, slot),), None, 0)
+            Entry(BlockId(secrets.token_bytes(32)), ((arena.slab, slot),), None)
             for slot in range(arena.slab.layout.slots)
         ]
         for entry in entries:

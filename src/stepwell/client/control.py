@@ -92,14 +92,15 @@ def clear(
 
 
 def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:
-    """Ends the well; returns when it is gone and another may start. Raises as `ping` does, and AccessDenied SW-606 if
-    it is not ours to end."""
+    """Ends the well; returns when it is gone and another may start, or has: an engine that is connected needs but a
+    moment. Raises as `ping` does, and AccessDenied SW-606 if it is not ours to end."""
     with _admin(home, socket, seconds) as well:
         well.ask(Stop(), Stopping)
         deadline, pid = time.monotonic() + seconds, well.pid
+    place = place_of(home, socket)
     while True:
-        with lock(place_of(home, socket).lock) as taken:
-            if taken is not None:
+        with lock(place.lock) as taken:
+            if taken is not None or pid_at(place.socket) not in (None, 0, pid):
                 return
         if time.monotonic() >= deadline:
             raise _silent(pid, f"it has not ended {seconds:g} s after it was asked to")

@@ -81,6 +81,16 @@ class Settings(BaseModel):
         description="whether what is cached is recalled: where that is expected to be faster than computing it, always,"
         " or never",
     )
+    policy: Literal["default", "lru", "lfu", "arc", "s3fifo", "sieve", "lru2", "second_touch", "gdsf"] = Field(
+        default="default",
+        description="which blocks host memory keeps when it is full, and which it lets in; default: those expected to"
+        " save most; docs/policies.md has them all, measured",
+    )
+    placement: Literal["by_worth", "hot", "warm"] = Field(
+        default="by_worth",
+        description="where a block lies: by_worth: in host memory if the policy lets it in there, else only on disk, or"
+        " nowhere without one; hot: always in host memory, too; warm: only on disk, if there is one",
+    )
     seal: Literal["aes-256-gcm", "plain"] = Field(
         default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
     )

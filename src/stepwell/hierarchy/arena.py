@@ -9,6 +9,7 @@ A slot's life:   free -> reserve -> (entry FILLING) -> commit -> (RESIDENT) -> e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -18,13 +19,24 @@ from stepwell.block.state import Event, State
 from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.recency import Recency
+from stepwell.hierarchy.residents import Residents
 from stepwell.hierarchy.slab import Owner, Phase, Slab
+from stepwell.hierarchy.standing import Standing
 from stepwell.hierarchy.sums import Sums
+from stepwell.io.clock import Clock
 from stepwell.io.memory import Memory
+from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.placement.base import Place, Placement
+from stepwell.policies.placement.by_worth import ByWorth
 
 AHEAD_BYTES = 128 << 20
 """Populated before it is asked for: KV of one long prompt."""
+
+MOMENT_S = 1e-6
+"""Between two requests, at least: policies tell them apart by their time."""
+
+LOOKED_AT = 8
+"""Slabs of each other owner that are weighed against a need."""
 
 Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
 
@@ -33,9 +45,9 @@ Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], 
 class Holding:
     """What one owner has. `roomy` are its serving slabs with free slots, by number."""
 
+    residents: Residents
     slabs: list[Slab] = field(default_factory=list)
     roomy: dict[int, Slab] = field(default_factory=dict)
-    recency: Recency = field(default_factory=Recency)
     entries: int = 0
     free: int = 0
     making: bool = False
@@ -53,12 +65,25 @@ class Watch:
 
 class Arena:
     """Invariants: bytes of all slabs <= host_bytes; a slot is free, held by one entry, or quarantined; an entry that is
-    leased, pinned or FILLING keeps its slots; a retired slab holds nothing."""
+    leased, pinned or FILLING keeps its slots; a retired slab holds nothing. Each owner's blocks have a policy of their
+    own, made by `policy`."""
 
     def __init__(
-        self, host_bytes: int, memory: Memory, submit: Submit, watch: Watch, slab_bytes: int = LEAST_SLAB
+        self,
+        host_bytes: int,
+        memory: Memory,
+        submit: Submit,
+        watch: Watch,
+        clock: Clock,
+        *,
+        slab_bytes: int = LEAST_SLAB,
+        policy: Callable[[], Policy] = POLICIES["default"],
+        placement: Placement | None = None,
     ) -> None:
         self.host_bytes = host_bytes
+        self._clock = clock
+        self._policy = policy
+        self._placement = placement or ByWorth()
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._submit = submit
@@ -66,7 +91,7 @@ class Arena:
         self.holdings: dict[Owner, Holding] = {}
         self.slabs: dict[int, Slab] = {}
         self._numbers = 0
-        self._tick = 0
+        self._moment = 0.0
         self.bytes = 0
         self.leaving = 0  # bytes of retired slabs that the system does not have back yet
         self.pins = 0
@@ -79,8 +104,11 @@ class Arena:
     def populate(self, owner: Owner) -> None:
         """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
         room (one long prompt), though no more than half of `host`: as much as one request may pin."""
-        holding = self.holdings.setdefault(owner, Holding())
         layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
+        holding = self.holdings.get(owner)
+        if holding is None:
+            residents = Residents(self._policy(), self.host_bytes // owner.slot_bytes)
+            holding = self.holdings[owner] = Holding(residents)
         if holding.making or not layout.slots:
             return
         short = holding.free <= layout.slots // 2
@@ -147,11 +175,12 @@ class Arena:
         """Makes room by retiring the least valuable idle slabs of other owners; True if `nbytes` fit now. If not, the
         owner gets its slab when the system has the pages of the retired ones back.
 
-        A slab is worth the mean last use of its blocks. It goes if that is older than the oldest block the owner could
-        evict itself; an owner that has nothing to evict always finds room. Candidates are the slabs of each other
-        owner's oldest blocks, which bounds the search by owners x slots of a slab.
+        A slab is worth the mean last use of its blocks. It goes if that is longer ago than that of the block which the
+        owner would evict next itself; an owner that has nothing to evict always finds room. Candidates are, of each
+        other owner, the slabs of blocks that would go soon and of a few more, others each time: that bounds the search
+        by owners x slots of some slabs.
         """
-        mine = self.holdings[owner].recency.oldest()
+        mine = self.holdings[owner].residents.next()
         candidates: dict[int, Slab] = {}
         for other, holding in self.holdings.items():
             if other == owner:
@@ -160,14 +189,14 @@ class Arena:
                 if not slab.held and not slab.quarantined:
                     candidates[slab.number] = slab
                     break
-            for entry in holding.recency.few(8):
+            for entry in holding.residents.few(LOOKED_AT):
                 candidates.update((s.number, s) for s, _ in entry.slots)
         idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
         idle.sort(key=self._worth)
         for slab in idle:
             if self.bytes - self.leaving + nbytes <= self.host_bytes:
                 break
-            if mine is None or self._worth(slab) < mine.used:
+            if mine is None or self._worth(slab) < mine.standing.used:
                 self._retire(slab, heir=owner)
         return self.bytes + nbytes <= self.host_bytes
 
@@ -179,7 +208,7 @@ class Arena:
 
     @staticmethod
     def _worth(slab: Slab) -> float:
-        return sum(e.used for e in slab.held.values()) / len(slab.held) if slab.held else -1.0
+        return sum(e.standing.used for e in slab.held.values()) / len(slab.held) if slab.held else -math.inf
 
     def _retire(self, slab: Slab, heir: Owner) -> None:
         for entry in dict.fromkeys(slab.held.values()):  # once each, however many shards lie here
@@ -219,11 +248,39 @@ class Arena:
             return False
         return holding.making or bool(holding.roomy)
 
+    def known(self, owner: Owner, id: BlockId) -> Standing | None:
+        """What is remembered of a block's use, held or not."""
+        holding = self.holdings.get(owner)
+        return holding.residents.known(id) if holding else None
+
+    def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float) -> None:
+        """A request needs this block, which is not here. `depth` and `seconds` as of `Standing`."""
+        holding = self.holdings.get(owner)
+        if holding is not None:
+            holding.residents.asked(id, depth, seconds, self._now())
+
+    def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Place:
+        """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
+        holding = self.holdings.get(owner)
+        standing = holding.residents.known(id) if holding else None
+        if holding is None or standing is None:
+            return Place.HOT
+        displaced = holding.residents.next() if holding.free < shards else None
+        return self._placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
+
     def reserve(
-        self, owner: Owner, id: BlockId, parent: Entry | None, shards: int, members: frozenset[int]
+        self,
+        owner: Owner,
+        id: BlockId,
+        parent: Entry | None,
+        shards: int,
+        members: frozenset[int],
+        *,
+        passing: bool = False,
     ) -> Entry | None:
         """A FILLING entry with `shards` populated slots in slabs that all `members` have mapped; None if there is no
-        room. Evicts the owner's least recently used blocks where needed."""
+        room. Evicts the owner's blocks where needed, the next to go first. One that was never asked for is so now.
+        `passing`: it is to leave before all that the policy ranks."""
         holding = self.holdings.get(owner)
         if holding is None:
             return None
@@ -241,10 +298,10 @@ class Arena:
                     parent.children -= 1
                     self._offer(parent)
                 return None
-        self._tick += 1
         for slab, slot in slots:
             slab.renew(slot)
-        entry = Entry(id, tuple(slots), parent, self._tick)
+        entry = Entry(id, tuple(slots), parent)
+        holding.residents.enter(entry, self._now(), passing=passing)
         for slab, slot in slots:
             slab.held[slot] = entry
         holding.entries += 1
@@ -267,7 +324,7 @@ class Arena:
 
     def _evict(self, holding: Holding, members: frozenset[int]) -> bool:
         """Drops one block. False when none can go (or none would free a slot that these members can use)."""
-        victim = holding.recency.oldest()
+        victim = holding.residents.next()
         if victim is None or not all(members <= s.mapped for s, _ in victim.slots):
             return False
         self.drop(victim, "evicted")
@@ -322,6 +379,7 @@ class Arena:
     def _unlink(self, entry: Entry) -> None:
         holding = self.holdings[entry.slots[0][0].owner]
         holding.entries -= 1
+        holding.residents.leave(entry)
         if entry.parent is not None:
             entry.parent.children -= 1
             self._offer(entry.parent)
@@ -330,10 +388,19 @@ class Arena:
     # use --------------------------------------------------------------------------------------------------------------
 
     def touch(self, run: Sequence[Entry]) -> None:
-        """The blocks of one prefix were used now."""
-        self._tick += 1
+        """Consecutive blocks of one prefix are used now, by one request. What only passes through may stay, if it is
+        worth it by now."""
+        if not run:
+            return
+        residents = self.holdings[run[0].slots[0][0].owner].residents
+        residents.used(reversed(run), self._now())
         for entry in run:
-            entry.used = self._tick
+            if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Place.HOT:
+                residents.stay(entry)
+
+    def _now(self) -> float:
+        self._moment = max(self._clock.now(), self._moment + MOMENT_S)
+        return self._moment
 
     def pin(self, entry: Entry) -> None:
         if not entry.pins:
@@ -372,7 +439,7 @@ class Arena:
 
     def _offer(self, entry: Entry) -> None:
         holding = self.holdings[entry.slots[0][0].owner]
-        holding.recency.offer(entry)
+        holding.residents.offer(entry)
 
     # books ------------------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,12 @@ class Costs:
             {tier: speed for tier, speed in speeds.items() if speed is not None},
         )
 
+    def weight(self, tag: bytes, tokens: int, depth: int) -> float:
+        """What computing the block of so many tokens behind `depth` others takes, in units of what a prompt's first one
+        takes: 1 while nothing is known."""
+        cost = self._engine(tag).prefill.cost
+        return cost.weight(tokens, depth * tokens) if cost is not None else 1.0
+
     @property
     def learned(self) -> dict[bytes, PrefillCost]:
         """What is to be remembered, the latest last."""

@@ -1,4 +1,4 @@
-"""What the arena keeps for one block: where its shards lie, who uses it, and when it was last used."""
+"""What the arena keeps for one block: where its shards lie, and who uses it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.slab import Slab
+from stepwell.hierarchy.standing import Standing
 
 _REF = struct.Struct("<IIQ")
 
@@ -18,14 +19,16 @@ class Entry:
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
-    set by the hierarchy: whose it is, for tiers below. `staged`, by the mover: it comes from there. `listed` belongs to
-    Recency.
+    set by the hierarchy: whose it is, for tiers below. `staged`, by the mover: it comes from there. `standing` is
+    set when it is given its place, and stays when it has left.
     """
 
-    __slots__ = ("children", "id", "leases", "listed", "nbytes", "origin", "parent", "pins", "refs", "slots", "staged",
-                 "state", "used")  # fmt: skip
+    __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "staged",
+                 "standing", "state")  # fmt: skip
 
-    def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None, used: int) -> None:
+    standing: Standing
+
+    def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None) -> None:
         self.id = id
         self.origin: Origin | None = None
         self.slots = slots
@@ -36,8 +39,6 @@ class Entry:
         self.children = 0
         self.pins = 0
         self.leases = 0
-        self.used = used
-        self.listed = False
         self.staged = False
 
     def change(self, event: Event) -> None:

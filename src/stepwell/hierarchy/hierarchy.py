@@ -42,7 +42,9 @@ from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
+from stepwell.policies.catalog import POLICIES, Policy
 from stepwell.policies.decide import Mode
+from stepwell.policies.placement.base import Placement
 from stepwell.protocol import messages as m
 from stepwell.tiers.base import Tier
 from stepwell.tiers.null import NullTier
@@ -79,6 +81,8 @@ class Hierarchy:
         keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         recall: Mode = Mode.DEFAULT,
+        policy: Callable[[], Policy] = POLICIES["default"],
+        placement: Placement | None = None,
         calibrations: Calibrations | None = None,
         learned: Callable[[Calibrations], None] = lambda costs: None,
     ) -> None:
@@ -98,7 +102,16 @@ class Hierarchy:
             dropped=self._dropped,
             troubled=lambda error: self._emit(e.ArenaTroubled(str(error))),
         )
-        self.arena = Arena(limits.host_bytes, memory, executor.submit, watch, limits.slab_bytes)
+        self.arena = Arena(
+            limits.host_bytes,
+            memory,
+            executor.submit,
+            watch,
+            clock,
+            slab_bytes=limits.slab_bytes,
+            policy=policy,
+            placement=placement,
+        )
         self.roster = Roster(entropy)
         self.canaries = Canaries(clock, self._emit, barred, keep)
         self._work = WorkQueue(clock)
@@ -111,6 +124,7 @@ class Hierarchy:
             self._origins,
             self.canaries.bars,
             self._work.add,
+            self._weight,
         )
         below = NullTier() if tier is None else tier
         self.costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
@@ -137,8 +151,8 @@ class Hierarchy:
             self._emit,
             self._origins,
             self.canaries.bars,
-            self.mover.spilled,
-            self.mover.disown,
+            self.mover,
+            self._weight,
         )
 
     # members ----------------------------------------------------------------------------------------------------------
@@ -374,6 +388,12 @@ class Hierarchy:
             while len(session.origins) > _EPOCHS_KEPT:
                 del session.origins[next(iter(session.origins))]
         return origins
+
+    def _weight(self, session: Session, depth: int) -> float:
+        assert session.scheduler is not None
+        return self.costs.weight(
+            self._origins(session, LOADED_FROM_FILES)[0].tag, session.scheduler.hello.block_tokens, depth
+        )
 
     # work -------------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from stepwell.hierarchy.survey import Survey
 from stepwell.hierarchy.weighing import Weighing
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode, Why
+from stepwell.policies.placement.base import Place
 from stepwell.policies.probe import PROBE_BYTES
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
@@ -73,6 +74,7 @@ class Recalls:
         origins: Callable[[Session, int], tuple[Origin, ...]],
         barred: Callable[[Iterable[Origin]], bool],
         later: Callable[[Work], None],
+        weight: Callable[[Session, int], float],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -82,6 +84,7 @@ class Recalls:
         self._origins = origins
         self._barred = barred
         self._later = later
+        self._weight = weight
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
         self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
@@ -200,7 +203,7 @@ class Recalls:
                 return
             digest = ticket.digests[32 * at : 32 * at + 32]
             origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
-            entry = self._fill(session, origin, origin.name(digest), parent, NOBODYS)
+            entry = self._fill(session, origin, origin.name(digest), parent, NOBODYS, at)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -283,16 +286,23 @@ class Recalls:
         if ticket.weighed is None:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        entry = self._fill(session, origins[below], ids[below], parent, ticket.order)
+        entry = self._fill(session, origins[below], ids[below], parent, ticket.order, len(ticket.pinned))
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
-    def _fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
-        """A block of the arena that is being filled from below; None: there is no room."""
+    def _fill(
+        self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int, depth: int
+    ) -> Entry | None:
+        """A block of the arena that is being filled from below; None: there is no room. That a request needs it counts
+        as a use."""
         assert session.owner is not None
-        entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
+        owner, shards = session.owner, len(session.workers)
+        if order != NOBODYS:
+            self._arena.asked(owner, id, depth, self._weight(session, depth))
+        passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
+        entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
         if entry is not None:
             entry.origin = origin
             self._index[entry.id] = entry
@@ -321,7 +331,8 @@ class Recalls:
     def _tell(self, session: Session, ticket: Ticket, *, more: bool, reason: str = "") -> None:
         first, ticket.told = ticket.told, ticket.landed
         news = ticket.pinned[first : ticket.landed]
-        self._arena.touch(news)
+        brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
+        self._arena.touch([entry for entry, staged in zip(news, brought, strict=True) if not staged])
         if self.mover.keeps:
             for entry in news:  # what is used here stays there, too: after a restart the rest is worthless without it
                 self.mover.tier.touch(entry.id)
@@ -332,7 +343,7 @@ class Recalls:
                 b"".join(e.refs for e in news),
                 more,
                 reason,
-                bytes(ticket.staged[first : ticket.landed]),
+                bytes(brought),
                 self.mover.allowance_s,
                 ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )

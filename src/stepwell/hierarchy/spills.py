@@ -10,14 +10,18 @@ from stepwell.block.state import State
 from stepwell.events import BlockSpilled, Sink, SpillRefused
 from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Fill, Phase, Session
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.io.clock import Clock
+from stepwell.policies.placement.base import Place
 from stepwell.protocol.messages import Granted, Reserve
 
 
 class Spills:
+    """`weight(session, depth)`: what computing a block at that depth takes, in units of a prompt's first one."""
+
     def __init__(
         self,
         arena: Arena,
@@ -26,8 +30,8 @@ class Spills:
         emit: Sink,
         origins: Callable[[Session, int], tuple[Origin, ...]],
         barred: Callable[[Iterable[Origin]], bool],
-        published: Callable[[Entry], None],
-        disown: Callable[[Entry], bool],
+        mover: Mover,
+        weight: Callable[[Session, int], float],
     ) -> None:
         self._arena = arena
         self._index = index
@@ -35,13 +39,13 @@ class Spills:
         self._emit = emit
         self._origins = origins
         self._barred = barred
-        self._published = published
-        self._disown = disown
+        self._mover = mover
+        self._weight = weight
         self._leases = 0
 
     def reserve(self, session: Session, message: Reserve) -> Work:
-        """Leases a slot set per block, in order; stops at the first that finds no room (a tail without its head is
-        useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
+        """Leases a slot set per block, in order; stops at the first that finds no room or is not worth it (a tail
+        without its head is useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
         assert session.owner is not None
         origins = self._origins(session, message.epoch)
         if self._barred(origins):
@@ -51,18 +55,21 @@ class Spills:
         parent = self._index.get(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
-        full = False
+        depth, ends = self._behind(session, origins, message.parent)
         patient_until = self._clock.now() + SLAB_WAIT_S
         for at in range(0, len(message.digests), 32):
             if session.phase is not Phase.LIVE:
                 return
             leases.append(0)
-            if full:
-                self._emit(SpillRefused("no_room"))
-                continue
             id = origin.name(message.digests[at : at + 32])
+            if ends:
+                self._asked(session, id, depth)
+                depth += 1
+                self._emit(SpillRefused(ends))
+                yield Step.DONE
+                continue
             if (known := self._index.get(id)) is not None:
-                self._disown(known)
+                self._mover.disown(known)
             while (
                 id not in self._index
                 and self._arena.awaits_slab(session.owner, session.copiers)
@@ -77,19 +84,52 @@ class Spills:
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
             else:
-                entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)
-                if entry is None:
-                    full = True
-                    self._emit(SpillRefused("no_room"))
+                taken = self._take(session, id, parent, depth)
+                if isinstance(taken, str):
+                    ends = taken
+                    depth += 1
+                    self._emit(SpillRefused(ends))
                     continue
+                entry = taken
                 entry.origin = origin
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry
+            depth += 1
             yield Step.DONE
         if session.scheduler is not None:
             session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
         self._arena.populate(session.owner)
+
+    def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
+        """How many blocks are before the one behind `parent`, 0 if nobody knows. And why it is not to be taken: nothing
+        behind a block that is known and held nowhere is of use."""
+        assert session.owner is not None
+        depth, missing = 0, False
+        for id in [origin.name(parent) for origin in origins if parent]:
+            standing = self._arena.known(session.owner, id)
+            if id in self._index or self._mover.tier.lookup(id):
+                return (standing.depth + 1 if standing is not None else 0), ""
+            if standing is not None:
+                depth, missing = standing.depth + 1, True
+        return depth, "no_parent" if missing else ""
+
+    def _take(self, session: Session, id: BlockId, parent: Entry | None, depth: int) -> Entry | str:
+        """A block to be filled; or why it is not taken."""
+        assert session.owner is not None
+        shards = len(session.workers)
+        self._asked(session, id, depth)
+        place = self._arena.place(session.owner, id, shards, below=self._mover.keeps)
+        if place is Place.COLD:
+            return "not_worth_it"
+        passing = place is Place.WARM
+        entry = self._arena.reserve(session.owner, id, parent, shards, session.copiers, passing=passing)
+        return "no_room" if entry is None else entry
+
+    def _asked(self, session: Session, id: BlockId, depth: int) -> None:
+        """It was computed because a request needed it: that is a use, whether it is taken or not."""
+        assert session.owner is not None
+        self._arena.asked(session.owner, id, depth, self._weight(session, depth))
 
     def _refuse(self, session: Session, message: Reserve, reason: str) -> None:
         blocks = len(message.digests) // 32
@@ -123,7 +163,7 @@ class Spills:
             self._settle(session, number)
             self._arena.commit(fill.entry)
             self._emit(BlockSpilled(fill.entry.nbytes))
-            self._published(fill.entry)
+            self._mover.spilled(fill.entry)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:

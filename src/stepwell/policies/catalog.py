@@ -1,4 +1,4 @@
-"""The policies by their names."""
+"""The policies by their names, and the placements by theirs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from stepwell.policies.eviction.lru2 import Lru2
 from stepwell.policies.eviction.s3fifo import S3Fifo
 from stepwell.policies.eviction.sieve import Sieve
 from stepwell.policies.eviction.valued import Valued
+from stepwell.policies.placement.base import Placement
+from stepwell.policies.placement.by_worth import ByWorth
+from stepwell.policies.placement.hot import Hot
+from stepwell.policies.placement.warm import Warm
 from stepwell.policies.reuse import Reuse
 
 
@@ -50,3 +54,5 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "gdsf": _always(Gdsf),
 }
 """Each makes a new policy for one tier, as nothing is shared between them."""
+
+PLACEMENTS: Mapping[str, Callable[[], Placement]] = {"by_worth": ByWorth, "hot": Hot, "warm": Warm}

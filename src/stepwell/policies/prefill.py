@@ -55,6 +55,12 @@ class PrefillCost:
         steps = max(1.0, new / self.step_tokens) if self.step_tokens else 1.0
         return self.step_s * steps + self.token_s * new + self.pair_s * pairs(new, context)
 
+    def weight(self, new: int, context: int) -> float:
+        """What these tokens take in the middle of a prompt, without what every step costs, in units of what as many
+        take at its beginning."""
+        first = self.token_s * new + self.pair_s * pairs(new, 0)
+        return (self.token_s * new + self.pair_s * pairs(new, context)) / first if first > 0 else 1.0
+
 
 class PrefillFit:
     """Learns a PrefillCost. `calibration`: what an earlier life had learned; its proportions are believed until there

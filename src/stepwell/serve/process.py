@@ -34,6 +34,7 @@ from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
+from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import Mode
 from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
@@ -151,6 +152,8 @@ def _serve(
         barred=quarantine.read(),
         keep=lambda barred: quarantine.keep(barred, executor),
         recall=Mode(settings.recall),
+        policy=POLICIES[settings.policy],
+        placement=PLACEMENTS[settings.placement](),
         calibrations=costs.read(),
         learned=lambda learned: costs.keep(learned, executor),
     )

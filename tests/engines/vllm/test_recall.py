@@ -85,7 +85,7 @@ def test_an_engine_hit_is_a_use(tmp_path: Path) -> None:
         first = h.entries()
         h.serve(prompt(100, seed=2))
         h.serve(prompt(100))
-        assert min(entry.used for entry in first) > max(e.used for e in h.entries() if e not in first)
+        assert min(entry.standing.used for entry in first) > max(e.standing.used for e in h.entries() if e not in first)
 
 
 def test_a_receipt_says_what_was_recalled(tmp_path: Path) -> None:

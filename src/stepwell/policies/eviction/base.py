@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from stepwell.policies.item import Item
 
@@ -24,6 +25,11 @@ class Eviction(ABC):
     @abstractmethod
     def victim(self) -> Item | None:
         """The evictable item to go next, which stays in place; None if nothing is evictable."""
+
+    def few(self, n: int) -> Iterable[Item]:
+        """Some of those to go soon, the next one among them if any: at most about `n`, in no order."""
+        victim = self.victim()
+        return () if victim is None else (victim,)
 
     @abstractmethod
     def offer(self, item: Item) -> None:

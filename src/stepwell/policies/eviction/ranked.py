@@ -47,6 +47,10 @@ class Ranks:
         """What `top` returned."""
         heapq.heappop(self._heap)[3].listed = 0
 
+    def few(self, n: int) -> list[Item]:
+        """What lies near the top, the top itself among it."""
+        return [record[3] for record in self._heap[:n] if record[3].listed == record[2]]
+
     def remove(self, item: Item) -> None:
         """If it is listed. Its record is void, and goes when it comes to the top or when there are many such."""
         if not item.listed:
@@ -81,6 +85,10 @@ class Ranked(Eviction):
             self._ranks.pop()
             self.offer(item)
         return None
+
+    def few(self, n: int) -> list[Item]:
+        self.victim()
+        return self._ranks.few(n)
 
     def leave(self, item: Item) -> None:
         self._ranks.remove(item)

@@ -62,6 +62,10 @@ class Valued(Eviction):
             self._unlist(item)
         return None
 
+    def few(self, n: int) -> list[Item]:
+        self.victim()
+        return [item for _, _, item in self._worst[: -n - 1 : -1]]
+
     def _unlist(self, item: Item) -> None:
         if item.listed:
             self._leaves.take(item)

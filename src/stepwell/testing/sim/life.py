@@ -12,6 +12,7 @@ from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
+from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.testing.clock import SetClock
 from stepwell.testing.sim.disk import Disk
 from stepwell.testing.sim.fibres import Fibres
@@ -77,6 +78,8 @@ def make_well(
         well="sim",
         tier=tier,
         entropy=entropy,
+        policy=POLICIES[setup.policy],
+        placement=PLACEMENTS[setup.placement](),
     )
     return hierarchy, sealing
 

@@ -9,6 +9,7 @@ from random import Random
 from stepwell.block.digest import Chain
 from stepwell.block.frame import frame_bytes
 from stepwell.block.layout import PAGE, SlabLayout
+from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.tiers.disk.layout import Footer
 
 EPOCHS = (0, 7)
@@ -42,6 +43,15 @@ class Setup:
     segment: int
     segments: int
     reserve: int
+
+    @property
+    def policy(self) -> str:
+        """Drawn with the prompts."""
+        return sorted(POLICIES)[self.prompts[0][0] % len(POLICIES)]
+
+    @property
+    def placement(self) -> str:
+        return sorted(PLACEMENTS)[self.prompts[0][1] % len(PLACEMENTS)]
 
     @classmethod
     def draw(cls, dice: Random, *, small: bool = False) -> Setup:

@@ -90,7 +90,7 @@ class Maker:
         first = self.shards if outgoing else 0
         origin = self.origin(block)
         id = origin.name(blake3(b"digest %d" % block.number).digest())
-        entry = Entry(id, tuple((self._slab, first + n) for n in range(self.shards)), None, 0)
+        entry = Entry(id, tuple((self._slab, first + n) for n in range(self.shards)), None)
         entry.origin = origin
         return entry
 

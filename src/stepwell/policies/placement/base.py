@@ -1,0 +1,24 @@
+"""The interface of placement policies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+
+
+class Place(Enum):
+    """HOT: host memory keeps it for as long as it is worth more than others. WARM: it passes through host memory, is
+    the first to leave it, and the tier below keeps it. COLD: it is not taken at all."""
+
+    HOT = "hot"
+    WARM = "warm"
+    COLD = "cold"
+
+
+class Placement(ABC):
+    """Asked for each block that is to come into host memory, spilled by an engine or staged from below."""
+
+    @abstractmethod
+    def place(self, *, admitted: bool, below: bool) -> Place:
+        """`admitted`: the admission policy finds it worth as much as what it would displace. `below`: there is a tier
+        that keeps it or takes it."""

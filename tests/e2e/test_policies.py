@@ -1,0 +1,108 @@
+"""What the well keeps is its policy's choice: one engine, the same requests, wells with other settings, and other
+prefixes are recalled. In float32 all answers must be equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.client import control
+from stepwell.demo.engine import Engine
+
+from .wells import Well, config, eventually, forget, receipt, start, warm_up
+
+PAGE, PROMPT = 32, 530
+HOST = "64MiB"
+"""Some 40 blocks of 1.4 MB: two and a half prompts."""
+
+
+@dataclass
+class Story:
+    well: Well
+    engine: Engine
+    folder: Path
+    texts: list[list[int]]
+    answers: dict[int, list[int]] = field(default_factory=dict)
+
+    @contextmanager
+    def with_well(self, *flags: str, **settings: str) -> Iterator[None]:
+        """A well with these settings, empty, that the engine has joined."""
+        env = os.environ | {f"STEPWELL_{name.upper()}": value for name, value in settings.items()}
+        command = [sys.executable, "-m", "stepwell", "serve", "--home", str(self.well.home), "--host", HOST]
+        command += ["--socket", str(self.socket), *flags]
+        with (self.folder / "wells.log").open("ab") as log, subprocess.Popen(command, env=env, stdout=log) as process:
+            try:
+                forget(self.engine)
+                warm_up(self.engine, PAGE)
+                yield
+            finally:
+                process.terminate()
+                assert process.wait(30) == 0
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    def stats(self) -> dict[str, Any]:
+        return control.stats(self.well.home, socket=self.socket)
+
+    def ask(self, number: int) -> dict[str, int]:
+        """Tokens recalled, by tier; the engine itself has nothing of it."""
+        forget(self.engine)
+        answer = self.engine.ask(self.texts[number][:PROMPT], 4)
+        assert self.answers.setdefault(number, answer.token_ids) == answer.token_ids
+        tiers: dict[str, int] = receipt(answer)["tiers"]
+        eventually(lambda: self.stats().get("disk_write_queue_bytes", 0) == 0, "everything is on disk")
+        return tiers
+
+
+@pytest.fixture(scope="module")
+def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iterator[Story]:
+    """Its engine never starts a well."""
+    folder.chmod(0o700)
+    connector = well.connector(canary=0)
+    connector["kv_connector_extra_config"] = {"socket": str(folder / "socket"), "canary": 0}
+    settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
+    with start(settings, folder, "engine") as engine:
+        yield Story(well, engine, folder, texts)
+
+
+def test_eviction_says_what_is_left_of_more_than_fits(story: Story) -> None:
+    """Five prompts in turns, twice what fits: the last used are never those that come next."""
+    hits = {}
+    for policy in ("lru", "default"):
+        with story.with_well(policy=policy):
+            rounds = [[sum(story.ask(number).values()) for number in range(5)] for _ in range(6)]
+            hits[policy] = sum(map(sum, rounds[1:])) / (5 * 5 * PROMPT)
+    print(hits)
+    assert hits["lru"] < 0.05
+    assert hits["default"] > 0.2
+
+
+def test_admission_says_what_is_let_in(story: Story) -> None:
+    """What was asked for once is not taken where twice is wanted."""
+    with story.with_well(policy="second_touch"):
+        assert [sum(story.ask(0).values()) > 0 for _ in range(4)] == [False, False, True, True]
+    with story.with_well(policy="default"):
+        assert [sum(story.ask(0).values()) > 0 for _ in range(2)] == [False, True]
+
+
+def test_placement_says_where_it_is_found(story: Story) -> None:
+    for placement, tier in (("hot", "host"), ("warm", "disk")):
+        disk = story.folder / f"disk-{placement}"
+        with story.with_well("--disk", f"{disk}:512MiB", policy="lru", placement=placement):
+            story.ask(0)
+            story.ask(1)
+            story.ask(2)  # 0 has left, wherever it was
+            found = [story.ask(number) for number in (1, 2)]
+            print(placement, found)
+            assert all(sum(tiers.values()) for tiers in found), "a disk keeps them all"
+            assert found[1][tier] == sum(found[1].values())
