@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,39 @@ def trust(kept: dict[str, Any]) -> str:
     return "\n".join([BEGIN, *lines, END])
 
 
-TABLES = (("README.md", "demo.json", demo), ("docs/trust.md", "trust.json", trust))
+def judged(*kept: dict[str, Any]) -> str:
+    """Rows with a target, and beside each the first two of the rows that are part of it."""
+    lines = ["| | target | measured (95 %) | | |", "|---|---|---|---|---|"]
+    for result in kept:
+        rows = result["rows"]
+        for at, row in enumerate(rows):
+            if row["target"] is None:
+                continue
+            parts = list(takewhile(lambda other: other["what"].startswith(" "), rows[at + 1 :]))[:2]
+            beside = ", ".join(
+                f"{part['what'].strip()} {_short(part['measured'])} {part['unit']}".strip() for part in parts
+            )
+            measured, (low, high) = row["measured"], row["interval"]
+            interval = f" ({_short(low)} to {_short(high)})" if low < high else ""
+            verdict = "met" if row["met"] else "**missed**"
+            lines.append(f"| {row['what']} | {row['target']} | {_short(measured)}{interval} | {verdict} | {beside} |")
+    for result in kept:
+        machine, remark = result["machine"], result["remarks"][0]
+        before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+        at = f" at {machine['revision'][:7]}" if machine["revision"] else ", outside of git"
+        lines += ["", f"`{result['benchmark']}`{at}, load {before:.1f} to {after:.1f}: {remark}."]
+    return "\n".join([BEGIN, *lines, END])
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+TABLES = (
+    ("README.md", ("demo.json",), demo),
+    ("docs/trust.md", ("trust.json",), trust),
+    ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
+)
 
 
 def main() -> int:
@@ -64,11 +97,12 @@ def main() -> int:
         path = ROOT / document
         text = path.read_text()
         before, rest = text.split(BEGIN)
-        new = before + table(json.loads((ROOT / "benchmarks/results" / results).read_text())) + rest.split(END)[1]
+        kept = [json.loads((ROOT / "benchmarks/results" / name).read_text()) for name in results]
+        new = before + table(*kept) + rest.split(END)[1]
         if "--check" not in sys.argv:
             path.write_text(new)
         elif new != text:
-            print(f"{document}'s table is not that of benchmarks/results/{results}: run scripts/results_table.py")
+            print(f"{document}'s table is not that of benchmarks/results: run scripts/results_table.py")
             stale = 1
     return stale
 

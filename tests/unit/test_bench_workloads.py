@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.bench import half, stats, validate, workloads
 from stepwell.bench.foreseen import Costs, fitted, foreseen, trace_of
-from stepwell.bench.inturn import Blocks, First
+from stepwell.bench.inturn import Asked, Blocks, First
 from stepwell.bench.validate import Both
 from stepwell.policies.prefill import pairs
 from stepwell.simulate.trace import Trace
@@ -129,6 +129,23 @@ def test_prompts_do_not_meet_where_their_costs_are_longer_than_the_time_between_
     prompt = text()[:1000]
     rows = foreseen(trace([prompt] * 3), BLOCKS, 100, "lru", replace(COSTS, step_s=4.0))
     assert [row.input_tokens - row.recomputed for row in rows] == [0, 992, 992]
+
+
+def test_the_simulator_agrees_with_itself_to_the_block_and_tells_what_others_do() -> None:
+    """In place of an engine: costs that are known, hits of the same policy; and one that never hits."""
+    prompts = workloads.mixed(text(), 60, SEED)
+    at = [1.3 * number for number in range(60)]
+    rows = foreseen(trace_of(prompts, at, 32), BLOCKS, 110, "lru", COSTS)
+    real = [
+        first(row.input_tokens, row.input_tokens - row.recomputed, when) for row, when in zip(rows, at, strict=True)
+    ]
+    same = validate.compared(prompts, BLOCKS, {"lru": Asked(real, 110, {"missed_too_slow": 3})})
+    assert verdicts(list(same.rows)) == [True, True]
+    assert same.rows[0].beside == "the same of 40 of 40 prompts"
+    assert same.counts == {"lru_judged": 40, "lru_slots": 110, "lru_missed_too_slow": 3}
+    cold = [first(one.tokens, 0, one.at) for one in real]
+    other = validate.compared(prompts, BLOCKS, {"lru": Asked(cold, 110, {})})
+    assert verdicts(list(other.rows)) == [False, False]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from stepwell.simulate.fleet.results import RequestRow, simulate
 from stepwell.simulate.problems import Problems
 from stepwell.simulate.trace import Trace
 
-STRETCH = 20.0
+STRETCH = 16.0
 """How many times later than in the real run prompts come: there none came before the one before it was done, and costs
-in seconds of several processors may be more than the pauses between them."""
+in seconds of several processors may be more than the pauses between them. A power of two, so that what learns of ages
+in bins that widen by the square root of two finds the same prompts in one bin."""
 
 _ANY_SPEED = 10**15
 _BELIEVED = 0.01

@@ -7,7 +7,7 @@ third sample; the others are judged. What was hit, it has to find out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -53,13 +53,18 @@ class Both:
 
 def run(quick: bool) -> Result:
     size = QUICK if quick else FULL
-    found: list[Row] = []
-    counts: dict[str, int] = {}
     with engines.bench(0) as bench:
         blocks = blocks_of(bench, PAGE)
         prompts = workloads.mixed(workloads.text(bench.encode), size.prompts, _SEED)
         shape = Shape(PAGE, 2 * workloads.LONGEST // PAGE, workloads.LONGEST + PAGE)
         asked = ask_all(bench, POLICIES, blocks.host_bytes(SLOTS), shape, prompts, "mixed prompts")
+    return compared(prompts, blocks, asked)
+
+
+def compared(prompts: Sequence[list[int]], blocks: Blocks, asked: Mapping[str, Asked]) -> Result:
+    """What was asked, beside what is simulated of it. Raises ValueError if nothing was measured to calibrate with."""
+    found: list[Row] = []
+    counts: dict[str, int] = {}
     for policy, of in asked.items():
         cpu, wall = (_both(policy, of, prompts, blocks, seconds) for seconds in (_cpu_s, _wall_s))
         found += [*hit_rows(policy, cpu), *seconds_rows(f"{policy}: CPU seconds to first token", cpu, OFF)]
