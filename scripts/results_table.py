@@ -71,7 +71,8 @@ def judged(*kept: dict[str, Any]) -> str:
             measured, (low, high) = row["measured"], row["interval"]
             interval = f" ({_short(low)} to {_short(high)})" if low < high else ""
             verdict = "met" if row["met"] else "**missed**"
-            lines.append(f"| {row['what']} | {row['target']} | {_short(measured)}{interval} | {verdict} | {beside} |")
+            value = f"{_short(measured)} {row['unit']}".strip() + interval
+            lines.append(f"| {row['what']} | {row['target']} | {value} | {verdict} | {beside} |")
     for result in kept:
         machine, remark = result["machine"], result["remarks"][0]
         before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
