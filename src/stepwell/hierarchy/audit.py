@@ -50,7 +50,10 @@ def arena(arena: Arena) -> None:
     if leaving != arena.leaving:
         wrong.append(f"{arena.leaving} bytes being given back, {leaving} found")
     for owner, holding in arena.holdings.items():
-        held = {id(e) for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING}
+        stay = [e for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING]
+        if any(e.standing.entry is not e for e in stay):
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
+        held = {id(e) for e in stay}
         free = sum(len(s.free) for s in holding.slabs)
         if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")
