@@ -70,6 +70,12 @@ def test_walks() -> None:
         assert seen[what], f"the walks do not reach enough: {seen}"
 
 
+@pytest.mark.parametrize("write", ["back", "second_touch"])
+def test_walks_of_wells_that_do_not_write_through(write: str) -> None:
+    seen = _sum(walk(seed, 1500, write=write) for seed in _seeds(3))
+    assert seen["came to the end"] == 3
+
+
 def test_states_after_power_cuts() -> None:
     walked = [walk(seed, 800, cuts=60) for seed in _seeds(4)]
     _sum(iter(walked))

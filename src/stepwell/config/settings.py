@@ -81,6 +81,12 @@ class Settings(BaseModel):
         description="whether what is cached is recalled: where that is expected to be faster than computing it, always,"
         " or never",
     )
+    write: Literal["through", "back", "second_touch"] = Field(
+        default="through",
+        description="when blocks are written to disk: as soon as they are spilled; back: shortly before host memory"
+        " forgets them, and the rest when the well ends, so that a kill loses what was not written; second_touch: when"
+        " they are asked for a second time, so that prompts that never come back wear no device",
+    )
     seal: Literal["aes-256-gcm", "plain"] = Field(
         default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
     )

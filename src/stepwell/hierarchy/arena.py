@@ -26,6 +26,9 @@ from stepwell.io.memory import Memory
 AHEAD_BYTES = 128 << 20
 """Populated before it is asked for: KV of one long prompt."""
 
+MOST_NEXT = 128
+"""Blocks of an owner that are named as the next to go."""
+
 Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
 
 
@@ -272,6 +275,20 @@ class Arena:
             return False
         self.drop(victim, "evicted")
         return True
+
+    def next_to_go(self, nbytes: int) -> list[Entry]:
+        """About which blocks each owner would lose if so many more bytes came for it: none where there is room. At most
+        MOST_NEXT of each."""
+        found: list[Entry] = []
+        for owner, holding in self.holdings.items():
+            layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
+            if holding.making or not layout.slots:
+                continue
+            room = holding.free + (self.host_bytes - self.bytes) // layout.nbytes * layout.slots
+            short = min(-(-nbytes // owner.slot_bytes) - room, MOST_NEXT)
+            if short > 0:
+                found += sorted(holding.recency.few(4 * short), key=lambda entry: entry.used)[:short]
+        return found
 
     def commit(self, entry: Entry) -> None:
         """All ranks have written it: RESIDENT from now on."""

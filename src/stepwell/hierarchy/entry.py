@@ -18,12 +18,12 @@ class Entry:
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
-    set by the hierarchy: whose it is, for tiers below. `staged`, by the mover: it comes from there. `listed` belongs to
-    Recency.
+    set by the hierarchy: whose it is, for tiers below. `staged` and `written`, by the mover: it came from or went
+    there. `listed` belongs to Recency.
     """
 
     __slots__ = ("children", "id", "leases", "listed", "nbytes", "origin", "parent", "pins", "refs", "slots", "staged",
-                 "state", "used")  # fmt: skip
+                 "state", "used", "written")  # fmt: skip
 
     def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None, used: int) -> None:
         self.id = id
@@ -39,6 +39,7 @@ class Entry:
         self.used = used
         self.listed = False
         self.staged = False
+        self.written = False
 
     def change(self, event: Event) -> None:
         self.state = after(self.state, event)

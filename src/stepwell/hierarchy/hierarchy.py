@@ -39,10 +39,13 @@ from stepwell.hierarchy.spills import Spills
 from stepwell.hierarchy.survey import Survey
 from stepwell.hierarchy.weighing import Weighing
 from stepwell.hierarchy.work import Step, Work, WorkQueue
+from stepwell.hierarchy.writing import Writing
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.policies.decide import Mode
+from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.writing.through import Through
 from stepwell.protocol import messages as m
 from stepwell.tiers.base import Tier
 from stepwell.tiers.null import NullTier
@@ -60,8 +63,9 @@ class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
     well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
-    sessions. `recall`: how requests without a wish of their own are decided. `calibrations`: costs of prefill that an
-    earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must not block."""
+    sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
+    tier; None: at once. `calibrations`: costs of prefill that an earlier well had learned, by the namespace's tag;
+    `learned` is told of them now and then, and must not block."""
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class Hierarchy:
         keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         recall: Mode = Mode.DEFAULT,
+        write: WritePolicy | None = None,
         calibrations: Calibrations | None = None,
         learned: Callable[[Calibrations], None] = lambda costs: None,
     ) -> None:
@@ -123,13 +128,15 @@ class Hierarchy:
             limits,
             self._emit,
             self._recalls.landed,
-            self._recalls.freed,
+            self._written,
             self.costs,
         )
         weighing = Weighing(clock, self._emit, self.costs, below.name, self.mover.ahead, recall)
         self._recalls.weighing = weighing
         self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
         self.decisions = Decisions()
+        self._writing = Writing(self.arena, self.mover, write or Through(), self._ghosts, self._emit, self._work.walk)
+        self._recalls.told = self._writing.used
         self._spills = Spills(
             self.arena,
             self.index,
@@ -137,7 +144,7 @@ class Hierarchy:
             self._emit,
             self._origins,
             self.canaries.bars,
-            self.mover.spilled,
+            self._writing.spilled,
             self.mover.disown,
         )
 
@@ -269,6 +276,11 @@ class Hierarchy:
         self._emit(e.BlockDropped(reason))
         if reason in ("evicted", "retired"):
             self._ghosts.add(entry.id)
+            self._writing.left(entry)
+
+    def _written(self, blocks: int) -> None:
+        self._recalls.freed()
+        self._writing.written(blocks)
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -383,6 +395,7 @@ class Hierarchy:
             self._work.add(*self._recalls.retry())
         if (due := self.mover.next_moment) is not None and due <= self._clock.now():
             self.mover.pump()
+        self._writing.turn()
         self._work.turn()
         return self._work.more or self._recalls.changed
 
@@ -403,9 +416,9 @@ class Hierarchy:
         tier.recover(done)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Nobody is connected any more: what waits to be written is written, and `done` is called when the tier has it
-        in its best form. Call `turn` and deliver completions meanwhile."""
-        self.mover.when_idle(lambda: self.mover.tier.settle(done))
+        """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
+        it in its best form. Call `turn` and deliver completions meanwhile."""
+        self._writing.end(lambda: self.mover.when_idle(lambda: self.mover.tier.settle(done)))
 
     # what an operator asks --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ pins) the ticket waits and is followed again when something changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
@@ -57,11 +57,13 @@ _UNWEIGHED = _Obstacle("unweighed", True)
 
 
 class Recalls:
-    """`mover`, `weighing` and `survey` are set by the hierarchy before anybody asks."""
+    """`mover`, `weighing`, `survey` and `told` are set by the hierarchy before anybody asks. `told` hears of the blocks
+    that a request was told of, in the order of its prompt."""
 
     mover: Mover
     weighing: Weighing
     survey: Survey
+    told: Callable[[Sequence[Entry]], None]
 
     def __init__(
         self,
@@ -322,9 +324,7 @@ class Recalls:
         first, ticket.told = ticket.told, ticket.landed
         news = ticket.pinned[first : ticket.landed]
         self._arena.touch(news)
-        if self.mover.keeps:
-            for entry in news:  # what is used here stays there, too: after a restart the rest is worthless without it
-                self.mover.tier.touch(entry.id)
+        self.told(news)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,

@@ -35,6 +35,7 @@ from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
 from stepwell.policies.decide import Mode
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
@@ -151,6 +152,7 @@ def _serve(
         barred=quarantine.read(),
         keep=lambda barred: quarantine.keep(barred, executor),
         recall=Mode(settings.recall),
+        write=WRITE_POLICIES[settings.write](),
         calibrations=costs.read(),
         learned=lambda learned: costs.keep(learned, executor),
     )

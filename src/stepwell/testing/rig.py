@@ -23,6 +23,7 @@ from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Peer
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Bytes, Mapping
+from stepwell.policies.writing.base import WritePolicy
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.clock import SetClock
@@ -48,6 +49,7 @@ class Rig:
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
         barred: Iterable[Tags] = (),
+        write: WritePolicy | None = None,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -64,6 +66,7 @@ class Rig:
             memory=self.memory,
             well="rig",
             barred=barred,
+            write=write,
         )
 
     def turns(self, limit: int = 10_000) -> None:

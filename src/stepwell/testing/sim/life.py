@@ -12,6 +12,7 @@ from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.testing.clock import SetClock
 from stepwell.testing.sim.disk import Disk
 from stepwell.testing.sim.fibres import Fibres
@@ -77,6 +78,7 @@ def make_well(
         well="sim",
         tier=tier,
         entropy=entropy,
+        write=WRITE_POLICIES[setup.write](),
     )
     return hierarchy, sealing
 

@@ -30,7 +30,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory."""
+    """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory.
+    `write`: the name of a write policy."""
 
     sealed: bool
     models: tuple[Model, ...]
@@ -42,9 +43,10 @@ class Setup:
     segment: int
     segments: int
     reserve: int
+    write: str
 
     @classmethod
-    def draw(cls, dice: Random, *, small: bool = False) -> Setup:
+    def draw(cls, dice: Random, *, small: bool = False, write: str = "through") -> Setup:
         """`small`: one model and few blocks, for what is done a hundred thousand times."""
         models = [Model(b"w" * 32, dice.choice((1, 1, 2)), dice.choice((2048, 4096)))]
         if not small and dice.random() < 0.5:
@@ -64,6 +66,7 @@ class Setup:
             segment=segment,
             segments=dice.randint(2, 4 if small else 6),
             reserve=dice.choice((0, 0, 2)) * segment,
+            write=write,
         )
 
 
