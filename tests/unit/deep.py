@@ -51,6 +51,7 @@ class DeepRig(Rig):
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
         write: WritePolicy | None = None,
+        prefetch: bool = False,
     ) -> None:
         seed = random.randrange(1 << 32)
         print("seed", seed)
@@ -70,7 +71,14 @@ class DeepRig(Rig):
 
         keys = keyring or (left.keyring if left is not None else None)
         super().__init__(
-            slabs * SLAB, seed=seed, keyring=keys, tier=tier, queue_bytes=queue_bytes, sealed=sealed, write=write
+            slabs * SLAB,
+            seed=seed,
+            keyring=keys,
+            tier=tier,
+            queue_bytes=queue_bytes,
+            sealed=sealed,
+            write=write,
+            prefetch=prefetch,
         )
         self.hierarchy.mover._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
         self.hierarchy.recover()

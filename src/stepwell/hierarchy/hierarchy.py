@@ -30,6 +30,7 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import MOST_BATCH, Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.prefetch import Prefetch
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.sealing import Sealing
@@ -64,8 +65,9 @@ class Hierarchy:
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
     well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
     sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
-    tier; None: at once. `calibrations`: costs of prefill that an earlier well had learned, by the namespace's tag;
-    `learned` is told of them now and then, and must not block."""
+    tier; None: at once. `prefetch`: they are brought up from it before anybody asks for them. `calibrations`: costs of
+    prefill that an earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must
+    not block."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Hierarchy:
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         recall: Mode = Mode.DEFAULT,
         write: WritePolicy | None = None,
+        prefetch: bool = False,
         calibrations: Calibrations | None = None,
         learned: Callable[[Calibrations], None] = lambda costs: None,
     ) -> None:
@@ -136,7 +139,20 @@ class Hierarchy:
         self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
         self.decisions = Decisions()
         self._writing = Writing(self.arena, self.mover, write or Through(), self._ghosts, self._emit, self._work.walk)
-        self._recalls.told = self._writing.used
+        self.prefetch: Prefetch | None = None
+        if prefetch:
+            self.prefetch = Prefetch(
+                self.arena,
+                self.index,
+                self.mover,
+                self.costs,
+                clock,
+                self._emit,
+                self.canaries.bars,
+                self._work.walk,
+                self._recalls.fill,
+            )
+        self._recalls.told = self._told
         self._spills = Spills(
             self.arena,
             self.index,
@@ -144,7 +160,7 @@ class Hierarchy:
             self._emit,
             self._origins,
             self.canaries.bars,
-            self._writing.spilled,
+            self._published,
             self.mover.disown,
         )
 
@@ -274,9 +290,21 @@ class Hierarchy:
         if self.index.get(entry.id) is entry:
             del self.index[entry.id]
         self._emit(e.BlockDropped(reason))
+        if self.prefetch is not None:
+            self.prefetch.left(entry)
         if reason in ("evicted", "retired"):
             self._ghosts.add(entry.id)
             self._writing.left(entry)
+
+    def _published(self, entry: Entry) -> None:
+        self._writing.spilled(entry)
+        if self.prefetch is not None:
+            self.prefetch.spilled(entry)
+
+    def _told(self, run: Sequence[Entry]) -> None:
+        self._writing.used(run)
+        if self.prefetch is not None:
+            self.prefetch.used(run)
 
     def _written(self, blocks: int) -> None:
         self._recalls.freed()
@@ -309,6 +337,9 @@ class Hierarchy:
                 if len(session.tickets) >= MAX_TICKETS:
                     raise _not_now(message)
                 self._work.add(self._recalls.ask(session, message))
+                if self.prefetch is not None and self._recalls.weighing.mode(message.recall) is not Mode.NEVER:
+                    origin = self._origins(session, message.epoch)[0]
+                    self._work.walk(self.prefetch.asked(session, origin, digests))
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
@@ -396,6 +427,8 @@ class Hierarchy:
         if (due := self.mover.next_moment) is not None and due <= self._clock.now():
             self.mover.pump()
         self._writing.turn()
+        if self.prefetch is not None:
+            self.prefetch.turn()
         self._work.turn()
         return self._work.more or self._recalls.changed
 
@@ -439,6 +472,8 @@ class Hierarchy:
             self._recalls.changed = True
             done(sums)
 
+        if self.prefetch is not None and self.mover.tier.name in tiers:
+            self.prefetch.forget(namespace)
         walk = self._work.walk
         walk(clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, walk, cleared).run())
 
@@ -462,7 +497,8 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        moments = (self._work.next_moment, self.mover.next_moment)
+        guess = self.prefetch.next_moment if self.prefetch is not None else None
+        moments = (self._work.next_moment, self.mover.next_moment, guess)
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property

@@ -37,6 +37,9 @@ MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 AHEAD_S = 0.1
 """Of reads that a tier is asked for beyond what it is doing."""
 
+NOBODYS = 1 << 62
+"""The place in line of what no request waits for."""
+
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
@@ -99,6 +102,11 @@ class Mover:
     def down(self) -> bool:
         """Nothing is read from the tier for now."""
         return self._reads.state is Circuit.OPEN
+
+    @property
+    def at_leisure(self) -> bool:
+        """The tier is well, and no request waits for it."""
+        return self._reads.state is Circuit.CLOSED and not self.ahead(NOBODYS)
 
     @property
     def next_moment(self) -> float | None:

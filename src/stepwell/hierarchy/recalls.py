@@ -21,7 +21,7 @@ from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.survey import Survey
@@ -39,10 +39,6 @@ AT_ONCE = 32
 
 MOST_EARLY = 4096
 """Transfers of a session that are acknowledged and not known: as many as may be under way."""
-
-
-NOBODYS = 1 << 62
-"""The place in line of what no request waits for."""
 
 
 class _Obstacle(NamedTuple):
@@ -202,7 +198,7 @@ class Recalls:
                 return
             digest = ticket.digests[32 * at : 32 * at + 32]
             origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
-            entry = self._fill(session, origin, origin.name(digest), parent, NOBODYS)
+            entry = self.fill(session, origin, origin.name(digest), parent, NOBODYS)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -285,13 +281,13 @@ class Recalls:
         if ticket.weighed is None:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        entry = self._fill(session, origins[below], ids[below], parent, ticket.order)
+        entry = self.fill(session, origins[below], ids[below], parent, ticket.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
-    def _fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+    def fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
         """A block of the arena that is being filled from below; None: there is no room."""
         assert session.owner is not None
         entry = self._arena.reserve(session.owner, id, parent, len(session.workers), session.copiers)

@@ -153,6 +153,7 @@ def _serve(
         keep=lambda barred: quarantine.keep(barred, executor),
         recall=Mode(settings.recall),
         write=WRITE_POLICIES[settings.write](),
+        prefetch=settings.prefetch == "on",
         calibrations=costs.read(),
         learned=lambda learned: costs.keep(learned, executor),
     )

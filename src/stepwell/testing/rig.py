@@ -50,6 +50,7 @@ class Rig:
         sealed: bool = True,
         barred: Iterable[Tags] = (),
         write: WritePolicy | None = None,
+        prefetch: bool = False,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -67,6 +68,7 @@ class Rig:
             well="rig",
             barred=barred,
             write=write,
+            prefetch=prefetch,
         )
 
     def turns(self, limit: int = 10_000) -> None:

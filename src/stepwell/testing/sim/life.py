@@ -79,6 +79,7 @@ def make_well(
         tier=tier,
         entropy=entropy,
         write=WRITE_POLICIES[setup.write](),
+        prefetch=setup.prefetch,
     )
     return hierarchy, sealing
 

@@ -31,7 +31,7 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory.
-    `write`: the name of a write policy."""
+    `write`: the name of a write policy. `prefetch`: conversations that go on at regular times are brought up."""
 
     sealed: bool
     models: tuple[Model, ...]
@@ -44,9 +44,10 @@ class Setup:
     segments: int
     reserve: int
     write: str
+    prefetch: bool
 
     @classmethod
-    def draw(cls, dice: Random, *, small: bool = False, write: str = "through") -> Setup:
+    def draw(cls, dice: Random, *, small: bool = False, write: str = "through", prefetch: bool = False) -> Setup:
         """`small`: one model and few blocks, for what is done a hundred thousand times."""
         models = [Model(b"w" * 32, dice.choice((1, 1, 2)), dice.choice((2048, 4096)))]
         if not small and dice.random() < 0.5:
@@ -67,6 +68,7 @@ class Setup:
             segments=dice.randint(2, 4 if small else 6),
             reserve=dice.choice((0, 0, 2)) * segment,
             write=write,
+            prefetch=prefetch,
         )
 
 
