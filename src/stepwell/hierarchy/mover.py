@@ -287,7 +287,7 @@ class Mover:
         most = min(max(LEAST_BATCH, min(MOST_BATCH, self._up_bytes // self._limits.readers)), self._in_flight() // 2)
         batch: list[Entry] = []
         nbytes = 0
-        while self._up and nbytes < most:
+        while self._up and (not batch or nbytes < most):
             order, _, entry = heapq.heappop(self._up)
             if self.staging.get(entry) == order:
                 self.staging[entry] = None
