@@ -106,6 +106,22 @@ class BlockNotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksPrefetched:
+    """A tier was asked for blocks that nobody has asked for yet."""
+
+    tier: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchEnded:
+    """A guess is over: of the blocks that were brought up for it, those that were asked for in its time, and not."""
+
+    used: int
+    unused: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierBreakerMoved:
     """A tier is asked for no more reads or writes ("open"), for one at a time ("half_open") or as usual ("closed")."""
 
@@ -222,6 +238,8 @@ Event = (
     | BlockNotRead
     | BlocksWritten
     | BlockNotWritten
+    | BlocksPrefetched
+    | PrefetchEnded
     | TierBreakerMoved
     | TierRecovered
     | CanaryHeard

@@ -10,6 +10,7 @@ from stepwell.block.digest import Chain
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
 from stepwell.io.executor import Executor
+from stepwell.policies.writing.base import WritePolicy
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.dict_tier import DictTier, Kept
@@ -49,6 +50,8 @@ class DeepRig(Rig):
         keyring: Keyring | None = None,
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
+        write: WritePolicy | None = None,
+        prefetch: bool = False,
     ) -> None:
         seed = random.randrange(1 << 32)
         print("seed", seed)
@@ -67,7 +70,16 @@ class DeepRig(Rig):
             return self.faulty
 
         keys = keyring or (left.keyring if left is not None else None)
-        super().__init__(slabs * SLAB, seed=seed, keyring=keys, tier=tier, queue_bytes=queue_bytes, sealed=sealed)
+        super().__init__(
+            slabs * SLAB,
+            seed=seed,
+            keyring=keys,
+            tier=tier,
+            queue_bytes=queue_bytes,
+            sealed=sealed,
+            write=write,
+            prefetch=prefetch,
+        )
         self.hierarchy.mover._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
         self.hierarchy.recover()
         self.executor.drain()

@@ -634,3 +634,14 @@ def test_a_tier_is_asked_for_little_until_it_is_known_and_for_no_more_than_it_br
     rig.faulty.release()
     rig.settle()
     assert len(engine.answer(ticket).refs) == 48
+
+
+def test_a_tier_is_asked_for_a_block_however_slow_it_is() -> None:
+    rig = written(4, 4)
+    engine = rig.join()
+    for _ in range(16):
+        rig.hierarchy.costs.read(4096, 1e5, 1.0)
+    assert rig.hierarchy.mover._in_flight() < 2
+    ticket = engine.ask(chain(4), recall="always")
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == 4

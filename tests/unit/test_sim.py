@@ -15,13 +15,16 @@ import pytest
 from stepwell.client.patience import Patience
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
+from stepwell.hierarchy import prefetch
 from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.prefetch import Guess, Prefetch
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Fill, Session
 from stepwell.hierarchy.spills import Spills
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
+from stepwell.policies.prefetch import record, rhythm
 from stepwell.testing.sim.disk import Disk
 from stepwell.testing.sim.fibres import Fibres, Killed
 from stepwell.testing.sim.oracle import Oracle, Violation, content
@@ -68,6 +71,32 @@ def test_walks() -> None:
     seen = _sum(walk(seed, 2000) for seed in _seeds(8))
     for what in ("kills", "power cuts", "exits", "lost connections", "ended: recalled", "found after a kill"):
         assert seen[what], f"the walks do not reach enough: {seen}"
+
+
+@pytest.mark.parametrize("write", ["back", "second_touch"])
+def test_walks_of_wells_that_do_not_write_through(write: str) -> None:
+    seen = _sum(walk(seed, 1500, write=write) for seed in _seeds(3))
+    assert seen["came to the end"] == 3
+
+
+def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less of a rhythm than any walk has, and never discouraged."""
+    monkeypatch.setattr(rhythm, "MOST_DEVIATION", 100.0)
+    monkeypatch.setattr(rhythm, "LEAST_TIMES", 1)
+    monkeypatch.setattr(record, "LEAST_RIGHT", 0.0)
+    monkeypatch.setattr(prefetch, "HOST_SHARE", 2)
+    brought: list[int] = []
+    step = Prefetch._step
+
+    def counted(self: Prefetch, guess: Guess, *arguments: Any) -> Any:
+        entry = step(self, guess, *arguments)
+        brought.append(len(guess.brought))
+        return entry
+
+    monkeypatch.setattr(Prefetch, "_step", counted)
+    seen = _sum(walk(seed, 1500, prefetch=True) for seed in _seeds(3))
+    assert seen["came to the end"] == 3
+    assert sum(brought) > 0
 
 
 def test_states_after_power_cuts() -> None:

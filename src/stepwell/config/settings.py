@@ -91,6 +91,17 @@ class Settings(BaseModel):
         description="where a block lies: by_worth: in host memory if the policy lets it in there, else only on disk, or"
         " nowhere without one; hot: always in host memory, too; warm: only on disk, if there is one",
     )
+    write: Literal["through", "back", "second_touch"] = Field(
+        default="through",
+        description="when blocks are written to disk: as soon as they are spilled; back: shortly before host memory"
+        " forgets them, and the rest when the well ends, so that a kill loses what was not written; second_touch: when"
+        " they are asked for a second time, so that prompts that never come back wear no device",
+    )
+    prefetch: Literal["on", "off"] = Field(
+        default="off",
+        description="whether blocks on disk of a conversation that goes on at regular times are brought into host"
+        " memory shortly before it is expected to",
+    )
     seal: Literal["aes-256-gcm", "plain"] = Field(
         default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
     )

@@ -37,6 +37,8 @@ MOMENT_S = 1e-6
 
 LOOKED_AT = 8
 """Slabs of each other owner that are weighed against a need."""
+MOST_NEXT = 128
+"""Blocks of an owner that are named as the next to go."""
 
 Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
 
@@ -329,6 +331,20 @@ class Arena:
             return False
         self.drop(victim, "evicted")
         return True
+
+    def next_to_go(self, nbytes: int) -> list[Entry]:
+        """About which blocks each owner would lose if so many more bytes came for it: none where there is room. At most
+        MOST_NEXT of each."""
+        found: list[Entry] = []
+        for owner, holding in self.holdings.items():
+            layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
+            if holding.making or not layout.slots:
+                continue
+            room = holding.free + (self.host_bytes - self.bytes) // layout.nbytes * layout.slots
+            short = min(-(-nbytes // owner.slot_bytes) - room, MOST_NEXT)
+            if short > 0:
+                found += holding.residents.few(short)
+        return found
 
     def commit(self, entry: Entry) -> None:
         """All ranks have written it: RESIDENT from now on."""

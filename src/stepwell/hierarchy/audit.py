@@ -94,6 +94,10 @@ def hierarchy(well: Hierarchy) -> None:
     for entry in well.mover.leased:
         leases[id(entry)] = leases.get(id(entry), 0) + 1
     filling |= {id(entry) for entry in well.mover.staging}
+    if well.prefetch is not None and well.prefetch.held_bytes != sum(entry.nbytes for entry in well.prefetch.held):
+        wrong.append(f"{well.prefetch.held_bytes} bytes of guesses, of {len(well.prefetch.held)} blocks")
+    if well.mover.queued_bytes != sum(entry.nbytes for entry in well.mover.owed):
+        wrong.append(f"{well.mover.queued_bytes} bytes are to be written, of {len(well.mover.owed)} blocks")
     quarantined = 0
     for quarantine in well.roster.quarantines:
         quarantined += len(quarantine.slots)

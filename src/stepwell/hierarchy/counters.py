@@ -68,6 +68,11 @@ class Counters:
                 self.tiers[f"{tier}_not_recalled_{reason}"] += 1
             case e.BlockNotWritten(tier, reason):
                 self.tiers[f"{tier}_skipped_{reason}"] += 1
+            case e.BlocksPrefetched(tier, blocks):
+                self.tiers[f"{tier}_prefetched_blocks"] += blocks
+            case e.PrefetchEnded(used, unused):
+                self.total["prefetches_used"] += used
+                self.total["prefetches_unused"] += unused
             case e.TierBreakerMoved(tier, operation, "open", _):
                 self.tiers[f"{tier}_{operation}s_stopped"] += 1
             case e.TierBreakerMoved():

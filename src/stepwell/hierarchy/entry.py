@@ -19,12 +19,12 @@ class Entry:
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
-    set by the hierarchy: whose it is, for tiers below. `staged`, by the mover: it comes from there. `standing` is
-    set when it is given its place, and stays when it has left.
+    set by the hierarchy: whose it is, for tiers below. `staged` and `written`, by the mover: it came from or went
+    there. `standing` is set when it is given its place, and stays when it has left.
     """
 
     __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "staged",
-                 "standing", "state")  # fmt: skip
+                 "standing", "state", "written")  # fmt: skip
 
     standing: Standing
 
@@ -40,6 +40,7 @@ class Entry:
         self.pins = 0
         self.leases = 0
         self.staged = False
+        self.written = False
 
     def change(self, event: Event) -> None:
         self.state = after(self.state, event)

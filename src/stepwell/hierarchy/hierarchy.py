@@ -30,6 +30,7 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import MOST_BATCH, Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.prefetch import Prefetch
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.sealing import Sealing
@@ -39,12 +40,15 @@ from stepwell.hierarchy.spills import Spills
 from stepwell.hierarchy.survey import Survey
 from stepwell.hierarchy.weighing import Weighing
 from stepwell.hierarchy.work import Step, Work, WorkQueue
+from stepwell.hierarchy.writing import Writing
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES, Policy
 from stepwell.policies.decide import Mode
 from stepwell.policies.placement.base import Placement
+from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.writing.through import Through
 from stepwell.protocol import messages as m
 from stepwell.tiers.base import Tier
 from stepwell.tiers.null import NullTier
@@ -62,8 +66,10 @@ class Hierarchy:
     """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
     well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
-    sessions. `recall`: how requests without a wish of their own are decided. `calibrations`: costs of prefill that an
-    earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must not block."""
+    sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
+    tier; None: at once. `prefetch`: they are brought up from it before anybody asks for them. `calibrations`: costs of
+    prefill that an earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must
+    not block."""
 
     def __init__(
         self,
@@ -83,6 +89,8 @@ class Hierarchy:
         recall: Mode = Mode.DEFAULT,
         policy: Callable[[], Policy] = POLICIES["default"],
         placement: Placement | None = None,
+        write: WritePolicy | None = None,
+        prefetch: bool = False,
         calibrations: Calibrations | None = None,
         learned: Callable[[Calibrations], None] = lambda costs: None,
     ) -> None:
@@ -137,13 +145,28 @@ class Hierarchy:
             limits,
             self._emit,
             self._recalls.landed,
-            self._recalls.freed,
+            self._written,
             self.costs,
         )
         weighing = Weighing(clock, self._emit, self.costs, below.name, self.mover.ahead, recall)
         self._recalls.weighing = weighing
         self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
         self.decisions = Decisions()
+        self._writing = Writing(self.arena, self.mover, write or Through(), self._emit, self._work.walk)
+        self.prefetch: Prefetch | None = None
+        if prefetch:
+            self.prefetch = Prefetch(
+                self.arena,
+                self.index,
+                self.mover,
+                self.costs,
+                clock,
+                self._emit,
+                self.canaries.bars,
+                self._work.walk,
+                self._recalls.fill,
+            )
+        self._recalls.told = self._told
         self._spills = Spills(
             self.arena,
             self.index,
@@ -151,6 +174,7 @@ class Hierarchy:
             self._emit,
             self._origins,
             self.canaries.bars,
+            self._published,
             self.mover,
             self._weight,
         )
@@ -281,8 +305,25 @@ class Hierarchy:
         if self.index.get(entry.id) is entry:
             del self.index[entry.id]
         self._emit(e.BlockDropped(reason))
+        if self.prefetch is not None:
+            self.prefetch.left(entry)
         if reason in ("evicted", "retired"):
             self._ghosts.add(entry.id)
+            self._writing.left(entry)
+
+    def _published(self, entry: Entry) -> None:
+        self._writing.spilled(entry)
+        if self.prefetch is not None:
+            self.prefetch.spilled(entry)
+
+    def _told(self, run: Sequence[Entry]) -> None:
+        self._writing.used(run)
+        if self.prefetch is not None:
+            self.prefetch.used(run)
+
+    def _written(self, blocks: int) -> None:
+        self._recalls.freed()
+        self._writing.written(blocks)
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -311,6 +352,9 @@ class Hierarchy:
                 if len(session.tickets) >= MAX_TICKETS:
                     raise _not_now(message)
                 self._work.add(self._recalls.ask(session, message))
+                if self.prefetch is not None and self._recalls.weighing.mode(message.recall) is not Mode.NEVER:
+                    origin = self._origins(session, message.epoch)[0]
+                    self._work.walk(self.prefetch.asked(session, origin, digests))
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
@@ -403,6 +447,9 @@ class Hierarchy:
             self._work.add(*self._recalls.retry())
         if (due := self.mover.next_moment) is not None and due <= self._clock.now():
             self.mover.pump()
+        self._writing.turn()
+        if self.prefetch is not None:
+            self.prefetch.turn()
         self._work.turn()
         return self._work.more or self._recalls.changed
 
@@ -423,9 +470,9 @@ class Hierarchy:
         tier.recover(done)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Nobody is connected any more: what waits to be written is written, and `done` is called when the tier has it
-        in its best form. Call `turn` and deliver completions meanwhile."""
-        self.mover.when_idle(lambda: self.mover.tier.settle(done))
+        """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
+        it in its best form. Call `turn` and deliver completions meanwhile."""
+        self._writing.end(lambda: self.mover.when_idle(lambda: self.mover.tier.settle(done)))
 
     # what an operator asks --------------------------------------------------------------------------------------------
 
@@ -446,6 +493,8 @@ class Hierarchy:
             self._recalls.changed = True
             done(sums)
 
+        if self.prefetch is not None and self.mover.tier.name in tiers:
+            self.prefetch.forget(namespace)
         walk = self._work.walk
         walk(clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, walk, cleared).run())
 
@@ -469,7 +518,8 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        moments = (self._work.next_moment, self.mover.next_moment)
+        guess = self.prefetch.next_moment if self.prefetch is not None else None
+        moments = (self._work.next_moment, self.mover.next_moment, guess)
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property

@@ -1,6 +1,6 @@
-"""Moves blocks between the arena and the tier below it: writes through what was spilled, stages what is asked for.
+"""Moves blocks between the arena and the tier below it: writes what it is told to, stages what is asked for.
 
-    down   commit ──► queue, bounded in bytes ──► batches of up to 8 MiB ──► tier
+    down   write ──► queue, bounded in bytes ──► batches of up to 8 MiB ──► tier
     up     a ticket wants it ──► heap by the engine's queue, then place in the prompt ──► batches ──► tier ──► landed
 
 A block that waits to be written is leased, so that it stays, up to `queue_bytes` of them; beyond that it waits as long
@@ -37,13 +37,16 @@ MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
 AHEAD_S = 0.1
 """Of reads that a tier is asked for beyond what it is doing."""
 
+NOBODYS = 1 << 62
+"""The place in line of what no request waits for."""
+
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
 
 class Mover:
-    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `freed` is called when blocks that were
-    leased until they were written are so no more."""
+    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `written` is told when a write has ended,
+    and how many blocks it has stored: all that it was for were leased, and are so no more."""
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Mover:
         limits: Limits,
         emit: e.Sink,
         landed: Callable[[list[Entry]], None],
-        freed: Callable[[], None],
+        written: Callable[[int], None],
         costs: Costs,
     ) -> None:
         self._arena = arena
@@ -66,11 +69,12 @@ class Mover:
         self._limits = limits
         self._emit = emit
         self._landed = landed
-        self._freed = freed
+        self._written = written
         self._costs = costs
         self._numbers = count(1)
         self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
-        self.queued_bytes = 0  # waiting to be written, or being written
+        self.owed: set[Entry] = set()  # waiting to be written, or being written
+        self.queued_bytes = 0  # of them
         self._leased_bytes = 0  # of them, those that are leased
         self._up: list[tuple[int, int, Entry]] = []
         self.staging: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
@@ -98,6 +102,11 @@ class Mover:
     def down(self) -> bool:
         """Nothing is read from the tier for now."""
         return self._reads.state is Circuit.OPEN
+
+    @property
+    def at_leisure(self) -> bool:
+        """The tier is well, and no request waits for it."""
+        return self._reads.state is Circuit.CLOSED and not self.ahead(NOBODYS)
 
     @property
     def next_moment(self) -> float | None:
@@ -159,16 +168,14 @@ class Mover:
 
     # down -------------------------------------------------------------------------------------------------------------
 
-    def spilled(self, entry: Entry) -> None:
-        """The block has just been published: it is to be written, if the tier keeps anything and it is not there."""
-        if not self.keeps:
-            return
-        if self.tier.lookup(entry.id):
-            self.tier.touch(entry.id)
+    def write(self, entry: Entry) -> None:
+        """This RESIDENT block, which the tier does not have, is to be written."""
+        if entry in self.owed:
             return
         if self.queued_bytes + entry.nbytes > self._limits.host_bytes:
             self._emit(e.BlockNotWritten(self.tier.name, "queue_full"))
             return
+        self.owed.add(entry)
         self.queued_bytes += entry.nbytes
         held = self._leased_bytes + entry.nbytes <= self._limits.queue_bytes
         if held:
@@ -205,16 +212,19 @@ class Mover:
             stored = [entry for entry, answer in zip(batch, answers, strict=True) if answer is Writing.STORED]
             for entry, answer in zip(batch, answers, strict=True):
                 self._let_go(entry, held=True)
-                if answer is not Writing.STORED:
+                if answer is Writing.STORED:
+                    entry.written = True
+                else:
                     self._emit(e.BlockNotWritten(self.tier.name, answer.value))
             seconds = self._clock.now() - began
             self._emit(e.BlocksWritten(self.tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
-            self._freed()
+            self._written(len(stored))
             self.pump()
 
         self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
 
     def _let_go(self, entry: Entry, *, held: bool) -> None:
+        self.owed.remove(entry)
         self.queued_bytes -= entry.nbytes
         if held:
             self._leased_bytes -= entry.nbytes
@@ -277,7 +287,7 @@ class Mover:
         most = min(max(LEAST_BATCH, min(MOST_BATCH, self._up_bytes // self._limits.readers)), self._in_flight() // 2)
         batch: list[Entry] = []
         nbytes = 0
-        while self._up and nbytes < most:
+        while self._up and (not batch or nbytes < most):
             order, _, entry = heapq.heappop(self._up)
             if self.staging.get(entry) == order:
                 self.staging[entry] = None

@@ -11,7 +11,7 @@ pins) the ticket waits and is followed again when something changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
@@ -21,7 +21,7 @@ from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.survey import Survey
@@ -42,10 +42,6 @@ MOST_EARLY = 4096
 """Transfers of a session that are acknowledged and not known: as many as may be under way."""
 
 
-NOBODYS = 1 << 62
-"""The place in line of what no request waits for."""
-
-
 class _Obstacle(NamedTuple):
     """Why a run does not grow now, and whether waiting may help."""
 
@@ -58,11 +54,13 @@ _UNWEIGHED = _Obstacle("unweighed", True)
 
 
 class Recalls:
-    """`mover`, `weighing` and `survey` are set by the hierarchy before anybody asks."""
+    """`mover`, `weighing`, `survey` and `told` are set by the hierarchy before anybody asks. `told` hears of the blocks
+    that a request was told of, in the order of its prompt."""
 
     mover: Mover
     weighing: Weighing
     survey: Survey
+    told: Callable[[Sequence[Entry]], None]
 
     def __init__(
         self,
@@ -203,7 +201,7 @@ class Recalls:
                 return
             digest = ticket.digests[32 * at : 32 * at + 32]
             origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
-            entry = self._fill(session, origin, origin.name(digest), parent, NOBODYS, at)
+            entry = self.fill(session, origin, origin.name(digest), parent, NOBODYS, at)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -286,22 +284,23 @@ class Recalls:
         if ticket.weighed is None:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        entry = self._fill(session, origins[below], ids[below], parent, ticket.order, len(ticket.pinned))
+        entry = self.fill(session, origins[below], ids[below], parent, ticket.order, len(ticket.pinned))
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
-    def _fill(
+    def fill(
         self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int, depth: int
     ) -> Entry | None:
         """A block of the arena that is being filled from below; None: there is no room. That a request needs it counts
         as a use."""
         assert session.owner is not None
         owner, shards = session.owner, len(session.workers)
+        passing = False
         if order != NOBODYS:
             self._arena.asked(owner, id, depth, self._weight(session, depth))
-        passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
+            passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
         entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
         if entry is not None:
             entry.origin = origin
@@ -333,9 +332,7 @@ class Recalls:
         news = ticket.pinned[first : ticket.landed]
         brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
         self._arena.touch([entry for entry, staged in zip(news, brought, strict=True) if not staged])
-        if self.mover.keeps:
-            for entry in news:  # what is used here stays there, too: after a restart the rest is worthless without it
-                self.mover.tier.touch(entry.id)
+        self.told(news)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,

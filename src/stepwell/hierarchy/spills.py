@@ -30,6 +30,7 @@ class Spills:
         emit: Sink,
         origins: Callable[[Session, int], tuple[Origin, ...]],
         barred: Callable[[Iterable[Origin]], bool],
+        published: Callable[[Entry], None],
         mover: Mover,
         weight: Callable[[Session, int], float],
     ) -> None:
@@ -39,6 +40,7 @@ class Spills:
         self._emit = emit
         self._origins = origins
         self._barred = barred
+        self._published = published
         self._mover = mover
         self._weight = weight
         self._leases = 0
@@ -163,7 +165,7 @@ class Spills:
             self._settle(session, number)
             self._arena.commit(fill.entry)
             self._emit(BlockSpilled(fill.entry.nbytes))
-            self._mover.spilled(fill.entry)
+            self._published(fill.entry)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:

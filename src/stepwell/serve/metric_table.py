@@ -156,6 +156,12 @@ METRICS = (
         (Source("disk_not_recalled_*", _DISK, "reason"),),
     ),
     Metric(
+        "stepwell_prefetched_blocks_total",
+        "counter",
+        "Blocks brought up because a conversation was expected to go on: asked for in time (used), or not (unused).",
+        (Source("prefetches_used", {"outcome": "used"}), Source("prefetches_unused", {"outcome": "unused"})),
+    ),
+    Metric(
         "stepwell_unreadable_segments",
         "gauge",
         "Segments on disk whose keys are not in the keyring, of another version or damaged: never deleted unasked.",
@@ -228,6 +234,7 @@ NOT_METRICS = frozenset(
         "connections",  # this scrape's own among them
         "disk_foreign_files",  # what `stepwell fsck` lists
         "disk_index_bytes",  # follows from disk_blocks
+        "disk_prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
         "disk_recovered_blocks",  # once, at the start: the log says it
         "disk_recovery_seconds",
         "disk_segments",  # disk_bytes says it in bytes

@@ -36,6 +36,7 @@ from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.log import well_log
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import Mode
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
@@ -154,6 +155,8 @@ def _serve(
         recall=Mode(settings.recall),
         policy=POLICIES[settings.policy],
         placement=PLACEMENTS[settings.placement](),
+        write=WRITE_POLICIES[settings.write](),
+        prefetch=settings.prefetch == "on",
         calibrations=costs.read(),
         learned=lambda learned: costs.keep(learned, executor),
     )

@@ -24,6 +24,7 @@ from stepwell.hierarchy.session import Peer
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Bytes, Mapping
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
+from stepwell.policies.writing.base import WritePolicy
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.clock import SetClock
@@ -51,6 +52,8 @@ class Rig:
         barred: Iterable[Tags] = (),
         policy: str = "lru",
         placement: str = "by_worth",
+        write: WritePolicy | None = None,
+        prefetch: bool = False,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -69,6 +72,8 @@ class Rig:
             barred=barred,
             policy=POLICIES[policy],
             placement=PLACEMENTS[placement](),
+            write=write,
+            prefetch=prefetch,
         )
 
     def turns(self, limit: int = 10_000) -> None:

@@ -84,6 +84,11 @@ class Arc(Eviction):
             return self._oldest(self._once) or self._oldest(self._often)
         return self._oldest(self._often) or self._oldest(self._once)
 
+    def few(self, n: int) -> list[Item]:
+        self.victim()
+        parts = (self._once, self._often) if self._once.size > self._target else (self._often, self._once)
+        return [item for part in parts for item in part.ranks.few(n)][:n]
+
     def _oldest(self, part: _Part) -> Item | None:
         while (top := part.ranks.top()) is not None:
             used, item = top

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stepwell.policies.item import Item
 
 
@@ -26,6 +28,12 @@ class Queue:
         self.oldest: Place | None = None
         self.newest: Place | None = None
         self.size = 0
+
+    def upwards(self, place: Place | None) -> Iterator[Item]:
+        """From this place to the newest."""
+        while place is not None:
+            yield place.item
+            place = place.newer
 
     def append(self, place: Place) -> None:
         """As the newest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
@@ -60,6 +61,13 @@ class S3Fifo(Eviction):
         if self._small.size > SMALL * self._held:
             return self._of_small() or self._of_main()
         return self._of_main() or self._of_small() or self._of_main()  # where some of the small ones may be by now
+
+    def few(self, n: int) -> list[Item]:
+        victim = self.victim()
+        if victim is None:
+            return []
+        queue = victim.note.queue
+        return list(islice(queue.upwards(queue.oldest), n))
 
     @property
     def _held(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.eviction.queue import Place, Queue
 from stepwell.policies.item import Item
@@ -45,6 +47,10 @@ class Sieve(Eviction):
                 place.visited = False
                 place = place.newer
         return None
+
+    def few(self, n: int) -> list[Item]:
+        victim = self.victim()
+        return [] if victim is None else list(islice(self._queue.upwards(victim.note), n))
 
     def leave(self, item: Item) -> None:
         place: _Place = item.note

@@ -12,13 +12,14 @@ from stepwell.errors import ConfigError
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.decide import Mode
 from stepwell.policies.hardware import preset
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.units import parse_size
 
 TIERS: Final = ("host", "disk", "shared")
 """Below the GPU, the nearest first. `host` and `disk` are each host's own."""
 
 ROUTES: Final = ("random", "round_robin", "prefix_affinity", "kv_aware")
-WRITES: Final = ("through", "back", "second_touch")
+WRITES: Final = tuple(WRITE_POLICIES)
 FAILURES: Final = ("engine_restart", "host_restart", "slow", "gone")
 
 

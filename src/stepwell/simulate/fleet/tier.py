@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepwell.policies.admission.base import Admission
-from stepwell.policies.admission.second_touch import SecondTouch
 from stepwell.policies.catalog import POLICIES, Policy
 from stepwell.policies.item import Item
 from stepwell.policies.transfer import TierSpeed
+from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.simulate.fleet import description
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.server import Job, Server
@@ -20,15 +21,15 @@ from stepwell.simulate.trace import Trace
 GPU = "gpu"
 
 
-class _Both(Admission):
-    """What is used a second time, if the policy wants it too."""
+class _Written(Admission):
+    """What is written after so many uses, if the policy wants it too."""
 
-    def __init__(self, policy: Admission) -> None:
+    def __init__(self, policy: Admission, write: WritePolicy) -> None:
         self._policy = policy
-        self._second = SecondTouch()
+        self._write = write
 
     def admits(self, item: Item, victim: Item | None) -> bool:
-        return self._second.admits(item, victim) and self._policy.admits(item, victim)
+        return self._write.at_spill(item.uses) and self._policy.admits(item, victim)
 
 
 class Level:
@@ -93,6 +94,7 @@ class Tier(Level):
             name, lambda left: Store(trace, policy_of(like), capacity, cost, left), watch if watch else Unseen()
         )
         self._like = like
+        self._back = _writes_back(like)
         self._block_bytes = block_bytes
         self._most = most
         self._slowed = 1.0
@@ -121,14 +123,14 @@ class Tier(Level):
 
     def there(self, first: int, last: int) -> None:
         path = self._store.path(first, last)
-        if self._like.write != "back" and self.up:
+        if not self._back and self.up:
             self._write(path)
         else:
             self._store.settle(path)
 
     def take(self, run: Run) -> None:
         """It has left the level above, whose run it is. What is there already is not written again."""
-        if self._like.write != "back" or not self.up:
+        if not self._back or not self.up:
             return
         prefix = run.base - run.start
         self._store.path(prefix, run.base)  # so that no run reaches over its beginning
@@ -168,7 +170,14 @@ class Tier(Level):
 def policy_of(like: description.Tier) -> Policy:
     """A new one."""
     policy = POLICIES[like.policy]()
-    return Policy(policy.eviction, _Both(policy.admission)) if like.write == "second_touch" else policy
+    if _writes_back(like):
+        return policy
+    return Policy(policy.eviction, _Written(policy.admission, WRITE_POLICIES[like.write]()))
+
+
+def _writes_back(like: description.Tier) -> bool:
+    """What leaves the level above is written."""
+    return WRITE_POLICIES[like.write]().ahead(like.capacity) > 0
 
 
 def _nothing() -> None:

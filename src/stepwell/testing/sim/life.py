@@ -13,6 +13,7 @@ from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
+from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.testing.clock import SetClock
 from stepwell.testing.sim.disk import Disk
 from stepwell.testing.sim.fibres import Fibres
@@ -80,6 +81,8 @@ def make_well(
         entropy=entropy,
         policy=POLICIES[setup.policy],
         placement=PLACEMENTS[setup.placement](),
+        write=WRITE_POLICIES[setup.write](),
+        prefetch=setup.prefetch,
     )
     return hierarchy, sealing
 

@@ -103,7 +103,8 @@ def _nothing_is_left(world: World) -> None:
 def _hits(world: World) -> None:
     """The well that has lived through all that takes blocks in again: they are found at once, whatever its disks say,
     and, when the disks are asked again, by the next well, from disk. That one does the same, for the one after it. One
-    of both is killed, the other stops: what was written, as its completion said, is found after either."""
+    of both is killed, the other stops: what was written, as its completion said, is found after either. What a kill
+    loses of a well that writes back, nobody has promised."""
     assert world.life is not None
     faults = sum(files.met for files in world.life.files)
     world.whims = False
@@ -111,6 +112,8 @@ def _hits(world: World) -> None:
     _spill(world, digests, _EPOCH)
     if _found(world, _joined(world), digests, _EPOCH) < 2:
         raise Violation("hits", "what was spilled in fair weather is not found in host memory")
+    if world.setup.write == "back":
+        return
     asked = has_room(world)
     if asked:
         _renew(world)
@@ -165,6 +168,8 @@ def _spill(world: World, digests: bytes, epoch: int) -> None:
     world.spill(engine, digests, epoch, 0)
     for _ in range(4):
         _pass(world)
+    if world.setup.write == "second_touch":
+        _found(world, engine, digests, epoch)
 
 
 def _joined(world: World) -> Engine:

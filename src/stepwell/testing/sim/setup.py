@@ -31,7 +31,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory."""
+    """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory.
+    `write`: the name of a write policy. `prefetch`: conversations that go on at regular times are brought up."""
 
     sealed: bool
     models: tuple[Model, ...]
@@ -43,6 +44,8 @@ class Setup:
     segment: int
     segments: int
     reserve: int
+    write: str
+    prefetch: bool
 
     @property
     def policy(self) -> str:
@@ -54,7 +57,7 @@ class Setup:
         return sorted(PLACEMENTS)[self.prompts[0][1] % len(PLACEMENTS)]
 
     @classmethod
-    def draw(cls, dice: Random, *, small: bool = False) -> Setup:
+    def draw(cls, dice: Random, *, small: bool = False, write: str = "through", prefetch: bool = False) -> Setup:
         """`small`: one model and few blocks, for what is done a hundred thousand times."""
         models = [Model(b"w" * 32, dice.choice((1, 1, 2)), dice.choice((2048, 4096)))]
         if not small and dice.random() < 0.5:
@@ -74,6 +77,8 @@ class Setup:
             segment=segment,
             segments=dice.randint(2, 4 if small else 6),
             reserve=dice.choice((0, 0, 2)) * segment,
+            write=write,
+            prefetch=prefetch,
         )
 
 

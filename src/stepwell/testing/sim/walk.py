@@ -40,11 +40,20 @@ class Walked:
     violation: Violation | None
 
 
-def walk(seed: int, steps: int = STEPS, *, cuts: int = 0, tell: Callable[[str], None] | None = None) -> Walked:
+def walk(
+    seed: int,
+    steps: int = STEPS,
+    *,
+    cuts: int = 0,
+    write: str = "through",
+    prefetch: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Walked:
     """The walk of this seed. `cuts`: states after power cuts that are opened on its way, in fair weather and in a
-    smaller world. Raises nothing: what is wrong is in the answer."""
+    smaller world. `write`: the wells' write policy; `prefetch`: they guess. Raises nothing: what is wrong is in the
+    answer."""
     trace, dice = Trace(tell), Random(seed)
-    world = World(Setup.draw(dice, small=cuts > 0), dice, trace)
+    world = World(Setup.draw(dice, small=cuts > 0, write=write, prefetch=prefetch), dice, trace)
     probe = Cuts(world, cuts)
     descriptors = _descriptors()
     violation = None

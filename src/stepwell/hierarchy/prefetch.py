@@ -1,0 +1,266 @@
+"""Blocks of conversations that are expected to go on soon are brought up before anybody asks for them.
+
+    asked, spilled ──► conversations ──due──► guess ──► a few blocks at a time, parents first ──► mover, as NOBODYS
+                                                │
+              told of to a request: used ◄──────┴──────► not within the window: dropped, and counted
+
+A guess may be wrong, so it gets little: a share of what the tier brings, only while no request waits for the tier and
+the tier is well, and a share of host memory, which it gives back when its window has closed. When most guesses are
+wrong, nothing is guessed for a while.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from stepwell.block.namespace import BlockId
+from stepwell.events import BlocksPrefetched, PrefetchEnded, Sink
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.costs import Costs
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import NOBODYS, Mover
+from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.session import Phase, Session
+from stepwell.hierarchy.work import Step, Work
+from stepwell.io.clock import Clock
+from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
+from stepwell.policies.prefetch.record import Record
+
+SPEED_SHARE = 0.25
+"""Of what the tier brings in a second, at most, goes into guesses."""
+
+HOST_SHARE = 16
+"""One part in so many of host memory, at most, is held by guesses of which nobody has made use yet."""
+
+BATCH_BYTES = 2 << 20
+"""Asked for at a time: what a request may have to wait for. At least one block."""
+
+MOST_LOOKED_AT = 64
+"""Blocks in one turn."""
+
+AGAIN_S = 0.05
+"""After which is looked again, when something was in the way."""
+
+Fill = Callable[[Session, Origin, BlockId, Entry | None, int, int], Entry | None]
+
+
+@dataclass(slots=True, eq=False)
+class Guess:
+    """That a conversation goes on before `until`. `at`: how many of its blocks have been looked at, of which `parent`
+    was the last. `brought` were not in host memory; `used`: how many of these were asked for."""
+
+    conversation: Conversation
+    turn: int
+    until: float
+    at: int = 0
+    parent: Entry | None = None
+    brought: list[Entry] = field(default_factory=list)
+    used: int = 0
+
+
+class Prefetch:
+    """`fill` makes a block of the arena that is being filled from below, or says that there is no room."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        index: Mapping[BlockId, Entry],
+        mover: Mover,
+        costs: Costs,
+        clock: Clock,
+        emit: Sink,
+        barred: Callable[[Iterable[Origin]], bool],
+        walk: Callable[[Work], None],
+        fill: Fill,
+    ) -> None:
+        self._arena = arena
+        self._index = index
+        self._mover = mover
+        self._costs = costs
+        self._clock = clock
+        self._emit = emit
+        self._barred = barred
+        self._walk = walk
+        self._fill = fill
+        self._numbers = count(1)
+        self._conversations = Conversations()
+        self._record = Record()
+        self._due: list[tuple[float, int, Guess]] = []
+        self._closing: list[tuple[float, int, Guess]] = []  # by when their window closes
+        self._guess: Guess | None = None  # whose blocks are being brought up
+        self._next = 0.0  # when it may go on
+        self._forgetting: list[bytes] = []  # namespaces that were cleared
+        self.held: dict[Entry, Guess] = {}  # brought up, and not used yet
+        self.held_bytes = 0
+
+    # what happens -----------------------------------------------------------------------------------------------------
+
+    def asked(self, session: Session, origin: Origin, digests: bytes) -> Work:
+        """A request of this session has asked for these blocks."""
+        return self._note(session, origin, digests, self._clock.now())
+
+    def _note(self, session: Session, origin: Origin, digests: bytes, now: float) -> Work:
+        ids: list[BlockId] = []
+        at: int | None = None
+        if len(digests) > 32 * MOST_CHAIN:
+            return
+        for first in range(0, len(digests), 32):
+            ids.append(origin.name(digests[first : first + 32]))
+            if self._conversations.ends(ids[-1]):
+                at = len(ids) - 1
+            yield Step.DONE
+        conversation = self._conversations.asked(origin.tag, ids, at, now)
+        if conversation is not None:
+            conversation.asker = session, origin
+            self._expect(conversation, session)
+
+    def spilled(self, entry: Entry) -> None:
+        """The block has just been published."""
+        if entry.parent is not None:
+            self._conversations.followed(entry.parent.id, entry.id)
+
+    def used(self, run: Sequence[Entry]) -> None:
+        """A request was told of these."""
+        if self.held:
+            for entry in run:
+                guess = self._let_go(entry)
+                if guess is not None:
+                    guess.used += 1
+
+    def left(self, entry: Entry) -> None:
+        """The block has gone from host memory."""
+        self._let_go(entry)
+
+    def forget(self, namespace: bytes) -> None:
+        """The blocks of this namespace, by its tag, are cleared from the tier; of all, if it is empty."""
+        self._forgetting.append(namespace)
+        self._walk(self._forget(namespace))
+
+    def _forget(self, namespace: bytes) -> Work:
+        for _ in self._conversations.forget(namespace):
+            yield Step.DONE
+        self._forgetting.remove(namespace)
+
+    # guessing ---------------------------------------------------------------------------------------------------------
+
+    def _expect(self, conversation: Conversation, session: Session) -> None:
+        """Its next turn, if it has a rhythm: its blocks are due so long before it as bringing them up takes."""
+        window, speed = conversation.rhythm.window, self._costs.speed
+        if window is None or speed is None or session.owner is None:
+            return
+        nbytes = min(len(conversation) * session.owner.slot_bytes * len(session.workers), self._most)
+        lead = speed.latency_s + nbytes * speed.byte_s / SPEED_SHARE
+        guess = Guess(conversation, conversation.turn, conversation.last + window.closes)
+        due = conversation.last + max(0.0, window.opens - lead)
+        heapq.heappush(self._due, (due, next(self._numbers), guess))
+        if len(self._due) > 2 * MOST_CONVERSATIONS:
+            self._due = [each for each in self._due if each[2].turn == each[2].conversation.turn]
+            heapq.heapify(self._due)
+
+    @property
+    def _most(self) -> int:
+        return self._arena.host_bytes // HOST_SHARE
+
+    @property
+    def next_moment(self) -> float | None:
+        """When `turn` has something to do."""
+        moments = [queue[0][0] for queue in (self._closing, self._due if self._guess is None else []) if queue]
+        if self._guess is not None:
+            moments.append(self._next)
+        return min(moments, default=None)
+
+    def turn(self) -> None:
+        """A little of what is due."""
+        now = self._clock.now()
+        if self._closing and self._closing[0][0] <= now:
+            self._walk(self._close(heapq.heappop(self._closing)[2]))
+        if self._guess is None:
+            if self._due and self._due[0][0] <= now:
+                guess = heapq.heappop(self._due)[2]
+                if self._record.trusted(now):
+                    self._guess, self._next = guess, now
+        elif now >= self._next:
+            self._bring(self._guess, now)
+
+    def _bring(self, guess: Guess, now: float) -> None:
+        """A few blocks of the guess; or its end."""
+        session, origin = guess.conversation.asker
+        speed = self._costs.speed
+        if (
+            now >= guess.until
+            or guess.turn != guess.conversation.turn  # it has gone on, or was forgotten
+            or session.phase is not Phase.LIVE
+            or self._barred((origin,))
+            or any(tag in (b"", origin.tag) for tag in self._forgetting)
+            or speed is None
+        ):
+            self._brought(guess)
+        elif not self._mover.at_leisure:
+            self._next = now + AGAIN_S
+        else:
+            nbytes = self._some(guess, session, origin)
+            self._mover.pump()
+            self._next = now + nbytes * speed.byte_s / SPEED_SHARE
+
+    def _some(self, guess: Guess, session: Session, origin: Origin) -> int:
+        """Bytes that were asked for."""
+        nbytes = 0
+        for _ in range(MOST_LOOKED_AT):
+            entry = self._step(guess, session, origin)
+            if entry is None:
+                self._brought(guess)
+                break
+            if self.held.get(entry) is guess:
+                nbytes += entry.nbytes
+            guess.at, guess.parent = guess.at + 1, entry
+            if nbytes >= BATCH_BYTES:
+                break
+        if nbytes:
+            self._emit(BlocksPrefetched(self._mover.tier.name, nbytes // guess.brought[-1].nbytes))
+        return nbytes
+
+    def _step(self, guess: Guess, session: Session, origin: Origin) -> Entry | None:
+        """The next block of the guess, in host memory or on its way there. None: there is no more to be had."""
+        if guess.at == len(guess.conversation):
+            return None
+        if guess.parent is not None and self._index.get(guess.parent.id) is not guess.parent:
+            return None
+        id = guess.conversation.block(guess.at)
+        entry = self._index.get(id)
+        if entry is not None:
+            return entry
+        assert session.owner is not None
+        nbytes = session.owner.slot_bytes * len(session.workers)
+        if self.held_bytes + nbytes > self._most or not self._mover.tier.lookup(id):
+            return None
+        entry = self._fill(session, origin, id, guess.parent, NOBODYS, guess.at)
+        if entry is not None:
+            guess.brought.append(entry)
+            self.held[entry] = guess
+            self.held_bytes += entry.nbytes
+        return entry
+
+    def _brought(self, guess: Guess) -> None:
+        """No more is brought up for it: what was is waited for to be used."""
+        self._guess = guess.parent = None
+        if guess.brought:
+            heapq.heappush(self._closing, (guess.until, next(self._numbers), guess))
+
+    def _close(self, guess: Guess) -> Work:
+        """Its window is over. What nobody has used gives its place back; it lies below as it did."""
+        self._record.ended(self._clock.now(), right=2 * guess.used >= len(guess.brought))
+        self._emit(PrefetchEnded(guess.used, len(guess.brought) - guess.used))
+        for entry in reversed(guess.brought):
+            if self._let_go(entry) is not None and entry.evictable:
+                self._arena.drop(entry, "unused")
+            yield Step.DONE
+
+    def _let_go(self, entry: Entry) -> Guess | None:
+        """It is no guess any more."""
+        guess = self.held.pop(entry, None)
+        if guess is not None:
+            self.held_bytes -= entry.nbytes
+        return guess

@@ -1,0 +1,143 @@
+"""Which blocks of the arena are handed to the mover to be written, and when: what happens to them is put to the write
+policy.
+
+    published ──► at_spill? ──────────────┐
+    told of to a request ──► at_use? ─────┼──► with the blocks before it ──► mover's queue
+    next to leave, or the well ends ──────┘
+
+A block is of no use to a next life without those before it. So what is written brings them along where they are not
+there yet, the first one first; they come to lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from stepwell.block.state import State
+from stepwell.events import BlockNotWritten, Sink
+from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.clearing import held
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.work import Step, Work
+from stepwell.policies.writing.base import WritePolicy
+
+MOST_BEFORE = 64
+"""Blocks that a spilled block brings along: its prefix was asked for with it, so there are rarely any."""
+
+
+class Writing:
+    """`walk` takes in walks."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        mover: Mover,
+        policy: WritePolicy,
+        emit: Sink,
+        walk: Callable[[Work], None],
+    ) -> None:
+        self._arena = arena
+        self._mover = mover
+        self._policy = policy
+        self._emit = emit
+        self._walk = walk
+        self._ahead = policy.ahead(arena.host_bytes)
+        self._selective = not policy.at_spill(1)  # of a block's prefix, not all may have been written
+        self._changed = False  # there is less room, or something else would leave next
+        self._walking = False
+
+    def spilled(self, entry: Entry) -> None:
+        """The block has just been published."""
+        if not self._mover.keeps:
+            return
+        self._changed = True
+        if self._mover.tier.lookup(entry.id):
+            self._mover.tier.touch(entry.id)
+        elif self._policy.at_spill(entry.standing.uses):
+            self._write(self._missing(entry) if self._selective else [entry])
+
+    def used(self, run: Sequence[Entry]) -> None:
+        """A request was told of these, in the order of its prompt; it knows those before them. What is used here stays
+        below, too: after a restart the rest is worthless without it."""
+        if not self._mover.keeps:
+            return
+        self._changed = True
+        write = self._policy.at_use()
+        for entry in run:
+            self._mover.tier.touch(entry.id)
+            if write and not self._safe(entry):
+                self._write([entry])
+
+    def left(self, entry: Entry) -> None:
+        """Host memory needed its place."""
+        if self._ahead and self._mover.keeps:
+            self._changed = True
+            if not self._safe(entry):
+                self._emit(BlockNotWritten(self._mover.tier.name, "gone"))
+
+    def written(self, blocks: int) -> None:
+        """A write has stored so many. None: nothing is tried again because of that."""
+        self._changed = self._changed or blocks > 0
+
+    def turn(self) -> None:
+        """Begins to write ahead, where there is need to. What is being written is ahead of the need already. Called
+        often."""
+        if self._changed and self._ahead and not self._walking:
+            self._changed = False
+            if next_to_go := self._arena.next_to_go(self._ahead - self._mover.queued_bytes):
+                self._walking = True
+                self._walk(self._clean(next_to_go))
+
+    def end(self, done: Callable[[], None]) -> None:
+        """The well ends: `done` is called when the mover has all that is to be written."""
+        if self._ahead and self._mover.keeps:
+            self._walk(self._finish(done))
+        else:
+            done()
+
+    def _clean(self, entries: Iterable[Entry]) -> Work:
+        for entry in entries:
+            yield from self._bring(entry)
+            yield Step.DONE
+        self._walking = False
+
+    def _finish(self, done: Callable[[], None]) -> Work:
+        """What was used last is written first, in case that there is no time for all."""
+        entries: list[Entry] = []
+        for entry in held(self._arena):
+            entries.append(entry)
+            yield Step.DONE
+        yield from self._clean(sorted(entries, key=lambda entry: -entry.standing.used))
+        done()
+
+    def _bring(self, entry: Entry) -> Work:
+        missing: list[Entry] = []
+        at: Entry | None = entry
+        while at is not None and not self._safe(at):
+            missing.append(at)
+            at = at.parent
+            yield Step.DONE
+        while missing:
+            self._write([missing.pop()])
+            yield Step.DONE
+
+    def _missing(self, entry: Entry) -> list[Entry]:
+        """The block and those right before it that are not below, the first one first."""
+        missing: list[Entry] = []
+        at: Entry | None = entry
+        while at is not None and len(missing) <= MOST_BEFORE and (at is entry or not self._safe(at)):
+            missing.append(at)
+            at = at.parent
+        return missing[::-1]
+
+    def _safe(self, entry: Entry) -> bool:
+        """It is below, or on its way there. Or it was, and the tier has let it go since: it is not written a second
+        time, so a tier that is too small is not worn by the same blocks again and again; and one that came up is not
+        brought back behind a clear, which drops it here last."""
+        return entry.staged or entry.written or entry in self._mover.owed or self._mover.tier.lookup(entry.id)
+
+    def _write(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if entry.state is State.RESIDENT:  # not one that is being filled, or left meanwhile
+                self._mover.write(entry)

@@ -1,0 +1,1 @@
+"""When which blocks are brought up before anybody has asked for them."""
