@@ -80,7 +80,7 @@ class Scan(About):
         if self.once in (0, 1):
             return np.full(self.requests, self.once == 1)
         pairs = self.requests // 2 + 1  # certainly enough, since no span is empty
-        breaks = rng.geometric(min(1.0, self.once / (1 - self.once) / self.burst), pairs)
+        breaks = rng.geometric(min(1.0, max(1e-12, self.once / (1 - self.once) / self.burst)), pairs)
         bursts = rng.geometric(1 / self.burst, pairs)
         spans = np.stack([breaks, bursts], axis=1).ravel().clip(max=self.requests)
         ends = np.cumsum(spans).clip(max=self.requests)
