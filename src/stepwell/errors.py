@@ -44,6 +44,7 @@ CODES = _table(
     ("SW-124", "a policy is not known"),
     ("SW-125", "a capacity to simulate cannot be used"),
     ("SW-126", "the description of a fleet is impossible"),
+    ("SW-127", "a sweep cannot be spread over a Ray cluster"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

@@ -342,3 +342,21 @@ def test_nonsense_has_a_code(arguments: list[str], code: str) -> None:
     with pytest.raises(StepwellError) as caught:
         invoke(*arguments)
     assert caught.value.code == code
+
+
+def test_a_cluster_comes_to_the_same() -> None:
+    """In a process of its own: Ray's messages are pickles, which nothing else here may read."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    command = [sys.executable, "-m", "stepwell", "simulate", SMALL, "--policy", "lru,default", "--json"]
+    here, there = (
+        json.loads(subprocess.run([*command, *more], capture_output=True, check=True).stdout)["rows"]
+        for more in ([], ["--ray", "local"])
+    )
+    assert [row | {"references_per_s": 0} for row in here] == [row | {"references_per_s": 0} for row in there]
+
+
+def test_without_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"stepwell\[ray\]") as caught:
+        list(sweep(wanted(), cluster="auto"))
+    assert caught.value.code == "SW-127"

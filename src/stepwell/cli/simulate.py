@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def simulate(
     traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
-    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/simulator.md.")] = "default,lru",
+    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/policies.md.")] = "default,lru",
     capacity_tokens: Annotated[
         str, typer.Option(help="What the tier holds, in tokens or as a share of the working set: N[,N...].")
     ] = "1%,2%,5%,10%,20%,50%",
@@ -30,6 +30,9 @@ def simulate(
     format_: Annotated[str | None, typer.Option("--format", help="If the first line does not show it.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    ray: Annotated[
+        str, typer.Option(help="Spread over a Ray cluster instead: its address, auto, or local (extra `ray`).")
+    ] = "",
     keep: Annotated[
         Path | None, typer.Option(help="Add rows to this file as they come, and go on from what it has.")
     ] = None,
@@ -46,7 +49,7 @@ def simulate(
         for told in one.problems.told():
             typer.echo(f"{one.problems.source}: {told}", err=True)
     wanted = Wanted([one.trace for one in loaded], names, sizes, cost)
-    rows = dict(sweep(wanted, processes=processes, keep=keep))
+    rows = dict(sweep(wanted, processes=processes, keep=keep, cluster=ray))
     ordered = [rows[at] for at in wanted.points()]
     emit({"rows": [asdict(row) for row in ordered]}, as_json=as_json, text=_table(ordered))
 

@@ -1,4 +1,4 @@
-"""All points of a table, in as many processes as wanted; what is done already is not done again."""
+"""All points of a table, in as many processes as wanted, or on a cluster; what is done already is not done again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from stepwell.errors import ConfigError
 from stepwell.policies.hardware import preset
+from stepwell.simulate.cluster import each
 from stepwell.simulate.point import Row, point
 from stepwell.simulate.trace import Trace
 
@@ -68,10 +69,13 @@ class Record(msgspec.Struct, frozen=True):
     row: Row
 
 
-def sweep(wanted: Wanted, *, processes: int = 1, keep: Path | None = None) -> Iterator[tuple[Point, Row]]:
+def sweep(
+    wanted: Wanted, *, processes: int = 1, keep: Path | None = None, cluster: str = ""
+) -> Iterator[tuple[Point, Row]]:
     """Each point and its row, as they come. With `keep`, rows are added to that file as they come, and those that it
-    has already are taken from there. Raises ConfigError: SW-123 if the file cannot be read or written, SW-115 for an
-    unknown cost."""
+    has already are taken from there. `cluster`: of Ray, to be used instead of processes, as `cluster.each` has it.
+    Raises ConfigError: SW-123 if the file cannot be read or written, SW-115 for an unknown cost, SW-127 for a cluster
+    that cannot be used."""
     preset(wanted.cost)  # before anything else: it may not exist
     done = _kept(keep) if keep is not None else {}
     digests = [_digest(trace) for trace in wanted.traces]
@@ -82,7 +86,8 @@ def sweep(wanted: Wanted, *, processes: int = 1, keep: Path | None = None) -> It
             todo.append(at)
         else:
             yield at, row
-    for at, row in _run(wanted, todo, min(processes, len(todo))):
+    ran = each(cluster, _row, wanted, todo) if cluster and todo else _run(wanted, todo, min(processes, len(todo)))
+    for at, row in ran:
         if keep is not None:
             _add(keep, Record(_key(digests, at, wanted.cost), row))
         yield at, row
