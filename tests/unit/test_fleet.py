@@ -306,14 +306,13 @@ def test_two_recalls_share_a_drive_and_one_that_is_late_takes_what_has_landed() 
     played = play(fleet(tiers={"disk": disk}, prefill=slow, engine={"prefills": 2}), of)
     assert [round(prompt.recall_s, 3) for prompt in played.prompts] == [0, 0, 1.0, 2.0]
     assert hits(played)[2:] == [100, 100]
-    # From the moment at which both wait, the drive is 10 times slower: at their limit, half of what computing takes...
+    # From the moment at which both wait, the drive is 10 times slower: at their limit, what computing takes...
     failing = {"worn": {"what": "slow", "tier": "disk", "at": 100.5, "until": 999, "factor": 10}}
     played = play(fleet(tiers={"disk": disk}, prefill=slow, engine={"prefills": 2}, failures=failing), of)
     late = played.prompts[2]
-    assert late.recall_s == pytest.approx(2.56, abs=1e-3)
-    # ... 50 blocks of it came in the first half second, 10 a second since. The other waits for one and a half times of
-    # what it was told, 3 s, and has the drive for the last 0.44 of them.
-    assert hits(played)[2:] == [50 + 20, 4]
+    assert late.recall_s == pytest.approx(5.12, abs=1e-3)
+    # ... 50 blocks of it came in the first half second, 10 a second since. The other has stood in line for as long.
+    assert hits(played)[2:] == [50 + 46, 0]
 
 
 # --- what is written

@@ -55,7 +55,7 @@ def test_a_tier_that_is_faster_than_computing_is_read() -> None:
     rig, engine, digests = judged(BLOCK_S / 4)
     blocks, last = asked(engine, digests)
     assert (blocks, last.more, last.reason) == (16, False, "end")
-    assert last.limit_s == pytest.approx(16 * BLOCK_S / 2, rel=0.2)
+    assert last.limit_s == pytest.approx(16 * BLOCK_S, rel=0.2)
     assert rig.stat("decided_worth_it") == 1
 
 

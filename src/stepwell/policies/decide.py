@@ -31,9 +31,6 @@ HOST = "host"
 MOST_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""
 
-SLACK = 1.5
-"""Of the total limit over what is expected: who is nearly done at half of the recompute time is not to be cut off."""
-
 UNKNOWN_LIMIT_S = 2.0
 """Of a recall whose worth nobody can tell."""
 
@@ -193,7 +190,8 @@ class _Costs:
 
 
 def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decision:
-    """The cut with the least expected time to first token."""
+    """The cut with the least expected time to first token. Its limit is what computing everything would take: who waits
+    longer has lost more than a cache may cost."""
     blocks = request.blocks
     if not blocks:
         return Decision(0, Why.EMPTY, UNKNOWN_LIMIT_S)
@@ -209,13 +207,7 @@ def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decisio
     why = Why.WORTH_IT if best.blocks == blocks else Why.RECOMPUTE_CHEAPER
     if any(tier != HOST and tier not in known.speeds for tier in costs.nbytes(best.blocks)):
         why = Why.UNKNOWN
-    return Decision(best.blocks, why, limit_s(best, none), best, none, whole)
-
-
-def limit_s(chosen: Cost, none: Cost) -> float:
-    """How long a recall may take in all: half of what recomputing everything takes, or SLACK times what was expected
-    and what that may be off, if it is more; never longer than recomputing takes."""
-    return min(none.seconds, max(none.seconds / 2, SLACK * (chosen.recall_s + chosen.forgiven_s)))
+    return Decision(best.blocks, why, none.seconds, best, none, whole)
 
 
 def cost_of(request: Request, known: Known, blocks: int) -> Cost:
