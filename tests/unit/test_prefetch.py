@@ -354,3 +354,15 @@ def test_a_long_prompt_is_noted_in_slices_and_one_too_long_not_at_all() -> None:
     assert len(known) == 0
     rig.settle()
     assert (len(known), known.ids) == (1, 1000)
+
+
+def test_requests_that_wait_to_be_noted_are_bounded() -> None:
+    rig = DeepRig(prefetch=True)
+    engine = rig.join()
+    assert engine.scheduler.member is not None and rig.hierarchy.prefetch is not None
+    session = engine.scheduler.member.session
+    for n in range(p.MOST_NOTED + 10):
+        rig.hierarchy.prefetch.asked(session, rig.hierarchy._origins(session, 0)[0], chain(2, 10 * n))
+    assert rig.hierarchy.prefetch._noting == p.MOST_NOTED
+    rig.settle()
+    assert rig.hierarchy.prefetch._noting == 0

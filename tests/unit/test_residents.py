@@ -8,11 +8,13 @@ from random import Random
 import pytest
 from deep import at, chain
 
+from stepwell.block.state import Event
 from stepwell.config.settings import Settings
+from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.residents import Residents
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
-from stepwell.testing.arena_kit import SLAB
+from stepwell.testing.arena_kit import SLAB, name
 from stepwell.testing.dict_tier import DictTier
 from stepwell.testing.rig import FakeEngine, Model, Rig
 
@@ -84,10 +86,10 @@ def test_placement_says_what_is_found_in_host_memory() -> None:
     """A few prompts are used twice, then many once: with a tier below all is found again, and it differs where."""
     twice, once = list(range(4)), list(range(4, PROMPTS))
     staged = {}
-    for name in PLACEMENTS:
-        found = list(replay(deep(policy="second_touch", placement=name), [*twice, *twice, *once, *twice]))[-4:]
-        assert all(hits == BLOCKS for hits, _ in found), name
-        staged[name] = sum(blocks for _, blocks in found)
+    for placement in PLACEMENTS:
+        found = list(replay(deep(policy="second_touch", placement=placement), [*twice, *twice, *once, *twice]))[-4:]
+        assert all(hits == BLOCKS for hits, _ in found), placement
+        staged[placement] = sum(blocks for _, blocks in found)
     assert staged == {"by_worth": 0, "hot": 4 * BLOCKS, "warm": 4 * BLOCKS}
 
 
@@ -127,3 +129,31 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     residents: Residents = holding.residents
     assert len(residents._standings) <= 20 + 8
     rig.hierarchy.check()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_comes_up_unasked_is_known_to_its_policy(policy: str) -> None:
+    """As a probe or a guess brings it: remembered, and not asked for since."""
+    residents = Residents(POLICIES[policy](), 8)
+    entries = [resident(residents, n, asked=float(n + 1)) for n in range(4)]
+    for entry in entries:
+        entry.change(Event.GONE)
+        residents.leave(entry)
+    again = [resident(residents, n) for n in (0, 1)]
+    assert residents.next() in again
+    assert set(residents.few(8)) <= set(again)
+    for entry in again:
+        residents.leave(entry)
+    assert residents.next() is None
+
+
+def resident(residents: Residents, n: int, asked: float = 0.0) -> Entry:
+    id = name(n)
+    if asked:
+        residents.asked(id, 0, 1.0, asked)
+    entry = Entry(id, (), None)
+    residents.enter(entry, 10.0, passing=False)
+    entry.change(Event.LAND)
+    residents.offer(entry)
+    return entry

@@ -14,7 +14,7 @@ UNANSWERED_S = 0.1
 In addition to STALL_S, and once: while it stays silent, the next request does not wait for this."""
 
 TOTAL_S = 2.0
-"""Altogether, until the well knows how long computing takes; then about half of that."""
+"""Altogether, until the well knows how long computing takes; then as long as that."""
 
 MOST_LIMIT_S = 60.0
 """However long the well says."""

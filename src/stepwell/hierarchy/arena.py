@@ -255,11 +255,12 @@ class Arena:
         holding = self.holdings.get(owner)
         return holding.residents.known(id) if holding else None
 
-    def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float) -> None:
-        """A request needs this block, which is not here. `depth` and `seconds` as of `Standing`."""
+    def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float, *, first: bool) -> None:
+        """A request needs this block, which is not here; `first` of those that it needs. `depth` and `seconds` as of
+        `Standing`."""
         holding = self.holdings.get(owner)
         if holding is not None:
-            holding.residents.asked(id, depth, seconds, self._now())
+            holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
 
     def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Place:
         """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
@@ -303,7 +304,8 @@ class Arena:
         for slab, slot in slots:
             slab.renew(slot)
         entry = Entry(id, tuple(slots), parent)
-        holding.residents.enter(entry, self._now(), passing=passing)
+        now = self._now() if holding.residents.known(id) is None else self._moment
+        holding.residents.enter(entry, now, passing=passing)
         for slab, slot in slots:
             slab.held[slot] = entry
         holding.entries += 1

@@ -354,7 +354,7 @@ class Hierarchy:
                 self._work.add(self._recalls.ask(session, message))
                 if self.prefetch is not None and self._recalls.weighing.mode(message.recall) is not Mode.NEVER:
                     origin = self._origins(session, message.epoch)[0]
-                    self._work.walk(self.prefetch.asked(session, origin, digests))
+                    self.prefetch.asked(session, origin, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)

@@ -41,10 +41,13 @@ BATCH_BYTES = 2 << 20
 MOST_LOOKED_AT = 64
 """Blocks in one turn."""
 
+MOST_NOTED = 64
+"""Requests that wait to be noted; of more at a time nothing is learned."""
+
 AGAIN_S = 0.05
 """After which is looked again, when something was in the way."""
 
-Fill = Callable[[Session, Origin, BlockId, Entry | None, int, int], Entry | None]
+Fill = Callable[[Session, Origin, BlockId, Entry | None, int], Entry | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +91,7 @@ class Prefetch:
         self._numbers = count(1)
         self._conversations = Conversations()
         self._record = Record()
+        self._noting = 0  # requests that wait to be noted
         self._due: list[tuple[float, int, Guess]] = []
         self._closing: list[tuple[float, int, Guess]] = []  # by when their window closes
         self._guess: Guess | None = None  # whose blocks are being brought up
@@ -98,20 +102,21 @@ class Prefetch:
 
     # what happens -----------------------------------------------------------------------------------------------------
 
-    def asked(self, session: Session, origin: Origin, digests: bytes) -> Work:
-        """A request of this session has asked for these blocks."""
-        return self._note(session, origin, digests, self._clock.now())
+    def asked(self, session: Session, origin: Origin, digests: bytes) -> None:
+        """A request of this session has asked for these blocks. Noted in the background; not those of many at once."""
+        if self._noting < MOST_NOTED and len(digests) <= 32 * MOST_CHAIN:
+            self._noting += 1
+            self._walk(self._note(session, origin, digests, self._clock.now()))
 
     def _note(self, session: Session, origin: Origin, digests: bytes, now: float) -> Work:
         ids: list[BlockId] = []
         at: int | None = None
-        if len(digests) > 32 * MOST_CHAIN:
-            return
         for first in range(0, len(digests), 32):
             ids.append(origin.name(digests[first : first + 32]))
             if self._conversations.ends(ids[-1]):
                 at = len(ids) - 1
             yield Step.DONE
+        self._noting -= 1
         conversation = self._conversations.asked(origin.tag, ids, at, now)
         if conversation is not None:
             conversation.asker = session, origin
@@ -236,7 +241,7 @@ class Prefetch:
         nbytes = session.owner.slot_bytes * len(session.workers)
         if self.held_bytes + nbytes > self._most or not self._mover.tier.lookup(id):
             return None
-        entry = self._fill(session, origin, id, guess.parent, NOBODYS, guess.at)
+        entry = self._fill(session, origin, id, guess.parent, NOBODYS)
         if entry is not None:
             guess.brought.append(entry)
             self.held[entry] = guess

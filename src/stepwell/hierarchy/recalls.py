@@ -201,7 +201,7 @@ class Recalls:
                 return
             digest = ticket.digests[32 * at : 32 * at + 32]
             origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
-            entry = self.fill(session, origin, origin.name(digest), parent, NOBODYS, at)
+            entry = self.fill(session, origin, origin.name(digest), parent, NOBODYS)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -284,22 +284,29 @@ class Recalls:
         if ticket.weighed is None:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        entry = self.fill(session, origins[below], ids[below], parent, ticket.order, len(ticket.pinned))
+        self._count(session, ticket, ids[below])
+        entry = self.fill(session, origins[below], ids[below], parent, ticket.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
-    def fill(
-        self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int, depth: int
-    ) -> Entry | None:
-        """A block of the arena that is being filled from below; None: there is no room. That a request needs it counts
-        as a use."""
+    def _count(self, session: Session, ticket: Ticket, id: BlockId) -> None:
+        """The next block of its run is not here, and that it is needed is a use: once, however often the ticket has to
+        wait for room."""
+        depth = len(ticket.pinned)
+        if depth >= ticket.counted:
+            assert session.owner is not None
+            first = not ticket.counted
+            self._arena.asked(session.owner, id, depth, self._weight(session, depth), first=first)
+            ticket.counted = depth + 1
+
+    def fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+        """A block of the arena that is being filled from below; None: there is no room."""
         assert session.owner is not None
         owner, shards = session.owner, len(session.workers)
         passing = False
         if order != NOBODYS:
-            self._arena.asked(owner, id, depth, self._weight(session, depth))
             passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
         entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
         if entry is not None:

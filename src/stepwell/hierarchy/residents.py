@@ -38,10 +38,13 @@ class Residents:
         return self._standings.get(id)
 
     def asked(self, id: BlockId, depth: int, seconds: float, now: float) -> None:
-        """A request needs a block that is not held: it counts as a use, and is remembered."""
+        """A request needs a block that is not held: it counts as a use, and is remembered. What was known of its place
+        before may have been a guess."""
         standing = self._standings.get(id)
         if standing is None:
             standing = self._standings[id] = Standing(id, depth, seconds)
+        if standing.entry is None:
+            standing.depth, standing.seconds = depth, seconds
         self._use(standing, now)
         if standing.entry is None:
             self._past.remember(standing)
@@ -81,6 +84,7 @@ class Residents:
 
     def stay(self, entry: Entry) -> None:
         """It passes through no more."""
+        self._passing.pop(entry, None)
         entry.standing.passing = False
         self._eviction.enter(entry.standing)
         self.offer(entry)
@@ -88,7 +92,9 @@ class Residents:
     def leave(self, entry: Entry) -> None:
         """It is held no more; its use stays known for a while."""
         standing = entry.standing
-        if not standing.passing:
+        if standing.passing:
+            self._passing.pop(entry, None)
+        else:
             self._eviction.leave(standing)
         standing.entry, standing.passing = None, False
         self._past.remember(standing)

@@ -57,6 +57,7 @@ class Spills:
         parent = self._index.get(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
+        asked = 0
         depth, ends = self._behind(session, origins, message.parent)
         patient_until = self._clock.now() + SLAB_WAIT_S
         for at in range(0, len(message.digests), 32):
@@ -65,8 +66,8 @@ class Spills:
             leases.append(0)
             id = origin.name(message.digests[at : at + 32])
             if ends:
-                self._asked(session, id, depth)
-                depth += 1
+                self._asked(session, id, depth, first=asked == 0)
+                depth, asked = depth + 1, asked + 1
                 self._emit(SpillRefused(ends))
                 yield Step.DONE
                 continue
@@ -86,7 +87,9 @@ class Spills:
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
             else:
-                taken = self._take(session, id, parent, depth)
+                self._asked(session, id, depth, first=asked == 0)
+                asked += 1
+                taken = self._take(session, id, parent)
                 if isinstance(taken, str):
                     ends = taken
                     depth += 1
@@ -116,11 +119,10 @@ class Spills:
                 depth, missing = standing.depth + 1, True
         return depth, "no_parent" if missing else ""
 
-    def _take(self, session: Session, id: BlockId, parent: Entry | None, depth: int) -> Entry | str:
+    def _take(self, session: Session, id: BlockId, parent: Entry | None) -> Entry | str:
         """A block to be filled; or why it is not taken."""
         assert session.owner is not None
         shards = len(session.workers)
-        self._asked(session, id, depth)
         place = self._arena.place(session.owner, id, shards, below=self._mover.keeps)
         if place is Place.COLD:
             return "not_worth_it"
@@ -128,10 +130,10 @@ class Spills:
         entry = self._arena.reserve(session.owner, id, parent, shards, session.copiers, passing=passing)
         return "no_room" if entry is None else entry
 
-    def _asked(self, session: Session, id: BlockId, depth: int) -> None:
+    def _asked(self, session: Session, id: BlockId, depth: int, *, first: bool) -> None:
         """It was computed because a request needed it: that is a use, whether it is taken or not."""
         assert session.owner is not None
-        self._arena.asked(session.owner, id, depth, self._weight(session, depth))
+        self._arena.asked(session.owner, id, depth, self._weight(session, depth), first=first)
 
     def _refuse(self, session: Session, message: Reserve, reason: str) -> None:
         blocks = len(message.digests) // 32

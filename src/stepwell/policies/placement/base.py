@@ -16,7 +16,7 @@ class Place(Enum):
 
 
 class Placement(ABC):
-    """Asked for each block that is to come into host memory, spilled by an engine or staged from below."""
+    """Asked for each block that a request brings into host memory, spilled by an engine or staged from below."""
 
     @abstractmethod
     def place(self, *, admitted: bool, below: bool) -> Place:

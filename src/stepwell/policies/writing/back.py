@@ -9,7 +9,7 @@ from typing import Final
 from stepwell.policies.writing.base import WritePolicy
 
 SHARE: Final = 8
-"""One part in so many of host memory is kept clean or free: what may be spilled until a write has ended."""
+"""One part in so many of host memory, at most, is kept clean or free: what may be spilled until a write has ended."""
 
 
 class Back(WritePolicy):
