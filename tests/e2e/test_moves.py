@@ -80,7 +80,7 @@ def from_disk(answer: Answer) -> int:
     return int(receipt(answer)["tiers"].get("disk", 0)) // PAGE
 
 
-@pytest.mark.parametrize(("at", "write"), enumerate(["through", "second_touch", "back"]))
+@pytest.mark.parametrize(("at", "write"), list(enumerate(["through", "second_touch", "back"])))
 def test_the_write_policy_says_what_a_next_life_finds(
     story: Story, texts: list[list[int]], at: int, write: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_write_policy_says_what_a_next_life_finds(
     assert (found[1] == 0) is (write == "second_touch")
 
 
-@pytest.mark.parametrize(("at", "prefetch"), enumerate(["on", "off"]))
+@pytest.mark.parametrize(("at", "prefetch"), list(enumerate(["on", "off"])))
 def test_what_is_expected_is_there_before_it_is_asked_for(
     story: Story, texts: list[list[int]], at: int, prefetch: str
 ) -> None:
