@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- results: made by scripts/results_table.py -->", "<!-- end of results -->"
+END = "<!-- end of results -->"
+
+
+def begin(results: tuple[str, ...]) -> str:
+    return f"<!-- results of {', '.join(results)}: made by scripts/results_table.py -->"
 
 
 def demo(kept: dict[str, Any]) -> str:
@@ -36,7 +40,7 @@ def demo(kept: dict[str, Any]) -> str:
         f"{counts['pairs']} answers identical to the engine hit's, {counts['dropped_pairs']} pairs dropped.",
         "A slow CPU flatters every speed-up over cold; the ratio to an engine hit is the one to look at.",
     ]
-    return "\n".join([BEGIN, *lines, END])
+    return "\n".join(lines)
 
 
 def trust(kept: dict[str, Any]) -> str:
@@ -53,7 +57,7 @@ def trust(kept: dict[str, Any]) -> str:
         f"{machine['cores']} shared cores: {cases:,} cases of ours, {violations:,} violations.",
         "What a case is, and why a row has none: `remark` in the file.",
     ]
-    return "\n".join([BEGIN, *lines, END])
+    return "\n".join(lines)
 
 
 def judged(*kept: dict[str, Any]) -> str:
@@ -78,7 +82,33 @@ def judged(*kept: dict[str, Any]) -> str:
         before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
         at = f" at {machine['revision'][:7]}" if machine["revision"] else ", outside of git"
         lines += ["", f"`{result['benchmark']}`{at}, load {before:.1f} to {after:.1f}: {remark}."]
-    return "\n".join([BEGIN, *lines, END])
+    return "\n".join(lines)
+
+
+def decide(kept: dict[str, Any]) -> str:
+    """A line for each tier speed: both ratios, one and four at a time."""
+    points: dict[str, list[str]] = {}
+    judged = [row for row in kept["rows"] if row["target"] is not None]
+    for plain, better in zip(judged[::2], judged[1::2], strict=True):
+        speed, together = plain["what"].split(":")[0].split("), ")
+        for row in (plain, better):
+            low, high = row["interval"]
+            missed = "" if row["met"] else " **missed**"
+            points.setdefault(f"{speed})", []).append(f"{row['measured']:.2f} ({low:.2f} to {high:.2f}){missed}")
+        assert together == ("1 at a time", "4 at a time")[len(points[f"{speed})"]) // 2 - 1]
+    machine = kept["machine"]
+    before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+    lines = [
+        "| speed of the disk | one at a time: / plain, target <= 1.05 | / the better, <= 1.10 | four at a time: "
+        "/ plain | / the better |",
+        "|---|---|---|---|---|",
+        *(f"| {speed} | {' | '.join(values)} |" for speed, values in points.items()),
+        "",
+        f"Mean seconds to first token of the default mode over plain vLLM's, and over those of the better of `always` "
+        f"and `never`, with 95 % intervals of {judged[0]['samples']} questions each; at {machine['revision'][:7]}, "
+        f"load {before:.1f} to {after:.1f}: {kept['remarks'][0]}.",
+    ]
+    return "\n".join(lines)
 
 
 def _short(value: float) -> str:
@@ -89,6 +119,7 @@ TABLES = (
     ("README.md", ("demo.json",), demo),
     ("docs/trust.md", ("trust.json",), trust),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
+    ("docs/benchmarks.md", ("decide.json",), decide),
 )
 
 
@@ -97,9 +128,10 @@ def main() -> int:
     for document, results, table in TABLES:
         path = ROOT / document
         text = path.read_text()
-        before, rest = text.split(BEGIN)
+        before, rest = text.split(begin(results))
+        _, after = rest.split(END, 1)
         kept = [json.loads((ROOT / "benchmarks/results" / name).read_text()) for name in results]
-        new = before + table(*kept) + rest.split(END)[1]
+        new = "".join([before, begin(results), "\n", table(*kept), "\n", END, after])
         if "--check" not in sys.argv:
             path.write_text(new)
         elif new != text:
