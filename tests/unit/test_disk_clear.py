@@ -619,6 +619,37 @@ def test_a_file_that_was_not_looked_at_is_told_of(tmp_path: Path) -> None:
     life.end()
 
 
+@pytest.mark.parametrize("space", [None, 0])
+def test_a_file_that_may_be_ours_is_told_of(tmp_path: Path, space: int | None) -> None:
+    """Found by the simulation: both ends of a segment were misread, the clear said that all was gone, and the next life
+    read them well."""
+    life = Life(tmp_path)
+    put(life, mixed(10))
+    life.end()
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:-PAGE] + bytes([data[-PAGE] ^ 1]) + data[1 - PAGE :])
+    life = Life(tmp_path)
+    assert not life.clear(space).whole
+    life.end()
+    path.write_bytes(data)
+    life = Life(tmp_path)
+    assert life.here(mixed(10)), "that is why"
+    assert life.clear(space).whole, "it is known by now"
+    life.end()
+
+
+def test_files_that_cannot_be_ours_are_none_of_a_clears_business(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    put(life, mixed(10))
+    life.end()
+    (tmp_path / "aaaaaaaaaaaaaaaa.seg").write_bytes(b"a note")
+    (tmp_path / "notes.txt").write_bytes(b"another" * PAGE)
+    life = Life(tmp_path)
+    assert life.clear(None).whole
+    life.end()
+
+
 def test_files_that_somebody_has_deleted_are_gone(tmp_path: Path) -> None:
     life = Life(tmp_path)
     put(life, mixed(100))

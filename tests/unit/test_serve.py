@@ -27,6 +27,8 @@ from stepwell.protocol.messages import (
     MAX_MESSAGE,
     PROTOCOL,
     Clear,
+    Filled,
+    Granted,
     Hello,
     Mapped,
     Message,
@@ -36,6 +38,7 @@ from stepwell.protocol.messages import (
     Ready,
     Refused,
     Report,
+    Reserve,
     SlabShared,
     Stats,
     StatsQuery,
@@ -269,6 +272,45 @@ def test_an_exit_and_the_end_of_the_socket_may_come_in_one_round(well: InThread)
     eventually(lambda: stats(well)["sessions"] == 0)
     assert stats(well)["quarantined_sessions"] == 0
     engine.stdout.close()
+
+
+def test_the_last_words_of_a_session_count_though_another_socket_has_ended_before(well: InThread) -> None:
+    """An engine closes in order while its process goes on: what its worker has said is not held against it."""
+    planner, copier = Raw(well.path), Raw(well.path)
+    for peer, hello in ((planner, scheduler()), (copier, worker())):
+        own = os.pidfd_open(os.getpid())
+        socket.send_fds(peer.sock, [wire.frame(hello)], [own])
+        os.close(own)
+        assert isinstance(peer.read(), Welcome)
+    for peer in (planner, copier):
+        assert isinstance(peer.read(), Ready)
+    shared = copier.read()
+    assert isinstance(shared, SlabShared)
+    copier.send(Mapped(shared.slab))
+    leases: list[int] = []
+
+    def granted() -> bool:
+        planner.send(Reserve(1, 0, b"", b"d" * 32))
+        answer = planner.read()
+        assert isinstance(answer, Granted)
+        leases[:] = answer.leases
+        return leases[0] > 0
+
+    eventually(granted)
+    busy, done = threading.Event(), threading.Event()
+
+    def occupy(_: BaseException | None) -> None:
+        busy.set()
+        done.wait(PATIENCE)
+
+    well.executor.submit(lambda: None, occupy)
+    assert busy.wait(PATIENCE)  # the well's thread looks at nothing now
+    planner.close()
+    copier.send(Filled(leases, []))
+    done.set()
+    eventually(lambda: stats(well)["sessions"] == 0)
+    assert stats(well)["quarantined_sessions"] == 0
+    copier.close()
 
 
 def test_a_burst_is_answered_whole_and_in_order(well: InThread) -> None:

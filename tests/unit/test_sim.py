@@ -40,10 +40,12 @@ from stepwell.tiers.disk.tier import DiskTier
 FOUND = (
     (2742121328, 3000, 0),
     (1086212636, 3000, 0),
+    (2591528739, 3000, 0),
 )
 """Seed, steps and cuts of walks that have found something, and do again where the mending is taken out: a frame that a
 clear had misread together with its footer; a file that could not be deleted, forgotten by the clear when the next one
-was. What else was found is planted below."""
+was; a segment of which both ends were misread, which a clear took for somebody else's file. What else was found is
+planted below."""
 
 
 def test_a_seed_does_the_same_twice() -> None:

@@ -57,7 +57,11 @@ def clear(
     ]
     if tier is not Tier.HOST and "disk" not in cleared.blocks:
         lines.append("this well has no disk tier")
-    lines += [f"{name} tier: some of it may come back: its storage has failed" for name in cleared.partial]
+    lines += [
+        f"{name} tier: some of it may come back: its storage has failed, or holds a file that may be one of ours and"
+        " cannot be read (`stepwell stats`, `stepwell fsck`)"
+        for name in cleared.partial
+    ]
     emit(
         {"blocks": cleared.blocks, "bytes": cleared.nbytes, "partial": cleared.partial},
         as_json=as_json,

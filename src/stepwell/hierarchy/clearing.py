@@ -22,7 +22,8 @@ HOST = "host"
 
 @dataclass(slots=True)
 class Sum:
-    """`whole`: that is all that there was; else a tier's storage has failed, and some may come back."""
+    """`whole`: that is all that there was; else a tier's storage has failed, or holds a file that may be ours and
+    cannot be read, and some may come back."""
 
     blocks: int = 0
     nbytes: int = 0

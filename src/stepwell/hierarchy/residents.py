@@ -31,7 +31,7 @@ class Residents:
         self._standings: dict[BlockId, Standing] = {}
         most = min(most_remembered(capacity), MOST_REMEMBERED)
         self._past = Past[Standing](most, lambda standing: standing.entry is not None, self._forget)
-        self._passing: OrderedDict[Entry, None] = OrderedDict()
+        self._passing: OrderedDict[Entry, None] = OrderedDict()  # held, and evictable when they came
 
     def known(self, id: BlockId) -> Standing | None:
         """Of a block that is held or remembered."""
@@ -113,7 +113,7 @@ class Residents:
         """The next to go, or None. Leaves it in place."""
         while self._passing:
             entry = next(iter(self._passing))
-            if self._passes(entry):
+            if entry.evictable:
                 return entry
             self._passing.popitem(last=False)
         victim = self._eviction.victim()
@@ -121,16 +121,11 @@ class Residents:
 
     def few(self, n: int) -> list[Entry]:
         """At most `n` of those that will go soon, the next among them: not all of them in their order."""
-        found = [entry for entry in islice(self._passing, n) if self._passes(entry)]
+        found = [entry for entry in islice(self._passing, n) if entry.evictable]
         for item in islice(self._eviction.few(n), n - len(found)):
             if isinstance(item, Standing) and item.entry is not None and item.evictable:
                 found.append(item.entry)
         return found
-
-    @staticmethod
-    def _passes(entry: Entry) -> bool:
-        """It is still one that passes through, and may go."""
-        return entry.evictable and entry.standing.passing and entry.standing.entry is entry
 
     def _forget(self, standing: Standing) -> None:
         self._eviction.forget(standing)

@@ -100,7 +100,7 @@ class Directory:
         self._to_clear: list[Callable[[], None]] = []
         self.ready = False  # what lies here is known
         self.unreadable = False  # it could not be found out
-        self.unseen = False  # that, or what is in some of its files
+        self.unseen = False  # that, or whether some of its files are ours and what is in them
 
     @property
     def used(self) -> int:

@@ -28,7 +28,7 @@ from stepwell.tiers.base import (
 from stepwell.tiers.disk.calls import MOST_RUN, Run
 from stepwell.tiers.disk.directory import Directory
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.recovery import NAME, OURS, Found, Kind, NotAFile, ids_of, look
+from stepwell.tiers.disk.recovery import MOST_BYTES, NAME, OURS, Found, Kind, NotAFile, ids_of, look
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.stream import REQUEST
 
@@ -233,6 +233,8 @@ class DiskTier:
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
+            if found.kind is Kind.STRANGE and PAGE < found.nbytes <= MOST_BYTES:
+                directory.unseen = True  # a segment of which both ends were misread looks like that
             return
         segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, Phase.CLOSED)
         footer = found.footer

@@ -24,7 +24,7 @@ HOST, DISK = "64MiB", "512MiB"
 BOOKS = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """What is held for somebody: nothing, when nobody asks for anything."""
 
-_KEPT = {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json"}
+_KEPT = {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json", "costs.json"}
 
 Stats = dict[str, int | float | str]
 
