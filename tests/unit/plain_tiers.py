@@ -19,6 +19,7 @@ class PlainTier:
         self.held: list[int] = []
         self.parents: dict[int, int | None] = {}
         self.times: dict[int, list[float]] = {}  # of all uses
+        self.pinned: int | None = None  # while room is made
         self.entered = 0
 
     def request(self, now: float, path: Sequence[int]) -> int:
@@ -43,6 +44,7 @@ class PlainTier:
         return [one for one in self.held if one != pinned and one not in [self.parents[other] for other in self.held]]
 
     def _room(self, pinned: int | None) -> bool:
+        self.pinned = pinned
         while len(self.held) >= self.capacity:
             tails = self.tails(pinned)
             if not tails:
@@ -123,12 +125,13 @@ class PlainSieve(PlainTier):
             block = self.queue[self.hand]
             if block in tails and block not in self.visited:
                 return block
-            self.visited.discard(block)
+            if block in tails:
+                self.visited.discard(block)
             self.hand += 1
 
     def leave(self, block: int) -> None:
         del self.queue[self.hand]
-        if self.hand == len(self.queue):
+        if not any(self.queue.index(tail) >= self.hand for tail in self.tails(self.pinned)):
             self.hand = 0
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from small_traces import seconds
+from small_traces import seconds, trace_of
 
 from stepwell.policies.catalog import POLICIES
 from stepwell.simulate.load import load
 from stepwell.simulate.replay import Replay, Replayed
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.trace import Floats, Trace
 
 
 def replayed(trace: Trace, policy: str, capacity: int) -> Replayed:
@@ -53,3 +56,36 @@ def test_it_does_the_same_again() -> None:
     trace = load("zipf:requests=1500,documents=200,tokens=2048", block_tokens=256).trace
     one, again = (replayed(trace, "default", trace.distinct // 10) for _ in range(2))
     assert (one.hits == again.hits).all() and one.entered == again.entered
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 1e-4, 1e-3, 0.01, 0.1, 1.0, 3600.0])
+def test_it_is_as_good_at_any_rate(apart_s: float) -> None:
+    """Also for requests that all have the same time: of a trace without times, or of one that was recorded coarsely."""
+    times = apart_s * np.arange(6000)
+    assert gained(recent(times), 25) >= 0.99
+
+
+@pytest.mark.parametrize("silence_s", [60.0, 3600.0, 86400.0])
+def test_in_a_silence_nothing_grows_old(silence_s: float) -> None:
+    """Bursts of 200 requests, and nothing between them."""
+    at = np.arange(6000)
+    assert gained(recent(at // 200 * silence_s + at % 200 * 0.005), 25) >= 0.99
+    scans = load("scan:requests=3000,documents=100,tokens=512,once=0.7", block_tokens=512).trace
+    steady, at = replayed(scans, "default", 20).hits.sum(), np.arange(len(scans))
+    bursts = replace(scans, times=at // 200 * silence_s + at % 200 * 0.005)
+    assert replayed(bursts, "default", 20).hits.sum() > 0.9 * steady
+
+
+def recent(times: Floats) -> Trace:
+    """What was asked for lately is asked for again, most likely what was last: LRU is hard to beat."""
+    chance, ids = random.Random(3), [0]
+    for new in range(1, len(times)):
+        back = int(chance.expovariate(1 / 20)) + 1
+        ids.append(ids[-min(len(ids), back)] if chance.random() < 0.6 else new)
+    return replace(trace_of([[id] for id in ids]), times=times)
+
+
+def gained(trace: Trace, capacity: int) -> float:
+    """What the default finds, of what LRU does."""
+    found = [replayed(trace, policy, capacity).hits.sum() for policy in ("default", "lru")]
+    return float(found[0] / found[1])

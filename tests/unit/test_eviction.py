@@ -227,9 +227,35 @@ def test_the_default_evicts_what_is_worth_least() -> None:
             assert victim is not None
             assert values[victim] == min(values.values())
             for node, value in values.items():
-                rate = reuse.rate(class_of(node.uses), tier.now - node.used)
+                rate = reuse.rate(class_of(node.uses), valued._pace.time - node.note[2])
                 assert value == pytest.approx(rate * node.seconds / node.size)
         assert len(set(values.values())) > 3
+
+
+def test_sieve_does_not_look_at_what_cannot_go() -> None:
+    """Of many, nearly all of which are in use."""
+    looked = 0
+
+    class Looked(Node):
+        busy = True
+
+        @property
+        def evictable(self) -> bool:
+            nonlocal looked
+            looked += 1
+            return self.held and not self.busy
+
+    sieve, nodes = Sieve(), [Looked(number, 1, None) for number in range(1000)]
+    for node in nodes:
+        node.held = True
+        sieve.enter(node)
+        sieve.offer(node)
+    nodes[7].busy = False
+    sieve.offer(nodes[7])
+    looked = 0
+    for _ in range(10):
+        assert sieve.victim() is nodes[7]
+    assert looked < 100
 
 
 def test_a_victim_of_the_default_is_followed_by_what_stands_before_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import mmap
@@ -148,6 +149,24 @@ def test_closing_unmaps_and_is_idempotent(shared: Shared) -> None:
     shared.close()
     os.fstat(reused)
     os.close(reused)
+
+
+def test_what_nobody_has_any_more_is_given_back() -> None:
+    shared = SystemMemory().make(NBYTES)
+    name = os.fstat(shared.fd).st_ino
+    assert name in _inodes()
+    del shared
+    gc.collect()
+    assert name not in _inodes()
+
+
+def _inodes() -> set[int]:
+    """Of all that is open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of this listing
+            found.add(os.stat(f"/proc/self/fd/{fd}").st_ino)
+    return found
 
 
 def test_no_descriptor_left_is_an_error_of_ours() -> None:

@@ -76,7 +76,7 @@ class Watched(Replay):
 
 def remembering(replay: Replay, blocks: int) -> None:
     """Real bounds are too wide for small traces."""
-    replay._store._past = Past[Run](blocks, lambda run: run.held, replay._store._forget)
+    replay._store._past = Past[Run](blocks, replay._store._forget)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

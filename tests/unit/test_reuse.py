@@ -6,7 +6,6 @@ import heapq
 import math
 import random
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -289,23 +288,43 @@ def test_the_earliest_is_forgotten_first_unless_it_came_back() -> None:
         thing.uses = 0
         forgotten.append(thing)
 
-    past = Past[Thing](10, lambda thing: thing.held, forget)
+    past = Past[Thing](9, forget)
     things = [Thing(3) for _ in range(8)]
     for thing in things[:3]:
         past.remember(thing)
     assert not forgotten
-    things[0].held = True  # it came back
+    past.came(things[0])  # its place is free for another
+    past.remember(things[3])
+    assert not forgotten
     things[1].used = 5.0  # it was used, and is remembered anew
     past.remember(things[1])
-    for thing in things[3:5]:
-        past.remember(thing)
+    past.remember(things[4])
     assert forgotten == [things[2]]
+    past.remember(things[5])
+    assert forgotten == [things[2], things[3]]
+    things[1].used = 6.0  # it is asked for, and makes room for itself
     past.remember(things[6])
-    assert forgotten == [things[2], things[1]]
-    past.remember(things[3])
-    past.remember(things[3])
-    past.remember(things[7])
-    assert Counter(map(id, forgotten)).most_common(1)[0][1] == 1, "nothing is forgotten twice"
+    assert forgotten == [things[2], things[3]], "it is in use"
+    past.remember(things[1])
+    assert forgotten == [things[2], things[3], things[4]]
+
+
+def test_what_is_remembered_counts_once() -> None:
+    """However often it comes and goes, and into however many parts it is cut."""
+    forgotten: list[Thing] = []
+    past = Past[Thing](12, forgotten.append)
+    whole, other = Thing(8), Thing(4)
+    for _ in range(5):
+        past.remember(whole)
+        past.remember(other)
+    tail = Thing(5)
+    whole.size = 3
+    past.parted(whole, tail)
+    assert not forgotten
+    past.remember(Thing(1))
+    assert forgotten == [whole], "the head, which came first"
+    past.remember(Thing(3))
+    assert forgotten == [whole, other]
 
 
 def test_what_is_remembered_is_bounded_by_blocks() -> None:
@@ -317,7 +336,7 @@ def test_what_is_remembered_is_bounded_by_blocks() -> None:
         thing.uses = 0
         kept.discard(id(thing))
 
-    past = Past[Thing](100, lambda thing: False, forget)
+    past = Past[Thing](100, forget)
     things = [Thing(1 + n % 7) for n in range(500)]
     for n, thing in enumerate(things):
         kept.add(id(thing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import resource
@@ -493,13 +494,13 @@ def test_running_out_of_descriptors_is_survived(
         waiting.connect(str(well.path))
         first.send(Ping(1))
         assert first.read() == Pong(1)
+        eventually(lambda: len(refused) == unwatched)  # before there are descriptors: those are for its socket
     finally:
         for fd in fillers:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     waiting.sendall(wire.frame(ADMIN))
     assert waiting.recv(1 << 16)
-    assert len(refused) == unwatched
     waiting.close()
     first.close()
 
@@ -553,6 +554,21 @@ def test_lingering_ends_only_without_sessions(tmp_path: Path, monkeypatch: pytes
     well.thread.join(PATIENCE)
     assert well.why == "no engine has used it for a while"
     well.close()
+
+
+def test_a_wait_ends_whatever_number_its_descriptor_has() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wakeup = Wakeup()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(limits[1], 2048)), limits[1]))
+    try:  # `select` knows only 1,024, and a well of many engines and segments has more
+        low, wakeup._read = wakeup._read, socket.socket(fileno=fcntl.fcntl(wakeup.fileno(), fcntl.F_DUPFD, 1500))
+        low.close()
+        wakeup.wait(0.0)
+        threading.Timer(0.05, wakeup.wake).start()
+        wakeup.wait(PATIENCE)
+    finally:
+        wakeup.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_jobs_end_on_the_owners_thread_with_what_they_raised() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import secrets
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -151,8 +150,7 @@ class Lane:
         deadline = time.monotonic() + _PATIENCE_S
         while not holds():
             if not self._executor.complete(self._clock, 0.0) and not holds():
-                select.select([self._wakeup], [], [], 1.0)
-                self._wakeup.clear()
+                self._wakeup.wait(1.0)
             if time.monotonic() > deadline:
                 raise TimeoutError("the disk tier does not answer")
 

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import secrets
-import select
 import subprocess
 import sys
 import tempfile
@@ -271,8 +270,7 @@ def recover(base: Path, limit: int) -> Recovered:
     tier.recover(done.append)
     while not done:
         if not executor.complete(clock, 0.0) and not done:
-            select.select([wakeup], [], [], 1.0)
-            wakeup.clear()
+            wakeup.wait(1.0)
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     read = storage.moved([os.getpid()]).read - read
     if tier.counts.errors:

@@ -30,7 +30,7 @@ class Residents:
         self._eviction, self._admission = policy.eviction, policy.admission
         self._standings: dict[BlockId, Standing] = {}
         most = min(most_remembered(capacity), MOST_REMEMBERED)
-        self._past = Past[Standing](most, lambda standing: standing.entry is not None, self._forget)
+        self._past = Past[Standing](most, self._forget)
         self._passing: OrderedDict[Entry, None] = OrderedDict()  # held, and evictable when they came
 
     def known(self, id: BlockId) -> Standing | None:
@@ -73,6 +73,7 @@ class Residents:
             self._use(standing, now)
         entry.standing = standing
         standing.entry, standing.passing = entry, passing
+        self._past.came(standing)
         if not passing:
             self._eviction.enter(standing)
 

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from typing import Protocol
 
 import numpy as np
@@ -63,7 +64,8 @@ class Mapping:
 
 
 class Shared:
-    """A sealed memfd owned by the well, mapped here."""
+    """A sealed memfd owned by the well, mapped here. It goes back to the system with `close`, or when nobody has it any
+    more."""
 
     def __init__(self, nbytes: int) -> None:
         if not hasattr(os, "memfd_create"):
@@ -89,6 +91,7 @@ class Shared:
                 why=str(error),
                 fix="lower `host`, or raise the memory limit of the well",
             ) from error
+        self._close = weakref.finalize(self, os.close, self.fd)
 
     @property
     def bytes(self) -> Bytes:
@@ -108,9 +111,8 @@ class Shared:
     def close(self) -> None:
         """Idempotent. Members' own mappings stay."""
         self.mapping.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()
+        self.fd = -1
 
 
 class Memory(Protocol):

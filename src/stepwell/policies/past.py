@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -21,21 +21,34 @@ def most_remembered(capacity: int) -> int:
 
 
 class Past(Generic[Held]):
-    """At most `most` blocks, the earliest forgotten first. `held(item)`: it came back, so its record here is void, as
-    it is when the item was used since. `forget(item)` has to set its `uses` to 0."""
+    """At most `most` blocks of items that are not held, the earliest forgotten first; each is counted once.
+    `forget(item)` has to set its `uses` to 0."""
 
-    def __init__(self, most: int, held: Callable[[Held], bool], forget: Callable[[Held], None]) -> None:
+    def __init__(self, most: int, forget: Callable[[Held], None]) -> None:
         self._most = most
-        self._held = held
         self._forget = forget
-        self._records: deque[tuple[Held, float, int]] = deque()
+        self._records: OrderedDict[Held, tuple[float, int]] = OrderedDict()
         self._blocks = 0
 
     def remember(self, item: Held) -> None:
-        self._records.append((item, item.used, item.size))
+        """It left, or was asked for and not let in."""
+        self.came(item)
+        self._records[item] = item.used, item.size
         self._blocks += item.size
         while self._blocks > self._most:
-            oldest, used, blocks = self._records.popleft()
-            self._blocks -= blocks
-            if oldest.uses and oldest.used == used and not self._held(oldest):
+            oldest, (used, size) = self._records.popitem(last=False)
+            self._blocks -= size
+            if oldest.used == used:  # else it was asked for again just now, and will be remembered anew
                 self._forget(oldest)
+
+    def came(self, item: Held) -> None:
+        """It is held from now on."""
+        _, size = self._records.pop(item, (0.0, 0))
+        self._blocks -= size
+
+    def parted(self, head: Held, tail: Held) -> None:
+        """`tail` was the end of `head` until now, and is not held."""
+        if record := self._records.get(head):
+            self._records[head] = record[0], head.size
+            self._blocks -= tail.size
+        self.remember(tail)

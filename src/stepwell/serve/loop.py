@@ -7,7 +7,6 @@ here or from the door, on this thread, and none from inside another one.
 from __future__ import annotations
 
 import gc
-import select
 import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,8 +93,7 @@ class Loop:
         while not drained and (left := deadline - self._clock.now()) > 0:
             more = self._complete(deadline)
             if not self._hierarchy.turn() and not more and not drained:
-                select.select([self._wakeup], [], [], left)
-                self._wakeup.clear()
+                self._wakeup.wait(left)
         return drained
 
     def _complete(self, until: float) -> bool:

@@ -26,7 +26,7 @@ class Store:
         self._capacity = capacity
         self._eviction, self._admission = policy.eviction, policy.admission
         self._forest = Forest(trace, cost, self._parted)
-        self._past = Past[Run](most_remembered(capacity), lambda run: run.held, self._forget)
+        self._past = Past[Run](most_remembered(capacity), self._forget)
         self._left = left
         self._now = -1.0
         self.held = 0  # blocks
@@ -91,6 +91,7 @@ class Store:
         if not whole:
             self._forest.cut(run, room)
         run.held = True
+        self._past.came(run)
         self.held += run.size
         self.entered += run.size
         self._eviction.enter(run)
@@ -138,7 +139,7 @@ class Store:
     def _parted(self, head: Run, tail: Run) -> None:
         self._eviction.split(head, tail)
         if tail.uses and not tail.held:
-            self._past.remember(tail)
+            self._past.parted(head, tail)
 
     def _forget(self, run: Run) -> None:
         self._eviction.forget(run)

@@ -26,7 +26,7 @@ class Leaves:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Item, used: float, row: int, worth: float) -> None:
+    def put(self, item: Item, row: int, worth: float, used: float) -> None:
         """`used`: when it was used last; `row`: the class of its reuse; `worth`: prefill seconds that each of its
         blocks saves."""
         at = len(self._items)
@@ -35,9 +35,9 @@ class Leaves:
             self._rows = np.resize(self._rows, 2 * at)
         self._items.append(item)
         item.listed = at + 1
-        self.renew(item, used, row, worth)
+        self.renew(item, row, worth, used)
 
-    def renew(self, item: Item, used: float, row: int, worth: float) -> None:
+    def renew(self, item: Item, row: int, worth: float, used: float) -> None:
         """It is here, and all this has changed."""
         at = item.listed - 1
         self._used[at], self._worth[at], self._rows[at] = used, worth, row

@@ -2,66 +2,87 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.queue import Place, Queue
+from stepwell.policies.eviction.ranked import Ranks
 from stepwell.policies.item import Item
 
 
-class _Place(Place):
-    __slots__ = ("visited",)
+class _Place:
+    """Of a held item. `number` ascends with the time it came; `side` has its record while it is listed."""
 
-    def __init__(self, item: Item, visited: bool = False) -> None:
-        super().__init__(item)
+    __slots__ = ("number", "side", "visited")
+
+    def __init__(self, number: int, visited: bool, side: Ranks) -> None:
+        self.number = number
         self.visited = visited
+        self.side = side
 
 
 class Sieve(Eviction):
     """A hand moves from the oldest to the newest: what was used since it came by stays where it is, the next other one
-    goes. Heads of a prefix are passed over while their tails are held."""
+    goes. Heads of a prefix are passed over while their tails are held.
+
+    Only what may go is listed, by its number: before the hand, or behind it where it comes by only in its next round.
+    So what cannot go costs nothing, however much that is."""
 
     def __init__(self) -> None:
-        self._queue = Queue()
-        self._hand: Place | None = None
+        records = count(1)
+        self._before, self._behind = Ranks(records), Ranks(records)
+        self._hand = 0  # the number that it stands at
+        self._came = count(1)
 
     def refer(self, item: Item, now: float) -> None:
         if item.note is not None:
             item.note.visited = True
 
     def enter(self, item: Item) -> None:
-        item.note = _Place(item)
-        self._queue.append(item.note)
+        item.note = _Place(next(self._came), False, self._before)
 
     def offer(self, item: Item) -> None:
-        pass  # the hand comes by
+        if item.evictable and not item.listed:
+            place: _Place = item.note
+            self._put(item, self._before if place.number >= self._hand else self._behind)
+
+    def _put(self, item: Item, side: Ranks) -> None:
+        item.note.side = side
+        side.push(item, item.note.number)
 
     def victim(self) -> Item | None:
-        for start in (self._hand, self._queue.oldest, self._queue.oldest):
-            place: Place | None = start
-            while place is not None:
-                assert isinstance(place, _Place)
-                if place.item.evictable and not place.visited:
-                    self._hand = place
-                    return place.item
-                place.visited = False
-                place = place.newer
+        for _ in range(3):  # to the newest; once round, where it clears what was visited; and round again
+            while (item := self._next()) is not None:
+                if not item.note.visited:
+                    self._hand = item.note.number
+                    return item
+                self._before.pop()
+                item.note.visited = False
+                self._put(item, self._behind)
+            self._turn()
         return None
 
+    def _next(self) -> Item | None:
+        """What may go and is first before the hand."""
+        while (top := self._before.top()) is not None and not top[1].evictable:
+            self._before.pop()
+        return None if top is None else top[1]
+
+    def _turn(self) -> None:
+        """From the newest to the oldest."""
+        self._before, self._behind = self._behind, self._before
+        self._hand = 0
+
     def few(self, n: int) -> list[Item]:
-        victim = self.victim()
-        return [] if victim is None else list(islice(self._queue.upwards(victim.note), n))
+        self.victim()
+        return self._before.few(n)
 
     def leave(self, item: Item) -> None:
-        place: _Place = item.note
-        if self._hand is place:
-            self._hand = place.newer
-        self._queue.remove(place)
-        item.note = None
+        place, item.note = item.note, None
+        place.side.remove(item)
+        if place.number == self._hand and self._next() is None:
+            self._turn()  # at once: what comes next is the newest, and not next to go
 
     def split(self, head: Item, tail: Item) -> None:
         if head.note is not None:
-            tail.note = _Place(tail, head.note.visited)
-            self._queue.split(head.note, tail.note)
-            if self._hand is head.note:
-                self._hand = tail.note
+            tail.note = _Place(head.note.number, head.note.visited, head.note.side)
+            self.offer(tail)

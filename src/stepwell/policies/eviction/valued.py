@@ -8,6 +8,7 @@ from typing import Final
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.eviction.leaves import Leaves
 from stepwell.policies.item import Item
+from stepwell.policies.pace import Pace
 from stepwell.policies.reuse import Reuse, class_of
 
 CANDIDATES: Final = 64
@@ -19,36 +20,41 @@ class Valued(Eviction):
     `reuse` learns how soon items of its class and age are used again, and the item knows what that saves.
 
     Values change as time passes, so there is no order to keep. For each request that needs room all evictable items are
-    valued (of very many, a part each time), and the worst go, one after the other."""
+    valued (of very many, a part each time), and the worst go, one after the other.
+
+    An item's note: the class of its reuse, the prefill seconds that each of its blocks saves, and when, in the time of
+    `Pace`, it was used last."""
 
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
         self._leaves = Leaves()
         self._now = -1.0
+        self._pace = Pace()
         self._worst: list[tuple[float, int, Item]] = []  # descending, so that the last goes first
         self._sequence = 0
 
     def value(self, item: Item) -> float:
         """Expected prefill seconds saved per second and block."""
-        row, seconds = item.note
-        return self._reuse.rate(row, self._now - item.used) * seconds  # type: ignore[no-any-return]
+        row, seconds, used = item.note
+        return self._reuse.rate(row, self._pace.time - used) * seconds  # type: ignore[no-any-return]
 
     def refer(self, item: Item, now: float) -> None:
         if now != self._now:
             self._now = now
-            self._reuse.tick(now)
+            self._pace.advance(now)
+            self._reuse.tick(self._pace.time)
             self._worst.clear()
         if item.uses:
-            self._reuse.used_again(item.used, item.note[0], item.size)
+            self._reuse.used_again(item.note[2], item.note[0], item.size)
         row = class_of(item.uses + 1)
-        self._reuse.used(now, row, item.size)
-        item.note = row, item.seconds / item.size
+        self._reuse.used(self._pace.time, row, item.size)
+        item.note = row, item.seconds / item.size, self._pace.time
         if item.listed:
-            self._leaves.renew(item, now, *item.note)
+            self._leaves.renew(item, *item.note)
 
     def offer(self, item: Item) -> None:
         if item.evictable and not item.listed:
-            self._leaves.put(item, item.used, *item.note)
+            self._leaves.put(item, *item.note)
             if self._worst:
                 self._sequence += 1
                 insort(self._worst, (-self.value(item), self._sequence, item))
@@ -72,7 +78,7 @@ class Valued(Eviction):
 
     def _look(self) -> bool:
         """Finds the least valuable ones. False: nothing is listed."""
-        found = self._leaves.look(self._reuse.rates, self._now, CANDIDATES)
+        found = self._leaves.look(self._reuse.rates, self._pace.time, CANDIDATES)
         self._worst = [(-value, number, item) for number, (value, item) in enumerate(found)]
         self._sequence = len(found)
         return bool(found)
@@ -84,8 +90,8 @@ class Valued(Eviction):
         self._unlist(head)
         for part in (head, tail):
             if part.note is not None:
-                part.note = part.note[0], part.seconds / part.size
+                part.note = part.note[0], part.seconds / part.size, part.note[2]
                 self.offer(part)
 
     def forget(self, item: Item) -> None:
-        self._reuse.forgotten(item.used, item.note[0], item.size)
+        self._reuse.forgotten(item.note[2], item.note[0], item.size)
