@@ -48,6 +48,7 @@ CODES = _table(
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
+    ("SW-205", "a process of a sweep cannot be started, or was lost"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),

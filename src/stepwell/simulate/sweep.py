@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import numpy as np
 
 from stepwell.errors import ConfigError
 from stepwell.policies.hardware import preset
-from stepwell.simulate.cluster import each
+from stepwell.simulate.cluster import each as on_cluster
 from stepwell.simulate.point import Row, point
+from stepwell.simulate.processes import each as in_processes
 from stepwell.simulate.trace import Trace
 
 _ONE = 1  # version of what a key means: raise it when replays of old would come out otherwise
@@ -75,7 +75,7 @@ def sweep(
     """Each point and its row, as they come. With `keep`, rows are added to that file as they come, and those that it
     has already are taken from there. `cluster`: of Ray, to be used instead of processes, as `cluster.each` has it.
     Raises ConfigError: SW-123 if the file cannot be read or written, SW-115 for an unknown cost, SW-127 for a cluster
-    that cannot be used."""
+    that cannot be used; CapacityError SW-205 for a process that is lost."""
     preset(wanted.cost)  # before anything else: it may not exist
     done = _kept(keep) if keep is not None else {}
     digests = [_digest(trace) for trace in wanted.traces]
@@ -86,37 +86,23 @@ def sweep(
             todo.append(at)
         else:
             yield at, row
-    ran = each(cluster, _row, wanted, todo) if cluster and todo else _run(wanted, todo, min(processes, len(todo)))
-    for at, row in ran:
-        if keep is not None:
-            _add(keep, Record(_key(digests, at, wanted.cost), row))
-        yield at, row
+    with closing(_run(wanted, todo, processes, cluster)) as ran:  # at once, also where an error keeps this frame
+        for at, row in ran:
+            if keep is not None:
+                _add(keep, Record(_key(digests, at, wanted.cost), row))
+            yield at, row
 
 
-def _run(wanted: Wanted, todo: Sequence[Point], processes: int) -> Iterator[tuple[Point, Row]]:
-    if processes <= 1:
+def _run(
+    wanted: Wanted, todo: Sequence[Point], processes: int, cluster: str
+) -> Generator[tuple[Point, Row], None, None]:
+    if cluster and todo:
+        yield from on_cluster(cluster, _row, wanted, todo)
+    elif min(processes, len(todo)) > 1:
+        yield from in_processes(processes, _row, wanted, todo)
+    else:
         for at in todo:
             yield at, _row(wanted, at)
-        return
-    context = multiprocessing.get_context("fork")  # so that the traces, which may be large, are shared
-    _SHARED.append(wanted)
-    try:
-        with ProcessPoolExecutor(processes, context) as pool:
-            futures = {pool.submit(_shared_row, at): at for at in todo}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-    finally:
-        _SHARED.pop()
-
-
-_SHARED: list[Wanted] = []  # what the processes of a running sweep are forked with
-
-
-def _shared_row(at: Point) -> Row:
-    return _row(_SHARED[-1], at)
 
 
 def _row(wanted: Wanted, at: Point) -> Row:

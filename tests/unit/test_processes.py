@@ -1,0 +1,150 @@
+"""Processes of a sweep end with whoever began them, however that ends, and what kills one is told."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+# Each in a process of its own: answers come as pickles, and `conftest` allows none.
+BEGIN = """
+import multiprocessing, os, signal, sys, threading, time
+from stepwell.errors import StepwellError
+from stepwell.simulate.processes import each
+
+def work(shared, task):
+    if task == "wait":
+        time.sleep(600)
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "fail":
+        raise StepwellError.__subclasses__()[0]("SW-122", what="a", why="b", fix="c")
+    if task == "tell":
+        os.write(1, b"%d\\n" % os.getpid())  # at once: print writes the line and its end
+        time.sleep(600)
+    return f"{shared} {task}"
+"""
+
+
+def begun(script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN + script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def said(script: str) -> str:
+    process = begun(script)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+@pytest.fixture
+def telling() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Two that would work for long, and their parent; pidfds, because numbers of processes are used again."""
+    parent = begun('list(each(2, work, "of", ["tell"] * 3))')
+    assert parent.stdout is not None
+    pidfds = [os.pidfd_open(int(parent.stdout.readline())) for _ in range(2)]
+    yield parent, pidfds
+    parent.kill()
+    for pidfd in pidfds:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+    parent.communicate()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_none_outlives_its_parent(telling: tuple[subprocess.Popen[str], list[int]], how: signal.Signals) -> None:
+    parent, pidfds = telling
+    parent.send_signal(how)
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], 60)[0], "it works on for nobody"
+    assert parent.wait(60) == -how
+
+
+def test_ctrl_c_is_told_once(telling: tuple[subprocess.Popen[str], list[int]]) -> None:
+    """A terminal sends it to all of them."""
+    parent, pidfds = telling
+    for pidfd in pidfds:
+        signal.pidfd_send_signal(pidfd, signal.SIGINT)
+    assert not select.select(pidfds, [], [], 0.5)[0], "that is for the parent to see to"
+    parent.send_signal(signal.SIGINT)
+    _, err = parent.communicate(timeout=60)
+    assert err.count("KeyboardInterrupt") == 1
+
+
+def test_every_task_is_answered_once_and_nothing_is_left() -> None:
+    out = said("""
+for n in range(10):
+    found = list(each(3, work, "of", range(n)))
+    assert sorted(found) == [(i, f"of {i}") for i in range(n)], found
+    assert not multiprocessing.active_children() and threading.active_count() == 1
+print("all")
+""")
+    assert out == "all\n"
+
+
+def test_nothing_is_left_when_it_is_closed_in_the_middle() -> None:
+    """The other one would work for long."""
+    out = said("""
+running = each(2, work, "of", ["wait", 1, "wait"])
+print(next(running))
+running.close()
+print(multiprocessing.active_children())
+""")
+    assert out == "(1, 'of 1')\n[]\n"
+
+
+def test_an_error_is_the_callers_and_ends_the_others() -> None:
+    out = said("""
+try:
+    list(each(2, work, "of", ["wait", "fail", 1]))
+except StepwellError as error:
+    print(error, multiprocessing.active_children())
+""")
+    assert out == "what: a why: b fix: c [SW-122] []\n"
+
+
+def test_one_that_is_killed_is_told_with_what_helps() -> None:
+    out = said("""
+try:
+    list(each(2, work, "of", ["wait", "die", 1]))
+except StepwellError as error:
+    print(error, multiprocessing.active_children())
+""")
+    assert "SIGKILL (9)" in out and "fewer --processes" in out and "--keep" in out and out.endswith("[SW-205] []\n")
+
+
+def test_one_that_cannot_be_started_is_told() -> None:
+    out = said("""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+try:
+    list(each(20, work, "of", ["wait"] * 20))
+except StepwellError as error:
+    print(error, multiprocessing.active_children())
+""")
+    assert "Too many open files" in out and out.endswith("[SW-205] []\n")
+
+
+def test_a_sweep_that_is_killed_leaves_nobody_and_a_file_to_go_on_from(tmp_path: Path) -> None:
+    keep = tmp_path / "rows"
+    command = [sys.executable, "-m", "stepwell", "simulate", "agentic:conversations=40", "--processes", "2", "--json"]
+    arguments = ["--policy", "lru,default", "--capacity-tokens", "1%,50%", "--keep", str(keep)]
+    # What it leaves would hold its ends of these pipes.
+    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not (keep.exists() and keep.stat().st_size):
+        select.select([], [], [], 0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    done = subprocess.run([*command, *arguments], capture_output=True, check=True, timeout=120)
+    assert len(keep.read_bytes().splitlines()) == 4
+    assert done.stderr == b""
