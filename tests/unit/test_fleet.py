@@ -452,6 +452,45 @@ def test_a_recall_from_a_disk_that_goes_away_is_computed_instead() -> None:
     assert played.prompts[1].done - 100 == pytest.approx(0.4 + 5.12)
 
 
+def test_a_failure_that_ends_does_not_end_another_of_the_same_tier() -> None:
+    a = list(range(10))
+    of = trace((0, a), *[(at, a) for at in (55, 80, 120, 160)])
+
+    def slow(**factors: tuple[float, float, float]) -> list[float]:
+        failures = {
+            name: {"what": "slow", "tier": "disk", "at": at, "until": until, "factor": factor}
+            for name, (at, until, factor) in factors.items()
+        }
+        disk = tier(100, read_bandwidth=BLOCK * 1000)
+        played = play(fleet(tiers={"disk": disk}, decide="always", failures=failures), of)
+        return [round(prompt.recall_s, 6) for prompt in played.prompts[1:]]
+
+    assert slow(long=(50, 150, 20)) == [0.2, 0.2, 0.2, 0.01]
+    assert slow(long=(50, 150, 20), short=(60, 100, 1.5)) == [0.2, 0.2, 0.2, 0.01]
+    assert slow(long=(50, 150, 20), short=(60, 100, 40)) == [0.2, 0.4, 0.2, 0.01], "the largest holds"
+    assert slow(one=(50, 100, 20), other=(60, 150, 20)) == [0.2, 0.2, 0.2, 0.01]
+
+    def gone(**times: tuple[float, float]) -> list[int]:
+        failures = {
+            name: {"what": "gone", "tier": "disk", "at": at, "until": until} for name, (at, until) in times.items()
+        }
+        return hits(play(fleet(tiers={"disk": tier(100)}, failures=failures), of))[1:]
+
+    assert gone(long=(50, 150), short=(60, 100)) == gone(one=(50, 100), other=(60, 150)) == [0, 0, 0, 10]
+    assert gone(one=(50, 60), other=(60, 70)) == [0, 10, 10, 10]
+
+
+def test_an_engine_is_back_when_it_is_from_all_its_restarts() -> None:
+    of = trace((0, [0]), (40, [0]), (90, [0]))
+    host = {"what": "host_restart", "host": 0, "at": 20, "down": 10}
+    engine = {"what": "engine_restart", "engine": 0, "at": 10, "down": 50}
+    second = {"what": "engine_restart", "engine": 0, "at": 30, "down": 40}
+    for failures, start in [({"e": engine, "h": host}, 60), ({"h": host, "e": engine, "s": second}, 70)]:
+        played = play(fleet(100, failures=failures), of)
+        assert [round(prompt.started, 6) for prompt in played.prompts] == [0, start, 90]
+        assert hits(played) == [0, 0, 1]
+
+
 # --- descriptions and the command
 
 

@@ -107,10 +107,10 @@ class _Play:
             for tier in self._named(failure):
                 if failure.what == "slow":
                     tier.slow(failure.factor)
-                    self._clock.at(failure.until, partial(tier.slow, 1.0))
+                    self._clock.at(failure.until, partial(tier.recover, failure.factor))
                 else:
                     tier.go()
-                    self._clock.at(failure.until, partial(setattr, tier, "up", True))
+                    self._clock.at(failure.until, tier.come_back)
 
     def _named(self, failure: Failure) -> list[Tier]:
         hosts = range(self._fleet.hosts) if failure.host is None else (failure.host,)

@@ -97,7 +97,8 @@ class Tier(Level):
         self._back = _writes_back(like)
         self._block_bytes = block_bytes
         self._most = most
-        self._slowed = 1.0
+        self._factors: list[float] = []  # of what slows it now
+        self._gone = 0  # reasons why it cannot be reached now
         self._queue_bytes = like.write_queue if like.write_queue is not None else like.capacity
         self.reads = Server(clock, like.read_bandwidth, like.parallel, most)
         self._writes = Server(clock, like.write_bandwidth)
@@ -108,6 +109,10 @@ class Tier(Level):
     def speed(self) -> TierSpeed:
         """As it is now, for one recall alone."""
         return TierSpeed(self.latency_s, 1 / min(self._most, self._like.read_bandwidth / self._slowed))
+
+    @property
+    def _slowed(self) -> float:
+        return max(self._factors, default=1.0)
 
     @property
     def queued_bytes(self) -> int:
@@ -138,20 +143,33 @@ class Tier(Level):
         self._write([part for part in path if part.start >= run.start])
 
     def slow(self, factor: float) -> None:
-        self._slowed = factor
-        self.reads.run_at(self._like.read_bandwidth / factor)
-        self._writes.run_at(self._like.write_bandwidth / factor)
+        """Until as many calls of `recover` as of this. Of several factors the largest holds."""
+        self._factors.append(factor)
+        self._run()
+
+    def recover(self, factor: float) -> None:
+        self._factors.remove(factor)
+        self._run()
 
     def go(self) -> None:
-        """It cannot be reached until it is `up` again, and then has what it had."""
+        """It cannot be reached until as many calls of `come_back` as of this, and then has what it had."""
+        self._gone += 1
         self.up = False
         self.reads.fail()
         self._writes.fail()
+
+    def come_back(self) -> None:
+        self._gone -= 1
+        self.up = not self._gone
 
     def lose(self) -> None:
         self.reads.fail()
         self._writes.fail()
         super().lose()
+
+    def _run(self) -> None:
+        self.reads.run_at(self._like.read_bandwidth / self._slowed)
+        self._writes.run_at(self._like.write_bandwidth / self._slowed)
 
     def _write(self, path: list[Run]) -> None:
         missing = sum(run.size for run in path if not run.held)
