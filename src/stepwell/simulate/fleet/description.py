@@ -34,8 +34,8 @@ from stepwell.simulate.trace import Trace
 from stepwell.units import format_size
 
 MOST_ENGINES = 4096
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1000)]
+"""Of a step or a token."""
 
 
 class _Part(BaseModel):
@@ -43,11 +43,12 @@ class _Part(BaseModel):
 
 
 class Prefill(_Part):
-    """What an engine was measured to take, as `policies.prefill` has it. Any of them replaces the whole preset."""
+    """What an engine was measured to take, as `policies.prefill` has it. Any of them that is set, also to 0, replaces
+    the whole preset."""
 
-    step_s: NotNegative = 0.0
-    token_s: NotNegative = 0.0
-    pair_s: NotNegative = 0.0
+    step_s: Seconds = 0.0
+    token_s: Seconds = 0.0
+    pair_s: float = Field(default=0.0, ge=0, le=1)
     step_tokens: int = Field(default=0, ge=0)
 
 
@@ -77,8 +78,8 @@ class Tier(_Part):
     write_queue: Size | None = None
     write_amplification: float = Field(default=1.0, ge=1, le=100, allow_inf_nan=False)
     endurance: Size | None = None
-    drive_writes_per_day: Positive | None = None
-    warranty_years: Positive = 5.0
+    drive_writes_per_day: float | None = Field(default=None, gt=0, le=1e6)
+    warranty_years: float = Field(default=5.0, gt=0, le=100)
 
     @property
     def endurance_bytes(self) -> float | None:
@@ -94,7 +95,7 @@ class Routing(_Part):
     by: RouteName = "round_robin"
     prefix_blocks: int = Field(default=4, ge=1, le=1 << 20)
     stale: Duration = 1.0
-    load_weight: NotNegative = 1.0
+    load_weight: float = Field(default=1.0, ge=0, le=1e6)
 
 
 class Failure(_Part):
@@ -124,7 +125,7 @@ class Fleet(_Part):
     decide: ModeName = "default"
     routing: Routing = Routing()
     failures: dict[str, Failure] = {}
-    speed: Positive = 1.0
+    speed: float = Field(default=1.0, ge=1e-6, le=1e6)
     seed: int = 0
 
     @property
@@ -134,7 +135,7 @@ class Fleet(_Part):
     @property
     def prefill_cost(self) -> PrefillCost:
         measured = self.prefill
-        if measured == Prefill():
+        if not measured.model_fields_set:
             return preset(self.cost)
         return PrefillCost(measured.step_s, measured.token_s, measured.pair_s, measured.step_tokens)
 
@@ -192,7 +193,8 @@ def _given(text: str) -> Entry:
 def _possible(fleet: Fleet) -> None:
     if fleet.engines > MOST_ENGINES:
         raise _impossible(f"{fleet.engines:,} engines", f"at most {MOST_ENGINES:,} are simulated", "describe fewer")
-    if fleet.prefill != Prefill() and not (fleet.prefill.token_s or fleet.prefill.pair_s or fleet.prefill.step_s):
+    measured = fleet.prefill
+    if measured.model_fields_set and not (measured.token_s or measured.pair_s or measured.step_s):
         raise _impossible("prefill takes no time", "all its terms are 0", "set prefill.token_s, or leave prefill out")
     above = "the GPU" if fleet.engine.prefix_caching else None
     for name, tier in fleet.below():
