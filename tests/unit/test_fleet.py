@@ -552,15 +552,33 @@ def test_a_description_that_cannot_be_is_refused_with_its_place(setting: str, co
     assert raised.value.code == code and told in str(raised.value)
 
 
-def test_back_with_nothing_above_and_tiers_below_a_block_are_refused(tmp_path: Path) -> None:
+def test_back_with_nothing_above_and_tiers_below_a_block_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing would ever be written"):
         described(EXAMPLE, ["engine.prefix_caching=false", "tiers.host.write=back"])
     with pytest.raises(ConfigError, match=r"tiers.disk.capacity is 1MiB.*SW-126"):
         play(described(EXAMPLE, ["tiers.disk.capacity=1MiB"]), made())
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "what", "fix"),
+    [
+        ("tiers:\n  shared:\n    capacity: 1TB\n    read_bandwidth: 1GB/s\n", "",
+         "fleet.yaml:3: tiers.shared lacks write_bandwidth", "set tiers.shared.write_bandwidth"),
+        ("hosts: 1\ntiers:\n  disk: {}\n", "",
+         "fleet.yaml:3: tiers.disk lacks capacity, read_bandwidth, write_bandwidth",
+         "set tiers.disk.capacity, tiers.disk.read_bandwidth, tiers.disk.write_bandwidth"),
+        ("hosts: 1\n", "failures.f.what=gone", "--set failures.f.what: failures.f lacks at", "set failures.f.at"),
+    ],
+)  # fmt: skip
+def test_what_must_be_said_and_is_not_is_told_with_its_place(
+    tmp_path: Path, text: str, setting: str, what: str, fix: str
+) -> None:
     file = tmp_path / "fleet.yaml"
-    file.write_text("tiers:\n  shared:\n    capacity: 1TB\n")
-    with pytest.raises(ConfigError, match=r"tiers.shared.read_bandwidth"):
-        described(file)
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        described(file, [setting] if setting else [])
+    assert raised.value.code == "SW-102" and raised.value.fix == fix
+    assert raised.value.what.replace(f"{tmp_path}/", "") == what
 
 
 def test_the_example_runs_on_the_command_line(tmp_path: Path) -> None:

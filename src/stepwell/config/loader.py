@@ -79,7 +79,8 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
     names = list(_leaves(model))
     chosen: dict[str, Entry] = {}
     tree: dict[str, Any] = {}
-    for entry in entries:
+    given = list(entries)
+    for entry in given:
         known = _known(entry.path, names)
         if known in names:
             chosen[".".join(entry.path)] = entry
@@ -92,7 +93,7 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
     try:
         settings = model.model_validate(tree)
     except ValidationError as error:
-        raise _bad_value(model, error, chosen) from error
+        raise _lacks(error, given) or _bad_value(model, error, chosen) from error
     origins = dict.fromkeys((name.partition(f".{NAME}.")[0] for name in names), DEFAULT)
     for dotted, entry in chosen.items():
         origins[_known(entry.path, names).partition(f".{NAME}.")[0] or dotted] = entry.origin
@@ -171,6 +172,23 @@ def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[s
     if isinstance(cause, ConfigError):
         why, fix = cause.what, cause.fix
     return ConfigError("SW-102", what=f"{[*origins, DEFAULT][0]}: {dotted} cannot be used", why=why, fix=fix)
+
+
+def _lacks(error: ValidationError, given: Iterable[Entry]) -> ConfigError | None:
+    """If it is that something must be set and is not: told where the first of its group is written."""
+    errors = error.errors()
+    if errors[0]["type"] != "missing":
+        return None
+    group = errors[0]["loc"][:-1]
+    lacking = [str(one["loc"][-1]) for one in errors if one["type"] == "missing" and one["loc"][:-1] == group]
+    dotted = [".".join(map(str, (*group, name))) for name in lacking]
+    origins = [entry.origin for entry in given if entry.path[: len(group)] == group]
+    return ConfigError(
+        "SW-102",
+        what=f"{[*origins, DEFAULT][0]}: {'.'.join(map(str, group))} lacks {', '.join(lacking)}",
+        why="there is no default",
+        fix=f"set {', '.join(dotted)}",
+    )
 
 
 def _takes(model: type[BaseModel], name: str) -> str:
