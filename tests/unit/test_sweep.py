@@ -260,7 +260,7 @@ def test_capacities_are_tokens_or_shares() -> None:
         Capacity(500_000), Capacity(1_500_000), Capacity(2_000), Capacity(3_000_000_000),
         Capacity(share=0.05), Capacity(share=0.005), Capacity(share=1), Capacity(10**15),
     ]  # fmt: skip
-    assert [one.tokens(TRACES[0]) for one in wishes.capacities("50%,1%,100%,7")] == [48, 0, 112, 7]
+    assert [one.tokens(TRACES[0]) for one in wishes.capacities("50%,1%,100%,7")] == [48, BLOCK, 112, 7]
 
 
 @pytest.mark.parametrize(
@@ -311,6 +311,11 @@ def test_a_table_for_people() -> None:
     assert "150 requests of" in out and COST in out
     lines = [line.split() for line in out.splitlines()[3:]]
     assert [line[:2] for line in lines] == [[size, name] for size in ("2,000", "4,000") for name in ("lru", "sieve")]
+
+
+def test_a_share_of_next_to_nothing_is_a_block() -> None:
+    out, _ = invoke("zipf:requests=20,documents=2,tokens=600,system=64", "--capacity-tokens", "5%", "--json")
+    assert {row["capacity_tokens"] for row in json.loads(out)["rows"]} == {512}
 
 
 def test_what_was_read_over_is_told_beside_the_line(tmp_path: Path) -> None:

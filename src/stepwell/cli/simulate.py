@@ -20,7 +20,7 @@ def simulate(
     traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
     policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/policies.md.")] = "default,lru",
     capacity_tokens: Annotated[
-        str, typer.Option(help="What the tier holds, in tokens or as a share of the working set: N[,N...].")
+        str, typer.Option(help="Room of the tier: tokens, or a share of the working set, a block at least: N[,N...].")
     ] = "1%,2%,5%,10%,20%,50%",
     cost: Annotated[str, typer.Option(help="What prefill takes: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
     open_: Annotated[

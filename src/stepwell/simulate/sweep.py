@@ -44,13 +44,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """So many tokens, or a share of the working set."""
+    """So many tokens, or a share of the working set in whole blocks: one at least, as nothing is no capacity."""
 
     tokens_: int = 0
     share: float = 0.0
 
     def tokens(self, trace: Trace) -> int:
-        return self.tokens_ or int(self.share * trace.distinct) * trace.block_tokens
+        return self.tokens_ or max(1, int(self.share * trace.distinct)) * trace.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
