@@ -294,6 +294,22 @@ def test_conversations_are_laid_flat_and_over_each_other(folder: Path) -> None:
     assert (len(small.ids), small.distinct) == (10 + 17 + 8 + 9 + 1 + 16, 17 + 16 + 5 + 1)
 
 
+@pytest.mark.parametrize("source", ["zipf:requests=20,documents=2", "agentic:conversations=2,open=1", "timed.jsonl"])
+def test_open_conversations_that_are_asked_for_in_vain_are_told(folder: Path, source: str) -> None:
+    timed = put(folder / "timed.jsonl", {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]})
+    source = timed if source == "timed.jsonl" else source
+    without, told = load(source), load(source, open_=3)
+    assert same(without.trace, told.trace) and without.trace.name == told.trace.name
+    more = [note for note in told.problems.told() if note not in without.problems.told()]
+    assert [note.partition(":")[0] for note in more] == ["--open 3 changes nothing"]
+
+
+def test_open_conversations_that_make_a_difference_are_not_told(folder: Path) -> None:
+    talks = put(folder / "talks.jsonl", conversation("a", turn(0, 64, [[1, 1]])))
+    for source in (talks, "agentic:conversations=2"):
+        assert not [note for note in load(source, open_=3).problems.told() if "changes nothing" in note]
+
+
 def test_conversations_start_so_that_as_many_are_open(folder: Path) -> None:
     talks = [conversation(f"{i}", turn(0, 64, [[1, 1]]), turn(100, 64, [[1, 1]])) for i in range(400)]
     source = put(folder / "open.jsonl", *talks)

@@ -15,7 +15,7 @@ import msgspec
 from stepwell.errors import ConfigError
 from stepwell.simulate.formats import lengths
 from stepwell.simulate.formats.conversations import CONVERSATIONS
-from stepwell.simulate.formats.form import BAD_LINE, Format, Seen, Wishes
+from stepwell.simulate.formats.form import BAD_LINE, Format, Seen, Wishes, in_vain
 from stepwell.simulate.formats.lengths import LENGTHS
 from stepwell.simulate.formats.lines import lines_of
 from stepwell.simulate.formats.mooncake import MOONCAKE
@@ -40,6 +40,8 @@ def read(path: Path, wishes: Wishes, problems: Problems, format_: str | None = N
     if not looked:
         raise unusable(problems.source, problems.cut or "it is empty", "see docs/traces.md for what is read")
     form = FORMATS[format_] if format_ else _detected(problems.source, [line for _, line in looked])
+    if form.timed:
+        in_vain(wishes, problems, "the file says when each request comes")
     name = path.name.removesuffix(".zst").removesuffix(".jsonl").removesuffix(".csv")
     return form.read(name, chain(looked, lines), wishes, problems)
 

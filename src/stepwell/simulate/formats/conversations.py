@@ -144,4 +144,6 @@ def _fits(seen: Seen) -> bool:
     return isinstance(seen, dict) and isinstance(seen.get("requests"), list)
 
 
-CONVERSATIONS = Format("conversations", "JSON lines with requests, whose rle are run-length ids", _fits, _read)
+CONVERSATIONS = Format(
+    "conversations", "JSON lines with requests, whose rle are run-length ids", _fits, _read, timed=False
+)

@@ -40,12 +40,20 @@ class Format:
     """`fits` says whether a line looks like one of this format; `read` makes the trace, named as given.
 
     `read` reports lines that it leaves out and goes on; it raises ConfigError SW-122 if nothing is left, or if the
-    trace as a whole cannot be what was asked for."""
+    trace as a whole cannot be what was asked for. `timed`: its times are those of the file, `Wishes.open_` is not
+    asked."""
 
     name: str
     about: str
     fits: Callable[[Seen], bool]
     read: Callable[[str, Lines, Wishes, Problems], Trace]
+    timed: bool = True
+
+
+def in_vain(wishes: Wishes, problems: Problems, why: str) -> None:
+    """A wished number of open conversations says nothing of this trace; a note, if there is one."""
+    if wishes.open_ is not None:
+        problems.notes.append(f"--open {wishes.open_} changes nothing: {why}")
 
 
 # What decoding a line may raise, whatever it holds.

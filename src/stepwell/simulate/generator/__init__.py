@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from stepwell.simulate.assemble import assemble
-from stepwell.simulate.formats.form import DEFAULT_BLOCK, Wishes
+from stepwell.simulate.formats.form import DEFAULT_BLOCK, Wishes, in_vain
 from stepwell.simulate.generator.agentic import Agentic
 from stepwell.simulate.generator.parameters import parsed
 from stepwell.simulate.generator.popularity import Churn, Cyclic, Scan, Zipf
@@ -28,7 +28,11 @@ def make(source: str, wishes: Wishes, problems: Problems) -> Trace:
     Raises ConfigError: SW-121 for a parameter that does not exist, SW-122 for a value that cannot be used."""
     name, _, text = source.partition(":")
     kind = GENERATORS[name]
-    if kind is Agentic and wishes.open_ is not None and "open=" not in text:
+    if kind is not Agentic:
+        in_vain(wishes, problems, f"{name} has no conversations")
+    elif "open=" in text:
+        in_vain(wishes, problems, "the name sets it")
+    elif wishes.open_ is not None:
         source = f"{name}:{','.join(filter(None, [text, f'open={wishes.open_}']))}"
         text = source.partition(":")[2]
     block = wishes.block_tokens or DEFAULT_BLOCK
