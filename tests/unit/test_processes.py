@@ -19,6 +19,8 @@ import multiprocessing, os, signal, sys, threading, time
 from stepwell.errors import StepwellError
 from stepwell.simulate.processes import each
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background has it ignored
+
 def work(shared, task):
     if task == "wait":
         time.sleep(600)
