@@ -5,65 +5,71 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import selectors
 import signal
+import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
 
 from stepwell.errors import CapacityError
 
-Shared = TypeVar("Shared")
-Task = TypeVar("Task")
-Answer = TypeVar("Answer")
+Work = Callable[[int], bytes]
+
+MOST_BYTES = 1 << 16
+"""Of an answer: each is one message of a socket."""
 
 _PR_SET_PDEATHSIG = 1
+_DONE, _FAILED = b"+", b"-"
 
 
-def each(
-    processes: int, work: Callable[[Shared, Task], Answer], shared: Shared, tasks: Sequence[Task]
-) -> Iterator[tuple[Task, Answer]]:
-    """`work(shared, task)` for every task, as they end, in so many processes. None of them outlives this iterator:
+def each(processes: int, work: Work, tasks: int) -> Generator[tuple[int, bytes], None, None]:
+    """`work(task)` for every task from 0 on, as they end, in so many processes. None of them outlives this generator:
     not if it ends, is closed or raises, and not if this process is killed, or the thread that began it ends. Raises
-    CapacityError SW-205 if a process cannot be had or is lost, and what `work` raises."""
-    left = iter(tasks)
-    workers: dict[Connection, BaseProcess] = {}
-    busy: dict[Connection, Task] = {}
+    CapacityError SW-205 if a process cannot be had or is lost, and RuntimeError with the story of what `work` raised.
+    """
+    left = iter(range(tasks))
+    workers: dict[socket.socket, BaseProcess] = {}
+    busy: dict[socket.socket, int] = {}
 
-    def give(connection: Connection) -> None:
+    def give(pipe: socket.socket) -> None:
         for task in left:
-            busy[connection] = task
+            busy[pipe] = task
             with suppress(ConnectionError):  # it is lost: there is no answer, and that is noticed then
-                connection.send(task)
+                pipe.send(task.to_bytes(8, "big"))
             return
 
-    try:
-        for _ in range(min(processes, len(tasks))):
-            connection, worker = _begun(work, shared)
-            workers[connection] = worker
-            give(connection)
-        while busy:
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                task = busy.pop(ready)
-                answer = _answer(ready, workers[ready])
-                give(ready)
-                yield task, answer
-    finally:
-        for worker in workers.values():
-            worker.kill()  # it has nothing to put in order, and may have long to go
-        for connection, worker in workers.items():
-            worker.join()
-            connection.close()
+    with selectors.DefaultSelector() as selector:
+        try:
+            for _ in range(min(processes, tasks)):
+                pipe, worker = _begun(work)
+                workers[pipe] = worker
+                selector.register(pipe, selectors.EVENT_READ)
+                give(pipe)
+            while busy:
+                for key, _ in selector.select():
+                    pipe = key.fileobj  # type: ignore[assignment]
+                    if pipe not in busy:
+                        selector.unregister(pipe)  # it has nothing to do any more, and has ended
+                        continue
+                    task = busy.pop(pipe)
+                    answer = _answer(pipe, workers[pipe])
+                    give(pipe)
+                    yield task, answer
+        finally:
+            for worker in workers.values():
+                worker.kill()  # it has nothing to put in order, and may have long to go
+            for pipe, worker in workers.items():
+                worker.join()
+                pipe.close()
 
 
-def _begun(work: Callable[[Any, Any], object], shared: object) -> tuple[Connection, BaseProcess]:
-    fork = multiprocessing.get_context("fork")  # so that `shared`, which may be large, is not copied
+def _begun(work: Work) -> tuple[socket.socket, BaseProcess]:
+    fork = multiprocessing.get_context("fork")  # so that what `work` needs, which may be large, is not copied
     try:
-        ours, theirs = fork.Pipe()
-        worker = fork.Process(target=_serve, args=(theirs, os.getpid(), work, shared), daemon=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        worker = fork.Process(target=_serve, args=(theirs, os.getpid(), work), daemon=True)
         worker.start()
     except OSError as error:
         raise _lost("a process of the sweep cannot be started", str(error)) from None
@@ -71,34 +77,32 @@ def _begun(work: Callable[[Any, Any], object], shared: object) -> tuple[Connecti
     return ours, worker
 
 
-def _serve(connection: Connection, parent: int, work: Callable[[Any, Any], object], shared: object) -> None:
+def _serve(pipe: socket.socket, parent: int, work: Work) -> None:
     # Forked later, others have our parent's end of this pipe too, so it would not tell that the parent has ended.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before we asked
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the parent ends us
-    while True:
-        task = connection.recv()
+    while task := pipe.recv(8):
         try:
-            connection.send((work(shared, task), None))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the parent's
-            error.add_note(traceback.format_exc())
-            connection.send((None, error))
+            answer = _DONE + work(int.from_bytes(task, "big"))
+        except Exception:  # noqa: BLE001 - whatever it is, it is the parent's
+            answer = _FAILED + traceback.format_exc().encode()[-MOST_BYTES:]
+        pipe.send(answer)
 
 
-def _answer(connection: Connection, worker: BaseProcess) -> Any:
-    try:
-        answer, error = connection.recv()
-    except (EOFError, ConnectionError):
-        worker.join()
-        code = worker.exitcode or 0
-        why = f"signal {-code} killed it; SIGKILL (9) is what the system sends where memory runs out"
-        raise _lost(
-            "a process of the sweep ended in the middle of its work", why if code < 0 else f"its exit status is {code}"
-        ) from None
-    if error is not None:
-        raise error
-    return answer
+def _answer(pipe: socket.socket, worker: BaseProcess) -> bytes:
+    with suppress(ConnectionError):
+        if answer := pipe.recv(len(_DONE) + MOST_BYTES):
+            if answer[:1] == _FAILED:
+                raise RuntimeError(f"in a process of the sweep:\n{answer[1:].decode(errors='replace')}")
+            return answer[1:]
+    worker.join()
+    code = worker.exitcode or 0
+    why = f"signal {-code} killed it; SIGKILL (9) is what the system sends where memory runs out"
+    raise _lost(
+        "a process of the sweep ended in the middle of its work", why if code < 0 else f"its exit status is {code}"
+    )
 
 
 def _lost(what: str, why: str) -> CapacityError:

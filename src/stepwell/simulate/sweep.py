@@ -99,7 +99,10 @@ def _run(
     if cluster and todo:
         yield from on_cluster(cluster, _row, wanted, todo)
     elif min(processes, len(todo)) > 1:
-        yield from in_processes(processes, _row, wanted, todo)
+        answers = in_processes(processes, lambda index: msgspec.json.encode(_row(wanted, todo[index])), len(todo))
+        with closing(answers):
+            for index, answer in answers:
+                yield todo[index], msgspec.json.decode(answer, type=Row)
     else:
         for at in todo:
             yield at, _row(wanted, at)
