@@ -55,6 +55,20 @@ class Story:
         forget(self.engine)
         return answer
 
+    def ask_again(self, prompt: list[int], **settings: str) -> Answer:
+        """In a new life of the well. On a busy machine a recall may be given up for being late, which computing then
+        is not: another life is asked then."""
+        for _ in range(8):
+            self.restart(**settings)
+            late = self._given_up()
+            answer = self.ask(prompt)
+            if self._given_up() == late:
+                break
+        return answer
+
+    def _given_up(self) -> int:
+        return sum(n for name, n in self.well.stats().items() if name.startswith("gave_up_"))
+
     def written(self) -> int:
         """Blocks."""
         eventually(lambda: self.well.stats()["disk_write_queue_bytes"] == 0, "what was to be written is")
@@ -93,11 +107,10 @@ def test_the_write_policy_says_what_a_next_life_finds(
     eventually(lambda: story.well.stats()["spilled_blocks"] >= spilled + 2 * BLOCKS, "all is in host memory")
     grew = story.written() - before
     assert grew == {"through": 2 * BLOCKS, "second_touch": BLOCKS, "back": 0}[write]
-    story.restart(write=write)
-    again = [story.ask(twice), story.ask(once)]
+    again = [story.ask_again(twice, write=write), story.ask_again(once, write=write)]
     assert [answer.token_ids for answer in again] == [answer.token_ids for answer in cold]
     found = [from_disk(answer) for answer in again]
-    print(write, "written", grew, "found", found)
+    print(write, "written", grew, "found", found, [receipt(answer) for answer in again])
     assert found[0] > 0
     assert (found[1] == 0) is (write == "second_touch")
 

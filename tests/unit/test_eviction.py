@@ -258,6 +258,29 @@ def test_sieve_does_not_look_at_what_cannot_go() -> None:
     assert looked < 100
 
 
+def test_sieve_goes_on_at_the_oldest_when_the_newest_is_dropped() -> None:
+    """Not only as its victim: a block may have to go for other reasons."""
+    sieve, (a, b, c, d) = Sieve(), [Node(number, 1, None) for number in range(4)]
+
+    def come(node: Node) -> None:
+        node.held = True
+        sieve.enter(node)
+        sieve.offer(node)
+
+    def go(node: Node) -> None:
+        node.held = False
+        sieve.leave(node)
+
+    for node in (a, b, c):
+        come(node)
+    sieve.refer(a, 1.0)
+    assert sieve.victim() is b
+    go(b)
+    go(c)
+    come(d)
+    assert sieve.victim() is a
+
+
 def test_a_victim_of_the_default_is_followed_by_what_stands_before_it() -> None:
     """Blocks of one prefix with one history go one after the other, though others are worth as little."""
     tier = Tier(Valued(Reuse()), capacity=1 << 20)

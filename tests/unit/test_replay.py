@@ -106,6 +106,9 @@ def test_what_is_held_or_remembered_is_at_risk_of_being_used(trace: Trace, capac
             expected[class_of(run.uses)] += run.size
         remembered += run.size if run.uses and not run.held else 0
     assert remembered <= memory
+    past = default._store._past
+    assert not any(run.held for run in past)
+    assert not past.wrong(run for run in default._store._forest._heads if run is not None and run.uses and not run.held)
     alive = [np.array(cohort.alive) for cohort in default._store._eviction._reuse._cohorts._cohorts]  # type: ignore[attr-defined]
     assert sum(alive, np.zeros(CLASSES)).tolist() == expected
 

@@ -310,21 +310,28 @@ def test_the_earliest_is_forgotten_first_unless_it_came_back() -> None:
 
 
 def test_what_is_remembered_counts_once() -> None:
-    """However often it comes and goes, and into however many parts it is cut."""
+    """However often it comes and goes."""
     forgotten: list[Thing] = []
     past = Past[Thing](12, forgotten.append)
-    whole, other = Thing(8), Thing(4)
+    one, other = Thing(8), Thing(4)
     for _ in range(5):
-        past.remember(whole)
+        past.remember(one)
         past.remember(other)
-    tail = Thing(5)
-    whole.size = 3
-    past.parted(whole, tail)
     assert not forgotten
     past.remember(Thing(1))
-    assert forgotten == [whole], "the head, which came first"
-    past.remember(Thing(3))
-    assert forgotten == [whole, other]
+    assert forgotten == [one]
+
+
+def test_what_is_forgotten_already_is_not_remembered() -> None:
+    """A fleet's tier may settle what was asked for long ago."""
+    forgotten: list[Thing] = []
+    past = Past[Thing](3, forgotten.append)
+    gone = Thing(3)
+    gone.uses = 0
+    for _ in range(2):
+        past.remember(gone)
+        past.remember(Thing(2))
+    assert gone not in forgotten and not past.wrong([])
 
 
 def test_what_is_remembered_is_bounded_by_blocks() -> None:

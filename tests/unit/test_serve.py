@@ -564,8 +564,11 @@ def test_a_wait_ends_whatever_number_its_descriptor_has() -> None:
         low, wakeup._read = wakeup._read, socket.socket(fileno=fcntl.fcntl(wakeup.fileno(), fcntl.F_DUPFD, 1500))
         low.close()
         wakeup.wait(0.0)
-        threading.Timer(0.05, wakeup.wake).start()
+        woken: list[float] = []
+        threading.Timer(0.05, lambda: (woken.append(time.monotonic()), wakeup.wake())).start()
+        began = time.monotonic()
         wakeup.wait(PATIENCE)
+        assert woken and time.monotonic() - began < PATIENCE
     finally:
         wakeup.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

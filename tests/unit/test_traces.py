@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from itertools import chain as joined
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -505,6 +507,12 @@ def test_a_file_that_is_no_trace(folder: Path, rows: Sequence[object], code: str
         load(source)
     assert caught.value.code == code
     assert says in str(caught.value)
+
+
+def test_a_name_that_is_no_utf_8_can_stand_in_json(folder: Path) -> None:
+    path = folder / os.fsdecode(b"a\xff.jsonl")
+    path.write_bytes(b'{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
+    assert msgspec.json.decode(msgspec.json.encode(load(str(path)).trace.name)) == "a\\udcff"
 
 
 def test_a_format_can_be_named(folder: Path) -> None:

@@ -53,6 +53,8 @@ def arena(arena: Arena) -> None:
         stay = [e for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING]
         if any(e.standing.entry is not e for e in stay):
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
+        if amiss := holding.residents.wrong():
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots: {amiss}")
         held = {id(e) for e in stay}
         free = sum(len(s.free) for s in holding.slabs)
         if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:

@@ -128,6 +128,12 @@ class Residents:
                 found.append(item.entry)
         return found
 
+    def wrong(self) -> str:
+        """What does not add up; for tests."""
+        held = any(standing.entry is not None for standing in self._past)
+        gone = (standing for standing in self._standings.values() if standing.entry is None)
+        return "something is held and remembered as well" if held else self._past.wrong(gone)
+
     def _forget(self, standing: Standing) -> None:
         self._eviction.forget(standing)
         standing.uses = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 from stepwell.policies.item import Item
@@ -22,7 +22,7 @@ def most_remembered(capacity: int) -> int:
 
 class Past(Generic[Held]):
     """At most `most` blocks of items that are not held, the earliest forgotten first; each is counted once.
-    `forget(item)` has to set its `uses` to 0."""
+    `forget(item)` has to set its `uses` to 0: what is forgotten already, or was never used, is nothing to remember."""
 
     def __init__(self, most: int, forget: Callable[[Held], None]) -> None:
         self._most = most
@@ -30,9 +30,15 @@ class Past(Generic[Held]):
         self._records: OrderedDict[Held, tuple[float, int]] = OrderedDict()
         self._blocks = 0
 
+    def __iter__(self) -> Iterator[Held]:
+        """The earliest first."""
+        return iter(self._records)
+
     def remember(self, item: Held) -> None:
         """It left, or was asked for and not let in."""
         self.came(item)
+        if not item.uses:
+            return
         self._records[item] = item.used, item.size
         self._blocks += item.size
         while self._blocks > self._most:
@@ -46,9 +52,10 @@ class Past(Generic[Held]):
         _, size = self._records.pop(item, (0.0, 0))
         self._blocks -= size
 
-    def parted(self, head: Held, tail: Held) -> None:
-        """`tail` was the end of `head` until now, and is not held."""
-        if record := self._records.get(head):
-            self._records[head] = record[0], head.size
-            self._blocks -= tail.size
-        self.remember(tail)
+    def wrong(self, gone: Iterable[Held]) -> str:
+        """What does not add up if `gone` are all items that are not held and have a use; for tests."""
+        sizes = [size for _, size in self._records.values()]
+        if sum(sizes) != self._blocks or sizes != [item.size for item in self._records] or self._blocks > self._most:
+            return f"{self._blocks} blocks remembered, {sum(sizes)} recorded"
+        missing = sum(item not in self._records for item in gone)
+        return f"{missing} items that left are neither remembered nor forgotten" if missing else ""

@@ -19,6 +19,8 @@ from stepwell.io.clock import Clock
 from stepwell.io.dumps import clear_registers
 from stepwell.io.executor import Done, Job
 
+_LONGEST_S = 1e6  # poll knows 24 days
+
 
 class Wakeup:
     """Ends the wait of a selector from any thread or signal handler. `fileno` becomes readable."""
@@ -46,10 +48,10 @@ class Wakeup:
             pass  # closed: nobody waits any more
 
     def wait(self, seconds: float) -> None:
-        """Until it was woken, or for so long; and clears it. Not `select`, which knows 1,024 descriptors."""
+        """Until it was woken, or for so long, or 11 days; and clears it. Not `select`: that knows 1,024 descriptors."""
         waiting = select.poll()
         waiting.register(self._read, select.POLLIN)
-        waiting.poll(1000 * seconds)
+        waiting.poll(1000 * min(seconds, _LONGEST_S))
         self.clear()
 
     def clear(self) -> None:

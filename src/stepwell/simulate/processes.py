@@ -87,7 +87,8 @@ def _serve(pipe: socket.socket, parent: int, work: Work) -> None:
         try:
             answer = _DONE + work(int.from_bytes(task, "big"))
         except Exception:  # noqa: BLE001 - whatever it is, it is the parent's
-            answer = _FAILED + traceback.format_exc().encode()[-MOST_BYTES:]
+            answer = _FAILED + traceback.format_exc().encode(errors="backslashreplace")[-MOST_BYTES:]
+        assert len(answer) <= len(_DONE) + MOST_BYTES
         pipe.send(answer)
 
 

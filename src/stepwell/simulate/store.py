@@ -139,7 +139,7 @@ class Store:
     def _parted(self, head: Run, tail: Run) -> None:
         self._eviction.split(head, tail)
         if tail.uses and not tail.held:
-            self._past.parted(head, tail)
+            self._past.remember(tail)
 
     def _forget(self, run: Run) -> None:
         self._eviction.forget(run)

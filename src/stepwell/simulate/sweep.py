@@ -18,7 +18,7 @@ from stepwell.simulate.point import Row, point
 from stepwell.simulate.processes import each as in_processes
 from stepwell.simulate.trace import Trace
 
-_ONE = 1  # version of what a key means: raise it when replays of old would come out otherwise
+_VERSION = 2  # of what a key means: raise it when replays of old would come out otherwise
 _BEGINS = b'{"key":"'  # every line of the file
 
 
@@ -113,7 +113,7 @@ def _row(wanted: Wanted, at: Point) -> Row:
 
 
 def _digest(trace: Trace) -> str:
-    hasher = blake3.blake3(repr((_ONE, trace.name, trace.block_tokens)).encode())
+    hasher = blake3.blake3(repr((_VERSION, trace.name, trace.block_tokens)).encode())
     for part in (trace.times, trace.inputs, trace.starts, trace.ids):
         hasher.update(np.ascontiguousarray(part).tobytes())
     return hasher.hexdigest(16)

@@ -25,7 +25,7 @@ class Sieve(Eviction):
     goes. Heads of a prefix are passed over while their tails are held.
 
     Only what may go is listed, by its number: before the hand, or behind it where it comes by only in its next round.
-    So what cannot go costs nothing, however much that is."""
+    So what cannot go costs nothing, however much that is; and the hand turns where nothing before it may go."""
 
     def __init__(self) -> None:
         records = count(1)
@@ -79,7 +79,7 @@ class Sieve(Eviction):
     def leave(self, item: Item) -> None:
         place, item.note = item.note, None
         place.side.remove(item)
-        if place.number == self._hand and self._next() is None:
+        if place.number >= self._hand and self._next() is None:
             self._turn()  # at once: what comes next is the newest, and not next to go
 
     def split(self, head: Item, tail: Item) -> None:

@@ -43,6 +43,7 @@ def read(path: Path, wishes: Wishes, problems: Problems, format_: str | None = N
     if form.timed:
         in_vain(wishes, problems, "the file says when each request comes")
     name = path.name.removesuffix(".zst").removesuffix(".jsonl").removesuffix(".csv")
+    name = name.encode(errors="backslashreplace").decode()  # it may be no UTF-8, and is to stand in JSON
     return form.read(name, chain(looked, lines), wishes, problems)
 
 
