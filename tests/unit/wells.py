@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import socket
@@ -180,7 +181,8 @@ class Raw:
 
 
 def open_files() -> set[str]:
-    """What the descriptors of this process are."""
+    """What the descriptors of this process are, but for those of what nobody has any more."""
+    gc.collect()
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself is closed already

@@ -234,6 +234,7 @@ def test_a_lost_well_is_rejoined_with_nothing_stale(tmp_path: Path, scheduler_fi
             h.run()
             assert all(h.right(h.requests[rid]) for rid in ids)
             h.assert_quiet()
+        h.recall(prompt(200))  # what was on its way when the well was lost is computed, and spilled again
         assert h.recall(prompt(200)).external == 192
         assert h.stat("blocks") > 12, "spills go on"
 
