@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,23 @@ def test_a_pidfd_is_told_from_other_files() -> None:
     assert not is_pidfd(pidfd)
 
 
+@contextmanager
+def standing_still(well: InThread) -> Iterator[None]:
+    """The well's thread looks at nothing meanwhile."""
+    busy, done = threading.Event(), threading.Event()
+
+    def occupy(_: BaseException | None) -> None:
+        busy.set()
+        done.wait(PATIENCE)
+
+    well.executor.submit(lambda: None, occupy)
+    assert busy.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        done.set()
+
+
 ORPHANED_SOCKET = """
 import os, sys, time
 from pathlib import Path
@@ -259,17 +277,9 @@ def test_an_exit_and_the_end_of_the_socket_may_come_in_one_round(well: InThread)
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert engine.stdout is not None
     assert engine.stdout.readline() == "joined\n"
-    busy, done = threading.Event(), threading.Event()
-
-    def occupy(_: BaseException | None) -> None:
-        busy.set()
-        done.wait(PATIENCE)
-
-    well.executor.submit(lambda: None, occupy)
-    assert busy.wait(PATIENCE)  # the well's thread looks at nothing now
-    engine.kill()
-    engine.wait()
-    done.set()
+    with standing_still(well):
+        engine.kill()
+        engine.wait()
     eventually(lambda: stats(well)["sessions"] == 0)
     assert stats(well)["quarantined_sessions"] == 0
     engine.stdout.close()
@@ -298,17 +308,9 @@ def test_the_last_words_of_a_session_count_though_another_socket_has_ended_befor
         return leases[0] > 0
 
     eventually(granted)
-    busy, done = threading.Event(), threading.Event()
-
-    def occupy(_: BaseException | None) -> None:
-        busy.set()
-        done.wait(PATIENCE)
-
-    well.executor.submit(lambda: None, occupy)
-    assert busy.wait(PATIENCE)  # the well's thread looks at nothing now
-    planner.close()
-    copier.send(Filled(leases, []))
-    done.set()
+    with standing_still(well):
+        planner.close()
+        copier.send(Filled(leases, []))
     eventually(lambda: stats(well)["sessions"] == 0)
     assert stats(well)["quarantined_sessions"] == 0
     copier.close()

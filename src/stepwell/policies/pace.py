@@ -25,10 +25,13 @@ class Pace:
         self._now: float | None = None
         self._mean = 1.0
 
-    def advance(self, now: float) -> None:
-        """For each use."""
+    def advance(self, now: float) -> bool:
+        """False: it is still the moment of the last use."""
+        if now == self._now:
+            return False
         if self._now is not None:
             took = max(LEAST_S, now - self._now)
             self._mean += (min(took, _FASTEST * self._mean) - self._mean) / _USES
             self.time += min(took, SILENCE * self._mean)
         self._now = now
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import selectors
@@ -14,13 +13,13 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
 from stepwell.errors import CapacityError
+from stepwell.io.parent import end_with_parent
 
 Work = Callable[[int], bytes]
 
 MOST_BYTES = 1 << 16
 """Of an answer: each is one message of a socket."""
 
-_PR_SET_PDEATHSIG = 1
 _DONE, _FAILED = b"+", b"-"
 
 
@@ -79,7 +78,7 @@ def _begun(work: Work) -> tuple[socket.socket, BaseProcess]:
 
 def _serve(pipe: socket.socket, parent: int, work: Work) -> None:
     # Forked later, others have our parent's end of this pipe too, so it would not tell that the parent has ended.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     if os.getppid() != parent:  # it had ended before we asked
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the parent ends us

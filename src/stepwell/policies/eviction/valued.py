@@ -28,7 +28,6 @@ class Valued(Eviction):
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
         self._leaves = Leaves()
-        self._now = -1.0
         self._pace = Pace()
         self._worst: list[tuple[float, int, Item]] = []  # descending, so that the last goes first
         self._sequence = 0
@@ -39,9 +38,7 @@ class Valued(Eviction):
         return self._reuse.rate(row, self._pace.time - used) * seconds  # type: ignore[no-any-return]
 
     def refer(self, item: Item, now: float) -> None:
-        if now != self._now:
-            self._now = now
-            self._pace.advance(now)
+        if self._pace.advance(now):
             self._reuse.tick(self._pace.time)
             self._worst.clear()
         if item.uses:

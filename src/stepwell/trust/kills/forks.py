@@ -14,7 +14,6 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +21,18 @@ from typing import Any, NoReturn
 
 from stepwell.config import load
 from stepwell.errors import StepwellError
+from stepwell.io.parent import end_with_parent
 from stepwell.serve.process import run
 from stepwell.trust.kills import victims
 
 Order = dict[str, Any]
 
-_PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
+_PR_SET_PTRACER = 0x59616D61
 _ANY = ctypes.c_ulong(-1)
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # while a life goes on, nobody reads the input
+    end_with_parent()  # while a life goes on, nobody reads the input
     gc.freeze()
     while line := _line():
         order: Order = json.loads(line)
@@ -64,9 +64,10 @@ def _live(order: Order, server: int) -> NoReturn:
     status = 1
     try:
         say(pid=os.getpid())
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)  # any process of this user may trace it, where the system asks
+        end_with_parent()
+        ctypes.CDLL(None).prctl(
+            _PR_SET_PTRACER, _ANY, 0, 0, 0
+        )  # any process of this user may trace it, where the system asks
         if os.getppid() == server and (not order["held"] or os.read(0, 1)):
             ROLES[order["role"]](order)
             status = 0

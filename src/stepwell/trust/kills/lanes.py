@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -12,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+from stepwell.io.parent import end_with_parent
 from stepwell.trust.budget import Budget
 
-_PR_SET_PDEATHSIG = 1
 _MOST_EVIDENCE = 5
 _TELL_EVERY = 10
 
@@ -74,4 +73,4 @@ def _run(lane: Lane, budget: Budget, number: int, cases: int) -> Tally:
 def _end_with_us() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who spreads, and ends us
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    end_with_parent(signal.SIGTERM)
