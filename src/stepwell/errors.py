@@ -49,6 +49,7 @@ CODES = _table(
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
     ("SW-205", "a process of a sweep cannot be started, or was lost"),
+    ("SW-206", "a GPU's driver refused to register a slab"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),
@@ -90,6 +91,7 @@ CODES = _table(
     ("SW-710", "the engine lacks an interface that stepwell needs"),
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),
+    ("SW-714", "the GPU, or the CUDA of torch, cannot be used"),
     # 8xx ProtocolError: messages between engine and well
     ("SW-801", "the engine side and the well speak different protocol versions"),
     ("SW-802", "a message is larger than the limit"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,7 @@ class WorkerClient:
         trouble: Trouble,
         wishes: dict[str, str | int | float] | None = None,
         threaded: bool = True,
+        prepare: Any = None,
     ) -> None:
         self._identity = identity
         self._wishes = wishes or {}
@@ -90,12 +91,12 @@ class WorkerClient:
     # copying ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copying(self) -> Iterator[Any]:
         """While this is held no slab is unmapped."""
         with self._idle:
             self._copying += 1
         try:
-            yield
+            yield self
         finally:
             with self._idle:
                 self._copying -= 1

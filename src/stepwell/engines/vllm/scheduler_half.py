@@ -26,7 +26,7 @@ from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input, recall_wish
 from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.steps import Computes, Steps
+from stepwell.engines.vllm.steps import Computes, Steps, fresh_pages
 from stepwell.engines.vllm.timings import StepTimes
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
@@ -50,8 +50,11 @@ class SchedulerHalf:
         canaries: Canaries | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
+        *,
+        overlaps: bool = False,
     ) -> None:
         self._adapters = adapters
+        self._overlaps = overlaps  # workers copy beside the forward: they must know which pages it writes
         self._shape = shape
         self._client = client
         self._trouble = trouble
@@ -248,6 +251,8 @@ class SchedulerHalf:
                 self.drop(request_id)
         compares += self._canaries.take_given_up()
         plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
+        if self._overlaps:
+            plan.fresh = fresh_pages(out)
         self._loads, self._urgent, self._released = [], [], []
         return plan
 
