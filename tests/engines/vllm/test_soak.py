@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.client.patience import Patience
 
 from .harness import Harness
-from .local import Engine, engine, prompt
+from .local import Engine, engine, late, prompt
 from .test_faults import lose, rejoin
 
 ENGINES: list[dict[str, Any]] = [
@@ -82,6 +82,18 @@ class Soak:
 
 @pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
 def test_anything_in_any_order(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
+    soak(tmp_path, seed, setup)
+
+
+@pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
+def test_anything_in_any_order_with_copies_beside_the_forward(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
+    """Pages are poisoned as soon as the engine has them, while the device still dallies with copies out of them."""
+    with late(seed) as devices:
+        soak(tmp_path, seed, setup)
+    assert sum(device.copied_bytes for device in devices) > 100 * 16 * 256
+
+
+def soak(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
     print(f"seed {seed}")
     with engine(tmp_path, **setup) as h:
         h.client._patience = Patience(0.01, 0.05)

@@ -177,7 +177,6 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             self._tally,
             self._canaries(shape, client),
             adapters=adapters,
-            overlaps=self._config.device_config.device_type != "cpu",
         )
 
     def _open_adapters(self) -> Adapters | None:

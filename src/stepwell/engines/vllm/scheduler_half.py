@@ -50,11 +50,8 @@ class SchedulerHalf:
         canaries: Canaries | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
-        *,
-        overlaps: bool = False,
     ) -> None:
         self._adapters = adapters
-        self._overlaps = overlaps  # workers copy beside the forward: they must know which pages it writes
         self._shape = shape
         self._client = client
         self._trouble = trouble
@@ -250,9 +247,7 @@ class SchedulerHalf:
             for request_id in list(self._tracked):
                 self.drop(request_id)
         compares += self._canaries.take_given_up()
-        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
-        if self._overlaps:
-            plan.fresh = fresh_pages(out)
+        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released, fresh_pages(out))
         self._loads, self._urgent, self._released = [], [], []
         return plan
 
