@@ -43,7 +43,7 @@ class Hello(Message, frozen=True):
     `engine` is the same random name in all processes of one engine; `layout` is a 32-byte digest of how this member
     sees the KV layout; the scheduler adds `weights` and `model` (32-byte digests), `block_tokens` and, for people, a
     `label`. `wishes` are well settings that the engine's user asked for: a well that was started with others keeps its
-    own and says so in `Welcome.warnings`. `acknowledges` are sessions of this process whose copies have all ended.
+    own and says so in `Welcome.warnings`. `acknowledges` are sessions of which nothing is left in this process: no copy, no slab.
     """
 
     protocol: int

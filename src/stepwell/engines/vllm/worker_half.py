@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from stepwell.client.worker import WorkerClient
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.copies import CpuCopies, Shard
 from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.errors import StepwellError
@@ -102,10 +102,10 @@ class WorkerHalf:
         failed: list[Save] = []
         filled: list[Save] = []
         shards: list[Shard] = []
-        with self._client.copying():
+        with self._client.copying() as hold:
             for save in saves:
                 try:
-                    shards.append(Shard(self._client.slot(save.session, *save.refs[self._rank]), 0, save.pages))
+                    shards.append(Shard(hold.slot(save.session, *save.refs[self._rank]), 0, save.pages))
                     filled.append(save)
                 except Exception as error:  # noqa: BLE001 - a lease that nobody answers for would stay until the session ends
                     log.debug("a block was not spilled: %s", error)
@@ -131,8 +131,8 @@ class WorkerHalf:
         """Copies, and reports. Raises nothing: a load that nobody reports would leave its request waiting for ever."""
         good, began = 0, time.monotonic()
         try:
-            with self._client.copying():
-                good = self._copy_in(load)
+            with self._client.copying() as hold:
+                good = self._copy_in(load, hold)
         except Exception as error:  # noqa: BLE001 - a failed load is recomputed
             log.debug("blocks were not recalled: %s", error)
         with self._lock:
@@ -149,14 +149,14 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 - its lease ends with the session
             log.debug("a recall was not acknowledged: %s", error)
 
-    def _copy_in(self, load: Load) -> int:
+    def _copy_in(self, load: Load, hold: Hold) -> int:
         """How many leading blocks are in their pages, as the well has leased them. A slot is checked before it is read,
         and again afterwards."""
         shards: list[Shard] = []
         skip = load.skip
         try:
             for refs, pages in load.blocks:
-                shards.append(Shard(self._client.slot(load.session, *refs[self._rank]), skip, pages))
+                shards.append(Shard(hold.slot(load.session, *refs[self._rank]), skip, pages))
                 skip = 0
         except StepwellError as error:
             log.debug("a block was not recalled: %s", error)
@@ -175,21 +175,21 @@ class WorkerHalf:
         errors: list[float] = []
         if compare.blocks:
             try:
-                with self._client.copying():
-                    errors = self._errors(compare)
+                with self._client.copying() as hold:
+                    errors = self._errors(compare, hold)
             except Exception as error:  # noqa: BLE001 - one canary less
                 log.debug("a canary was not compared: %s", error)
         with self._lock:
             self._report.compared.append((self._rank, compare.transfer, errors))
         self._client.recalled(compare.session, [compare.transfer])
 
-    def _errors(self, compare: Compare) -> list[float]:
+    def _errors(self, compare: Compare, hold: Hold) -> list[float]:
         """The worst of each layer over the blocks, which are checked to be those leased before they are read and
         afterwards. Raises IntegrityError."""
         worst: list[float] = []
         for refs, pages in compare.blocks:
             ref = refs[self._rank]
-            errors = self._copies.errors(Shard(self._client.slot(compare.session, *ref), 0, pages))
+            errors = self._copies.errors(Shard(hold.slot(compare.session, *ref), 0, pages))
             self._client.verify(compare.session, *ref)
             worst = [max(pair) for pair in zip(worst, errors, strict=True)] if worst else errors
         return worst

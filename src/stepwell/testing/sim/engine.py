@@ -7,7 +7,6 @@ computed are spilled. Copies take their time: a process whose connection is lost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from stepwell.client import scheduler as client
 from stepwell.client import worker
+from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Bytes
@@ -26,7 +26,7 @@ SlotRefs = client.SlotRefs
 
 
 class Worker(worker.WorkerClient):
-    """Maps and unmaps when it is told to, as its mapping thread would: not while it copies."""
+    """Maps and unmaps when it is told to, as its mapping thread would."""
 
     def __init__(self, identity: worker.Identity, find: Callable[[], Dial], trouble: Callable[[StepwellError], None]):
         self.jobs: list[Callable[[], None]] = []
@@ -37,8 +37,8 @@ class Worker(worker.WorkerClient):
         self.jobs.append(job)
 
     def map(self) -> bool:
-        """Maps or unmaps one slab. False: there is none, or copies are running."""
-        if not self.jobs or any(copy.running for copy in self.copies):
+        """Maps or unmaps one slab. False: there is none."""
+        if not self.jobs:
             return False
         self.jobs.pop(0)()
         return True
@@ -92,7 +92,7 @@ class Copy:
     fills: list[Fill]
     request: Request | None = None
     transfer: int = 0
-    held: ExitStack = field(default_factory=ExitStack)
+    held: Hold | None = None
     slots: list[Bytes] = field(default_factory=list)
     buffers: list[Bytes] = field(default_factory=list)
     running: bool = False
@@ -106,10 +106,10 @@ class Copy:
     def begin(self) -> None:
         """Takes as many leading slots as the worker has a right to."""
         self.running = True
-        self.held.enter_context(self.worker.copying())
+        self.held = hold = self.worker.hold()
         try:
             for place in self.where():
-                self.slots.append(self.worker.slot(self.session, *place).bytes)
+                self.slots.append(hold.slot(self.session, *place).bytes)
         except IntegrityError:
             pass  # the rest is not copied
 
@@ -117,7 +117,8 @@ class Copy:
         """Nothing of the arena is touched any more."""
         self.slots.clear()
         self.running = False
-        self.held.close()
+        if self.held is not None:
+            self.held.close()
         self.worker.copies.remove(self)
 
 
