@@ -50,6 +50,7 @@ CODES = _table(
     ("SW-204", "too many sessions are connected"),
     ("SW-205", "a process of a sweep cannot be started, or was lost"),
     ("SW-206", "a driver does not give back a slab that it was told of"),
+    ("SW-207", "an engine does not unmap host memory that was taken from it (warning)"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),

@@ -56,11 +56,12 @@ class WorkerClient:
         self._session = 0
         self._left: list[int] = []  # sessions to acknowledge with the next hello
         self._closed = False
+        self._pins = prepare is not None  # a driver keeps pages in memory whatever the well does to them
         self._slabs = Slabs(
             identity.shard_bytes,
             do=lambda job: self._do(job),
             mapped=self._mapped,
-            gone=lambda key: None,
+            gone=self._gone,
             trouble=lambda error: self.membership.trouble(error),
             prepare=prepare,
         )
@@ -132,6 +133,7 @@ class WorkerClient:
             i.layout,
             wishes=self._wishes,
             acknowledges=[session for session in self._left if session not in leaked],
+            pins=self._pins,
         )
 
     def received(self, message: m.FromWell, fds: Sequence[int]) -> None:
@@ -175,5 +177,10 @@ class WorkerClient:
         session, slab = key
         self._post(session, m.Mapped(slab))
 
+    def _gone(self, key: Key) -> None:
+        session, slab = key
+        if self._pins:
+            self._post(session, m.Unmapped(slab))
 
-__all__ = ["Hold", "Identity", "Slot", "WorkerClient"]
+
+__all__ = ["Hold", "Identity", "Key", "Slot", "WorkerClient"]

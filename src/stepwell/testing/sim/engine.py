@@ -26,12 +26,29 @@ SlotRefs = client.SlotRefs
 
 
 class Worker(worker.WorkerClient):
-    """Maps and unmaps when it is told to, as its mapping thread would."""
+    """Maps and unmaps when it is told to, as its mapping thread would. `pins`: a driver keeps its slabs in memory."""
 
-    def __init__(self, identity: worker.Identity, find: Callable[[], Dial], trouble: Callable[[StepwellError], None]):
+    def __init__(
+        self,
+        identity: worker.Identity,
+        find: Callable[[], Dial],
+        trouble: Callable[[StepwellError], None],
+        *,
+        pins: bool,
+    ):
         self.jobs: list[Callable[[], None]] = []
         self.copies: list[Copy] = []
-        super().__init__(identity, find, trouble=trouble, threaded=False)
+        super().__init__(identity, find, trouble=trouble, prepare=self._register if pins else None, threaded=False)
+
+    @staticmethod
+    def _register(whole: Bytes) -> Callable[[], None]:
+        return lambda: None
+
+    @property
+    def kept(self) -> dict[worker.Key, int]:
+        """Bytes of each slab that is in memory because of this process, by session and number."""
+        known = self._slabs._known.items() if self._pins else ()
+        return {key: len(slab._mapping.bytes) for key, slab in known if slab._mapping is not None}
 
     def _do(self, job: Callable[[], None]) -> None:
         self.jobs.append(job)
@@ -147,6 +164,7 @@ class Engine:
                 worker.Identity(name, rank, model.world, model.shard_bytes, b"l" * 32),
                 lambda rank=rank: dial(self, 1 + rank),  # type: ignore[misc]
                 trouble,
+                pins=number % 2 == 0,
             )
             for rank in range(model.world)
         ]
