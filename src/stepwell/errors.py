@@ -49,7 +49,9 @@ CODES = _table(
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
     ("SW-205", "a process of a sweep cannot be started, or was lost"),
-    ("SW-206", "a GPU's driver refused to register a slab"),
+    ("SW-206", "a driver does not give back a slab that it was told of"),
+    ("SW-207", "an engine does not unmap host memory that was taken from it (warning)"),
+    ("SW-208", "a GPU's driver refused to register a slab"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),

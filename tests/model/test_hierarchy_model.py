@@ -44,7 +44,8 @@ from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
-MODELS = [Model(), Model(world=2), Model(weights=b"x" * 32), Model(weights=b"y" * 32, shard_bytes=3 * MiB), Model()]
+MODELS = [Model(), Model(world=2, pins=True), Model(weights=b"x" * 32, pins=True),
+          Model(weights=b"y" * 32, shard_bytes=3 * MiB), Model()]  # fmt: skip
 TENANTS = ["default", "default", "default", "default", "other"]
 """By model. The last is the first one in the hands of another tenant: the same digests, and nothing in common."""
 
@@ -231,6 +232,8 @@ class Well(RuleBasedStateMachine):
         members = {id(worker) for old in before for worker in old.workers}
         self.copies = [copy for copy in self.copies if id(copy.member) not in members]
         self.told = [told for told in self.told if told[0] not in before]
+        for worker in (worker for old in before for worker in old.workers):
+            worker.kept.clear()
         self.engines.append(Engine(self.rig, engine.kind, engine.name, before))
         self.seen["rejoined"] += 1
 
@@ -523,6 +526,12 @@ class Well(RuleBasedStateMachine):
         waiting = [member for member in self.rig.members if member.unmapped]
         waiting[k % len(waiting)].map(most)
 
+    @precondition(lambda self: any(member.retired for member in self.rig.members))
+    @rule(k=st.integers(0, 99))
+    def unmap(self, k: int) -> None:
+        waiting = [member for member in self.rig.members if member.retired]
+        waiting[k % len(waiting)].unmap()
+
     @rule(jobs=st.integers(0, 4), fail=st.sampled_from([0.0, 0.0, 0.0, 0.4]), refuse=_RARELY)
     def tick(self, jobs: int, fail: float, refuse: bool) -> None:
         self.rig.executor.faults = Faults(fail=fail)
@@ -584,7 +593,8 @@ class Well(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             self.listen()
             self.rig.hierarchy.check()
-            assert self.rig.hierarchy.arena.bytes <= self.rig.hierarchy.limits.host_bytes
+            assert self.rig.resident_bytes <= self.rig.hierarchy.limits.host_bytes
+            self.seen["kept"] += self.rig.hierarchy.arena.kept > 0
 
     def listen(self) -> None:
         """Takes in what the well has said, and believes none of it."""
@@ -696,7 +706,7 @@ class Well(RuleBasedStateMachine):
         assert mover.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
             self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
-        assert not hierarchy.roster.quarantines
+        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.arena.kept
         assert hierarchy.sessions == 0
         for reason in ("evicted", "retired"):
             self.seen[reason] += hierarchy.counters.drops[reason]
@@ -752,10 +762,11 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
 def test_long_walks() -> None:
     """The same rules drawn evenly, further than hypothesis goes; they must reach what the model is there for: at least
     24 walks, and up to 400 until the rarest of it was seen."""
-    reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "rejoined",
-               "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up", "verified from below",
-               "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down", "tier: fail", "tier: flip",
-               "tampered", "tier: lose", "tier: hang", "tier: skipped_gone", "tier: evicted_blocks")  # fmt: skip
+    reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "kept",
+               "rejoined", "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up",
+               "verified from below", "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down",
+               "tier: fail", "tier: flip", "tampered", "tier: lose", "tier: hang", "tier: skipped_gone",
+               "tier: evicted_blocks")  # fmt: skip
     Well.seen.clear()
     for walk in range(400):
         if walk >= 24 and all(Well.seen[what] for what in reached):

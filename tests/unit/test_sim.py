@@ -16,11 +16,13 @@ from stepwell.client.patience import Patience
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
 from stepwell.hierarchy import prefetch
+from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.prefetch import Guess, Prefetch
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Fill, Session
+from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import Spills
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -154,7 +156,7 @@ def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         return examine(self, page)
 
     monkeypatch.setattr(Opener, "_examine", believes)
-    assert "came back as" in _finds("wrong", first=41).what
+    assert "came back as" in _finds("wrong", first=85).what
 
 
 def test_a_tag_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +212,17 @@ def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Roster, "leave", trusts)
     assert "given away" in _finds("books").what
+
+
+def test_slabs_that_a_process_keeps_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    part_with = Arena._part_with
+
+    def trusts(self: Arena, slab: Slab) -> None:
+        slab.keepers.clear()
+        part_with(self, slab)
+
+    monkeypatch.setattr(Arena, "_part_with", trusts)
+    assert "slabs of" in _finds("books").what
 
 
 def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from played import PlayedWell
 from wells import PATIENCE, eventually
 
 from stepwell.block.layout import SlabLayout
+from stepwell.client.slabs import Prepare
 from stepwell.client.worker import Identity, WorkerClient
 from stepwell.errors import IntegrityError, StepwellError
-from stepwell.io.memory import Shared
+from stepwell.io.memory import Bytes, Shared
 from stepwell.protocol import messages as m
 
 LAYOUT = SlabLayout(4096, 2)
@@ -45,43 +46,48 @@ def well() -> Iterator[WithSlab]:
     played.slab.close()
 
 
-def worker(well: WithSlab) -> WorkerClient:
-    troubles: list[StepwellError] = []
+def worker(well: WithSlab, prepare: Prepare | None = None, codes: Sequence[str] = ()) -> WorkerClient:
+    """Live, with its slab. `codes`: the only troubles that it may have."""
+
+    def trouble(error: StepwellError) -> None:
+        assert error.code in codes
+
     client = WorkerClient(
-        Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=troubles.append, threaded=False
+        Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=trouble, prepare=prepare, threaded=False
     )
     well.welcome(7)
     assert well.told(m.Mapped) == [m.Mapped(1)]
-    assert not troubles
     return client
 
 
 def test_a_slot_is_that_of_its_session_and_generation_or_none(well: WithSlab) -> None:
     client = worker(well)
-    assert len(client.slot(7, 1, 0, GENERATION).bytes) == 4096
+    hold = client.hold()
+    assert len(hold.slot(7, 1, 0, GENERATION).bytes) == 4096
     for session, slab, generation in ((8, 1, GENERATION), (7, 2, GENERATION), (7, 1, GENERATION - 1), (7, 1, 0)):
         with pytest.raises(IntegrityError):
-            client.slot(session, slab, 0, generation)
+            hold.slot(session, slab, 0, generation)
+        with pytest.raises(IntegrityError):
+            client.verify(session, slab, 0, generation)
+    hold.close()
     client.close()
 
 
 def test_a_copy_that_outlives_its_session_keeps_its_slab_and_is_not_believed(well: WithSlab) -> None:
     """Nor is the session acknowledged before it has ended: the well would use its slots again."""
     client = worker(well)
-    with client.copying():
-        slot = client.slot(7, 1, 0, GENERATION)
-        losing = threading.Thread(target=well.receivers[-1].lost)
-        losing.start()
-        eventually(lambda: client.membership.outbox is None and client._session == 0)
-        losing.join(0.05)
-        assert losing.is_alive() and client.mapped == 1
+    with client.copying() as hold:
+        slot = hold.slot(7, 1, 0, GENERATION)
+        well.receivers[-1].lost()
+        assert client.mapped == 1
         assert not slot.bytes.any(), "it can still be read"
+        with pytest.raises(IntegrityError):
+            hold.slot(7, 1, 0, GENERATION)
         with pytest.raises(IntegrityError):
             client.verify(7, 1, 0, GENERATION)
         assert client._hello() is None
         del slot
-    losing.join(PATIENCE)
-    assert not losing.is_alive() and client.mapped == 0
+    assert client.mapped == 0
     hello = client._hello()
     assert hello is not None and hello.acknowledges == [7]
     client.close()
@@ -99,3 +105,60 @@ def test_what_was_of_a_lost_session_is_not_said_to_the_next(well: WithSlab) -> N
     client.filled(9, [3], [4])
     assert well.told(m.Filled) == [m.Filled([3], [4])]
     client.close()
+
+
+def test_a_session_of_which_a_driver_keeps_a_slab_is_never_acknowledged(well: WithSlab) -> None:
+    """The worker joins again all the same; what it cannot let go of stays the well's to count until it exits."""
+
+    def prepare(whole: Bytes) -> Callable[[], None]:
+        def undo() -> None:
+            raise RuntimeError("the driver is gone")
+
+        return undo
+
+    client = worker(well, prepare, codes=["SW-206"])
+    well.receivers[-1].lost()
+    hello = client._hello()
+    assert hello is not None and hello.acknowledges == []
+    assert client.membership.attempt()
+    client.close()
+
+
+def test_a_slab_of_a_lost_session_is_undone_before_the_next_hello(well: WithSlab) -> None:
+    """Also one that was still being prepared when the session was lost."""
+    may_go_on, working = threading.Event(), threading.Event()
+    undone: list[int] = []
+
+    def prepare(whole: Bytes) -> Callable[[], None]:
+        working.set()
+        assert may_go_on.wait(PATIENCE)
+        return lambda: undone.append(threading.get_ident())
+
+    client = WorkerClient(
+        Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None, prepare=prepare
+    )
+    eventually(lambda: bool(well.receivers))
+    well.welcome(7)
+    assert working.wait(PATIENCE)
+    well.receivers[-1].lost()
+    assert client._hello() is None
+    may_go_on.set()
+    eventually(lambda: len(well.told(m.Hello)) == 2)
+    assert len(undone) == 1 and undone[0] != threading.get_ident()
+    assert well.told(m.Hello)[-1].acknowledges == [7] and not well.told(m.Mapped)  # type: ignore[attr-defined]
+    client.close()
+
+
+def test_the_mapping_thread_ends_when_the_last_slab_is_gone(well: WithSlab) -> None:
+    before = set(threading.enumerate())
+    client = WorkerClient(Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None)
+    (thread,) = {t for t in threading.enumerate() if t.name == "stepwell-map"} - before
+    eventually(lambda: bool(well.receivers))
+    well.welcome(7)
+    eventually(lambda: client.mapped == 1)
+    with client.copying() as hold:
+        hold.slot(7, 1, 0, GENERATION)
+        client.close()
+        assert thread.is_alive() and client.mapped == 1
+    thread.join(PATIENCE)
+    assert not thread.is_alive() and client.mapped == 0

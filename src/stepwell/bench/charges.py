@@ -179,9 +179,11 @@ def main() -> None:
         if spill.refs is None or not any(spill.leases):
             break
         ref = spill.refs[0][0]
-        slot = members.worker.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
-        slot.bytes[:] = 7
-        written += len(slot.bytes)
+        with members.worker.copying() as hold:
+            slot = hold.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
+            slot.bytes[:] = 7
+            written += len(slot.bytes)
+            del slot
         members.acknowledge(spill)
     held, mapped = (sum(column) for column in zip(*touched, strict=True))
     found = {

@@ -51,6 +51,8 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         found = {k.removeprefix(prefix): v.pop(k) for k in sorted(v) if k.startswith(prefix)}
         if found:
             lines.append(f"{title}: " + ", ".join(f"{name} {n}" for name, n in found.items()))
+    if kept := _size(v, "kept_bytes") if v.get("kept_bytes") else "":
+        lines.append(f"waiting for engines to unmap {kept} that were taken from them")
     trouble = v.pop("trouble", "")
     if trouble:
         lines.append(f"trouble: {trouble}")

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
-from stepwell.errors import StepwellError
+from stepwell.errors import CapacityError, StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.residents import Residents
-from stepwell.hierarchy.slab import Owner, Phase, Slab
+from stepwell.hierarchy.slab import Owner, Phase, Retirement, Slab
 from stepwell.hierarchy.standing import Standing
 from stepwell.hierarchy.sums import Sums
 from stepwell.io.clock import Clock
@@ -34,6 +34,10 @@ AHEAD_BYTES = 128 << 20
 
 MOMENT_S = 1e-6
 """Between two requests, at least: policies tell them apart by their time."""
+
+KEPT_S = 10.0
+"""Within which a member unmaps a retired slab, copies in it and its driver's work included; one that has not is not
+waited for any more, though its bytes count."""
 
 LOOKED_AT = 8
 """Slabs of each other owner that are weighed against a need."""
@@ -67,8 +71,8 @@ class Watch:
 
 class Arena:
     """Invariants: bytes of all slabs <= host_bytes; a slot is free, held by one entry, or quarantined; an entry that is
-    leased, pinned or FILLING keeps its slots; a retired slab holds nothing. Each owner's blocks have a policy of their
-    own, made by `policy`."""
+    leased, pinned or FILLING keeps its slots; a retired slab holds nothing, and counts until no member keeps its pages.
+    Each owner's blocks have a policy of their own, made by `policy`."""
 
     def __init__(
         self,
@@ -95,7 +99,8 @@ class Arena:
         self._numbers = 0
         self._moment = 0.0
         self.bytes = 0
-        self.leaving = 0  # bytes of retired slabs that the system does not have back yet
+        self.leaving = 0  # bytes of retired slabs that the system does not have back yet, or that members keep
+        self.kept = 0  # of these, those that only wait for members
         self.pins = 0
         self.pinned_bytes = 0
         self.sums = Sums()
@@ -180,8 +185,12 @@ class Arena:
         A slab is worth the mean last use of its blocks. It goes if that is longer ago than that of the block which the
         owner would evict next itself; an owner that has nothing to evict always finds room. Candidates are, of each
         other owner, the slabs of blocks that would go soon and of a few more, others each time: that bounds the search
-        by owners x slots of some slabs.
+        by owners x slots of some slabs. What a member has kept for too long is not counted on, nor is more given to it
+        to keep.
         """
+        overdue = self._overdue()
+        idlers = frozenset().union(*(slab.keepers for slab in overdue))
+        coming = self.leaving - sum(slab.layout.nbytes for slab in overdue)
         mine = self.holdings[owner].residents.next()
         candidates: dict[int, Slab] = {}
         for other, holding in self.holdings.items():
@@ -194,12 +203,14 @@ class Arena:
             for entry in holding.residents.few(LOOKED_AT):
                 candidates.update((s.number, s) for s, _ in entry.slots)
         idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
+        idle = [s for s in idle if not s.keepers & idlers]
         idle.sort(key=self._worth)
         for slab in idle:
-            if self.bytes - self.leaving + nbytes <= self.host_bytes:
+            if self.bytes - coming + nbytes <= self.host_bytes:
                 break
             if mine is None or self._worth(slab) < mine.standing.used:
                 self._retire(slab, heir=owner)
+                coming += slab.layout.nbytes
         return self.bytes + nbytes <= self.host_bytes
 
     @staticmethod
@@ -224,20 +235,59 @@ class Arena:
         self._give_back(slab, heir)
 
     def _give_back(self, slab: Slab, heir: Owner | None = None) -> None:
-        """The bytes count until the system has them again; then the heir may get a slab of its own."""
+        """The bytes count until the system has them again and nobody keeps them; then the heir may get a slab of its
+        own."""
         slab.phase = Phase.RETIRED
+        slab.retirement = retirement = Retirement(self._clock.now(), heir)
         self.leaving += slab.layout.nbytes
 
-        def gone(error: BaseException | None) -> None:
-            if self.slabs.pop(slab.number, None) is None:
-                return  # closed meanwhile
-            slab.memory.close()
-            self.bytes -= slab.layout.nbytes
-            self.leaving -= slab.layout.nbytes
-            if heir is not None:
-                self.populate(heir)
+        def punched(error: BaseException | None) -> None:
+            if slab.number in self.slabs:  # not closed meanwhile
+                retirement.punched = True
+                self.kept += slab.layout.nbytes
+                self._part_with(slab)
 
-        self._submit(slab.memory.punch, gone)
+        self._submit(slab.memory.punch, punched)
+
+    def _part_with(self, slab: Slab) -> None:
+        retirement = slab.retirement
+        if retirement is None or not retirement.punched or slab.keepers:
+            return
+        del self.slabs[slab.number]
+        slab.memory.close()
+        self.bytes -= slab.layout.nbytes
+        self.leaving -= slab.layout.nbytes
+        self.kept -= slab.layout.nbytes
+        if retirement.heir is not None:
+            self.populate(retirement.heir)
+
+    # who keeps a slab's pages -----------------------------------------------------------------------------------------
+
+    def unmapped(self, member: int, slab: Slab) -> None:
+        """The member keeps this retired slab no more."""
+        slab.keepers.discard(member)
+        self._part_with(slab)
+
+    def let_go(self, member: int) -> None:
+        """The member keeps nothing any more: its process has ended, or says so."""
+        for slab in [slab for slab in self.slabs.values() if member in slab.keepers]:
+            self.unmapped(member, slab)
+
+    def keeps(self, member: int) -> bool:
+        return any(member in slab.keepers for slab in self.slabs.values())
+
+    def _overdue(self) -> list[Slab]:
+        """Retired slabs that members have kept for longer than undoing takes: each is told once."""
+        if not self.kept:
+            return []
+        past = self._clock.now() - KEPT_S
+        overdue = [slab for slab in self.slabs.values() if (r := slab.retirement) and r.punched and r.since <= past]
+        for slab in overdue:
+            assert slab.retirement is not None
+            if not slab.retirement.told:
+                slab.retirement.told = True
+                self._watch.troubled(_kept(slab))
+        return overdue
 
     # slots ------------------------------------------------------------------------------------------------------------
 
@@ -470,6 +520,7 @@ class Arena:
         return {
             "slabs": sum(len(h.slabs) for h in self.holdings.values()),
             "slab_bytes": self.bytes,
+            "kept_bytes": self.kept,
             **asdict(self.sums),
             "pinned_bytes": self.pinned_bytes,
             "free_slots": sum(h.free for h in self.holdings.values()),
@@ -490,4 +541,13 @@ class Arena:
             slab.memory.close()
         self.slabs.clear()
         self.holdings.clear()
-        self.bytes = self.leaving = 0
+        self.bytes = self.leaving = self.kept = 0
+
+
+def _kept(slab: Slab) -> CapacityError:
+    return CapacityError(
+        "SW-207",
+        what=f"an engine keeps {slab.layout.nbytes} bytes of host memory that were taken from it",
+        why=f"{len(slab.keepers)} of its processes have not unmapped them within {KEPT_S:g} s",
+        fix="nothing, if it is gone soon; else restart that engine: see whether its GPU hangs",
+    )

@@ -49,6 +49,11 @@ def arena(arena: Arena) -> None:
     leaving = sum(s.layout.nbytes for s in arena.slabs.values() if s.phase is Phase.RETIRED)
     if leaving != arena.leaving:
         wrong.append(f"{arena.leaving} bytes being given back, {leaving} found")
+    kept = sum(s.layout.nbytes for s in arena.slabs.values() if s.retirement is not None and s.retirement.punched)
+    if kept != arena.kept:
+        wrong.append(f"{arena.kept} bytes kept by members, {kept} found")
+    if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in arena.slabs.values()):
+        wrong.append("a retired slab that nobody keeps")
     for owner, holding in arena.holdings.items():
         stay = [e for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING]
         if any(e.standing.entry is not e for e in stay):
@@ -117,6 +122,10 @@ def hierarchy(well: Hierarchy) -> None:
         lost = entry.state is State.DRAINING or entry in well.mover.staging  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
+    members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}
+    for slab in well.arena.slabs.values():
+        if strangers := slab.keepers - members - well.roster.keeping.keys():
+            wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, of whom nobody will say when they let go")
     _verdict("the hierarchy's books do not balance", wrong)
 
 

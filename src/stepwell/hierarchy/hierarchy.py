@@ -204,6 +204,8 @@ class Hierarchy:
             self._end(old)
         for quarantine in self.roster.acknowledged(member):
             self._cleanse(quarantine)
+        for number in self.roster.unmapped(member):
+            self.arena.let_go(number)
         send(m.Welcome(session.number, m.PROTOCOL, self.well, self.limits.host_bytes, warnings), ())
         if session.phase is Phase.LIVE:
             self._open(session)
@@ -238,6 +240,7 @@ class Hierarchy:
         self._end(member.session, without=member)
         for quarantine in freed:
             self._cleanse(quarantine)
+        self.arena.let_go(member.number)
 
     def _end(self, session: Session, without: Member | None = None) -> None:
         """`without`: the member whose connection has ended or is ended by the caller."""
@@ -265,6 +268,8 @@ class Hierarchy:
         for member in session.members:
             for slab in self.arena.serving(session.owner) if session.owner else ():
                 slab.mapped.discard(member.number)
+            if member.number in self.roster.keeping and not self.arena.keeps(member.number):
+                del self.roster.keeping[member.number]
             if member is not without:
                 member.close()
 
@@ -291,6 +296,8 @@ class Hierarchy:
         layout = slab.layout
         message = m.SlabShared(slab.number, layout.nbytes, layout.offset, layout.stride, layout.slots)
         for member in session.workers.values():
+            if member.hello.pins:
+                slab.keepers.add(member.number)
             member.send(message, (slab.memory.fd,))
 
     def _unshare(self, slab: Slab) -> None:
@@ -387,11 +394,17 @@ class Hierarchy:
     def _from_worker(self, session: Session, member: Member, message: m.FromEngine) -> None:
         match message:
             case m.Mapped(slab=number):
-                slab = self.arena.slab(number)
-                if slab is not None and slab.owner == session.owner:
+                slab = self._slab_of(session, number)
+                if slab is not None:
                     slab.mapped.add(member.number)
                     self._work.slabs_changed()
                     self._recalls.changed = True
+            case m.Unmapped(slab=number):
+                slab = self._slab_of(session, number)
+                if slab is not None:
+                    if slab.retirement is None:
+                        raise _not_now(message)
+                    self.arena.unmapped(member.number, slab)
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
                     self._recalls.changed = True
@@ -399,6 +412,10 @@ class Hierarchy:
                 self._recalls.recalled(session, member.hello.rank, transfers)
             case _:
                 raise _not_now(message)
+
+    def _slab_of(self, session: Session, number: int) -> Slab | None:
+        slab = self.arena.slab(number)
+        return slab if slab is not None and slab.owner == session.owner else None
 
     def _forget(self, session: Session, message: m.Forget) -> Work:
         for at in range(0, len(message.digests) - 31, 32):
@@ -513,7 +530,8 @@ class Hierarchy:
     def watches(self, member: Member) -> bool:
         """It still matters when this member's process exits."""
         numbers = {n for quarantine in self.roster.quarantines for n in quarantine.alive.values()}
-        return member.session.phase is not Phase.ENDED or member.number in numbers
+        kept = member.number in self.roster.keeping and self.arena.keeps(member.number)
+        return member.session.phase is not Phase.ENDED or member.number in numbers or kept
 
     @property
     def next_moment(self) -> float | None:

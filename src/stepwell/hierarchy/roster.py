@@ -26,6 +26,7 @@ class Roster:
         self._numbers = count(int.from_bytes(entropy(6), "big") + 1)
         self.sessions: dict[int, Session] = {}
         self.quarantines: list[Quarantine] = []
+        self.keeping: dict[int, Member] = {}  # workers of ended sessions that pin, and may do so still
 
     def enter(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member:
         """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
@@ -78,6 +79,7 @@ class Roster:
         """Ends the session; a quarantine for what its copying processes may still touch, if any of them lives."""
         was_live, session.phase = session.phase is Phase.LIVE, Phase.ENDED
         del self.sessions[session.number]
+        self.keeping.update((m.number, m) for m in session.workers.values() if m.hello.pins and not m.exited)
         if not was_live:
             return None  # it was never leased anything
         alive = {rank: m.number for rank, m in session.workers.items() if not m.exited}
@@ -90,6 +92,7 @@ class Roster:
     def exited(self, member: Member) -> list[Quarantine]:
         """The member's process is no more; quarantines that nobody can touch any longer."""
         member.exited = True
+        self.keeping.pop(member.number, None)
         return self._spare(member.number)
 
     def disowned(self, member: Member) -> list[Session]:
@@ -109,6 +112,20 @@ class Roster:
             if q.session in member.hello.acknowledges and q.engine == member.engine and member.hello.rank in q.alive
         ]
         return [q for old in olds for q in self._spare(old)]
+
+    def unmapped(self, member: Member) -> list[int]:
+        """Numbers that the member had in earlier sessions of which, it says, nothing is left in its process."""
+        if member.is_scheduler:
+            return []
+        said = member.hello
+        olds = [
+            n
+            for n, old in self.keeping.items()
+            if old.session.number in said.acknowledges and old.engine == member.engine and old.hello.rank == said.rank
+        ]
+        for old in olds:
+            del self.keeping[old]
+        return olds
 
     def _spare(self, number: int) -> list[Quarantine]:
         for quarantine in self.quarantines:

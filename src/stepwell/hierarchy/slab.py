@@ -27,17 +27,30 @@ class Owner:
 class Phase(Enum):
     POPULATING = "populating"  # memory is being touched; nobody else knows the slab
     SERVING = "serving"
-    RETIRED = "retired"  # emptied; its memory is being given back
+    RETIRED = "retired"  # emptied; its memory is being given back, by the system and by its keepers
+
+
+@dataclass(slots=True)
+class Retirement:
+    """`since` when, and who gets a slab of its own when this one's bytes are free. `punched`: the system has the pages
+    back, as far as the well goes. `told`: that its bytes do not come back was said."""
+
+    since: float
+    heir: Owner | None
+    punched: bool = False
+    told: bool = False
 
 
 class Slab:
     """Slots are free, held by an entry (`held`), or quarantined; `check` adds them up.
 
-    `mapped` are the members that have it mapped and prefaulted. Generations only grow and are never 0 for a slot that
-    was ever leased, so that a punched (zeroed) word never matches a reference.
+    `mapped` are the members that have it mapped and prefaulted; `keepers` those that may keep its pages in memory, from
+    when it is shared with them until they say that they do not, or their process ends. Generations only grow and are
+    never 0 for a slot that was ever leased, so that a punched (zeroed) word never matches a reference.
     """
 
-    __slots__ = ("free", "held", "layout", "mapped", "memory", "number", "owner", "phase", "populated", "quarantined")
+    __slots__ = ("free", "held", "keepers", "layout", "mapped", "memory", "number", "owner", "phase", "populated",
+                 "quarantined", "retirement")  # fmt: skip
 
     def __init__(self, number: int, owner: Owner, layout: SlabLayout, memory: Shared) -> None:
         self.number = number
@@ -50,6 +63,8 @@ class Slab:
         self.held: dict[int, Entry] = {}
         self.quarantined: set[int] = set()
         self.mapped: set[int] = set()
+        self.keepers: set[int] = set()
+        self.retirement: Retirement | None = None
 
     def next_piece(self) -> tuple[int, int]:
         """Start and length of what is to be populated next; length 0 when all is."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-PROTOCOL = 3
-"""Version spoken here. A well accepts this one and the one before it, which has no `Timings`."""
+PROTOCOL = 4
+"""Version spoken here. A well accepts this one and the one before it, whose workers keep nothing that is unmapped, and
+whose ranks all have KV of their own."""
 
-OLDEST_PROTOCOL = 2
+OLDEST_PROTOCOL = 3
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 
@@ -43,7 +44,9 @@ class Hello(Message, frozen=True):
     `engine` is the same random name in all processes of one engine; `layout` is a 32-byte digest of how this member
     sees the KV layout; the scheduler adds `weights` and `model` (32-byte digests), `block_tokens` and, for people, a
     `label`. `wishes` are well settings that the engine's user asked for: a well that was started with others keeps its
-    own and says so in `Welcome.warnings`. `acknowledges` are sessions of this process whose copies have all ended.
+    own and says so in `Welcome.warnings`. `acknowledges` are sessions of which nothing is left in this process: no
+    copy, no slab. `pins`: a slab's pages stay in memory as long as this worker has it mapped, whatever the well does to
+    them; it says `Unmapped` of each that was retired.
     """
 
     protocol: int
@@ -59,6 +62,7 @@ class Hello(Message, frozen=True):
     label: str = ""
     wishes: dict[str, str | int | float] = {}
     acknowledges: list[int] = []
+    pins: bool = False
 
 
 # engine -> well, scheduler member -----------------------------------------------------------------------------------
@@ -153,6 +157,12 @@ class Timings(Message, frozen=True):
 
 class Mapped(Message, frozen=True):
     """The slab is mapped and prefaulted here: its slots may be leased to this session."""
+
+    slab: int
+
+
+class Unmapped(Message, frozen=True):
+    """Nothing of this slab, which was retired, is left here: its pages are free, as far as this worker goes."""
 
     slab: int
 
@@ -276,7 +286,7 @@ class SlabShared(Message, frozen=True):
 
 
 class SlabRetired(Message, frozen=True):
-    """Unmap this slab."""
+    """Unmap this slab when the copies in it have ended. Workers that pin say `Unmapped` then."""
 
     slab: int
 
@@ -369,6 +379,7 @@ FromEngine = (
     | Report
     | Timings
     | Mapped
+    | Unmapped
     | Filled
     | Recalled
     | Ping

@@ -122,8 +122,9 @@ METRICS = (
     Metric(
         "stepwell_held_bytes",
         "gauge",
-        "Bytes of the host tier held for waiting requests, those on their way up from disk among them.",
-        (Source("pinned_bytes", {"kind": "pinned"}),),
+        "Bytes of the host tier held for waiting requests, those on their way up from disk among them (pinned), and by "
+        "engines that have not unmapped yet what was taken from them (kept).",
+        (Source("pinned_bytes", {"kind": "pinned"}), Source("kept_bytes", {"kind": "kept"})),
     ),
     Metric(
         "stepwell_quarantined_slots",

@@ -110,10 +110,10 @@ class Caller:
             return 0
         filled: list[int] = []
         dropped: list[int] = []
-        with self.worker.copying():
+        with self.worker.copying() as hold:
             for (lease, at), row in zip(leases, spill.refs, strict=True):
                 try:
-                    slot = self.worker.slot(spill.session, *row[0].item())
+                    slot = hold.slot(spill.session, *row[0].item())
                     slot.bytes[:] = content(digests[32 * at : 32 * at + 32], self.shard_bytes)
                     filled.append(lease)
                 except IntegrityError:  # the session has ended
@@ -160,11 +160,11 @@ class Caller:
         transfer, refs = self.scheduler.recall(ask, 0, blocks)
         wrong: list[int] = []
         lost = 0
-        with self.worker.copying():
+        with self.worker.copying() as hold:
             for at, row in enumerate(refs):
                 place = row[0].item()
                 try:
-                    copy = self.worker.slot(ask.session, *place).bytes.copy()
+                    copy = hold.slot(ask.session, *place).bytes.copy()
                     self.worker.verify(ask.session, *place)
                 except IntegrityError:
                     lost += 1

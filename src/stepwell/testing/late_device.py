@@ -112,7 +112,7 @@ class LateDevice:
         try:
             self._refuse()
         except RuntimeError as error:
-            raise CapacityError("SW-206", what="memory was refused", why=str(error), fix="none") from error
+            raise CapacityError("SW-208", what="memory was refused", why=str(error), fix="none") from error
         with self._lock:
             self._reachable[memory.ctypes.data] = memory
 

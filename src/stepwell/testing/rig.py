@@ -83,14 +83,22 @@ class Rig:
                 return
         raise RuntimeError("the hierarchy is never done")
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the slabs take: the well's, and those whose pages a process keeps."""
+        slabs = {slab.number: slab.layout.nbytes for slab in self.hierarchy.arena.slabs.values()}
+        for member in self.members:
+            slabs |= {number: member.shared[number].nbytes for number in member.kept}
+        return sum(slabs.values())
+
     def settle(self, *, check: bool = True) -> None:
-        """Everything that can happen without a new message of a scheduler or a copy: jobs, completions, mapping. Then
-        the books are checked, unless the caller does so often enough."""
+        """Everything that can happen without a new message of a scheduler or a copy: jobs, completions, mapping and
+        unmapping. Then the books are checked, unless the caller does so often enough."""
         for _ in range(1000):
             self.turns()
             self.executor.drain()
-            mapped = [member.map() for member in self.members if not member.gone]
-            if not any(mapped) and not self.hierarchy.turn() and not self.executor.pending:
+            busy = [member.map() + member.unmap() for member in self.members if not member.gone]
+            if not any(busy) and not self.hierarchy.turn() and not self.executor.pending:
                 break
         else:
             raise RuntimeError("the rig does not come to rest")
@@ -108,6 +116,10 @@ class FakeMember:
         self.inbox: list[m.Message] = []
         self.shared: dict[int, m.SlabShared] = {}
         self.unmapped: list[int] = []
+        self.retired: list[int] = []  # to be unmapped by one that pins
+        self.kept: set[int] = set()  # slabs whose pages this process keeps in memory
+        self.hangs = False  # it unmaps nothing by itself
+        self._pins = hello.pins
         self.gone = False
         self._mappings: dict[int, Mapping] = {}
         self.member = rig.hierarchy.join(Peer(uid, 0, watched, tenant), hello, self._sent, self._ended)
@@ -122,6 +134,10 @@ class FakeMember:
             self.shared[message.slab] = message
             self._mappings[message.slab] = Mapping(fd, message.nbytes)
             self.unmapped.append(message.slab)
+            if self._pins:
+                self.kept.add(message.slab)
+        elif isinstance(message, m.SlabRetired) and self._pins:
+            self.retired.append(message.slab)
 
     def _ended(self) -> None:
         self.gone = True
@@ -143,6 +159,16 @@ class FakeMember:
             self.say(m.Mapped(slab))
         return len(slabs)
 
+    def unmap(self) -> int:
+        """Unmaps all that was retired, and says so; how many were."""
+        slabs: list[int] = []
+        if not self.hangs:
+            slabs, self.retired = self.retired, []
+        for slab in slabs:
+            self.kept.discard(slab)
+            self.say(m.Unmapped(slab))
+        return len(slabs)
+
     def leave(self) -> None:
         """The connection ends; the process lives."""
         if not self.gone and self.member is not None:
@@ -152,6 +178,7 @@ class FakeMember:
     def exit(self) -> None:
         """The process ends, and with it the connection."""
         self.gone = True
+        self.kept.clear()
         if self.member is not None:
             self.rig.hierarchy.exited(self.member)
 
@@ -189,6 +216,7 @@ class Model:
     block_tokens: int = 128
     world: int = 1
     shard_bytes: int = SLOT
+    pins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +257,7 @@ class FakeEngine:
     def worker_hello(self, rank: int, acknowledges: Sequence[int] = ()) -> m.Hello:
         k = self.model
         return m.Hello(m.PROTOCOL, "worker", self.name, rank, k.world, k.shard_bytes, k.layout,
-                       acknowledges=list(acknowledges))  # fmt: skip
+                       acknowledges=list(acknowledges), pins=k.pins)  # fmt: skip
 
     @property
     def members(self) -> list[FakeMember]:

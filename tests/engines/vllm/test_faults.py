@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.client.worker import WorkerClient
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.paged.cpu import Copied
 from stepwell.hierarchy.local import open_well
 
@@ -90,7 +90,7 @@ def test_a_slab_that_is_gone_on_one_rank(tmp_path: Path) -> None:
     with engine(tmp_path, ranks=2) as h:
         h.serve(prompt(200))
         h.forget()
-        slabs = h.worker_clients[1]._slabs
+        slabs = h.worker_clients[1]._slabs._known
         kept = dict(slabs)
         slabs.clear()
         seen = h.serve(prompt(200), max_tokens=3)
@@ -125,13 +125,13 @@ def test_a_load_that_always_fails_ends(tmp_path: Path) -> None:
 
 
 SCHEDULER = ["ask", "settle", "offer", "recall", "release", "reserve", "abandon", "forget", "count"]
-WORKER = ["copying", "slot", "verify", "filled", "recalled"]
+WORKER = ["hold", "verify", "filled", "recalled"]
 
 
-@pytest.mark.parametrize(("method", "after"), [*((name, 0) for name in SCHEDULER + WORKER), ("recall", 1)])
+@pytest.mark.parametrize(("method", "after"), [*((name, 0) for name in [*SCHEDULER, *WORKER, "slot"]), ("recall", 1)])
 def test_a_client_that_raises_costs_no_request(tmp_path: Path, method: str, after: int) -> None:
     """`after`: how many calls go well before all others raise."""
-    kind = SchedulerClient if method in SCHEDULER else WorkerClient
+    kind = SchedulerClient if method in SCHEDULER else WorkerClient if method in WORKER else Hold
     original, calls = getattr(kind, method), [0]
 
     def raises(*args: Any, **kwargs: Any) -> Any:

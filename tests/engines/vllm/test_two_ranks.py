@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.local import open_well
 
@@ -52,15 +53,22 @@ def test_a_block_is_published_when_all_ranks_have_filled_it(tmp_path: Path, slow
 def test_a_block_that_one_rank_drops_is_nobodys(tmp_path: Path, error: Exception) -> None:
     with engine(tmp_path, ranks=2) as h:
         client = h.worker_clients[1]
-        slot, calls = client.slot, []
+        hold, calls = client.hold, []
 
-        def third_fails(*args: Any) -> Any:
-            calls.append(args)
-            if len(calls) == 3:
-                raise error
-            return slot(*args)
+        def that_fails() -> Hold:
+            made = hold()
+            slot = made.slot
 
-        client.slot = third_fails
+            def third_fails(*args: Any) -> Any:
+                calls.append(args)
+                if len(calls) == 3:
+                    raise error
+                return slot(*args)
+
+            made.slot = third_fails
+            return made
+
+        client.hold = that_fails
         h.serve(prompt(200))
         assert h.stat("blocks") == 11
         assert h.recall(prompt(200)).external == 32

@@ -94,7 +94,7 @@ class Copies(Protocol):
     @property
     def prepare(self) -> Callable[[Bytes], Callable[[], None]] | None:
         """What a slab's memory needs before it is copied from or to, once; what that returns undoes it. None: nothing.
-        May block for a second a GiB. Raises CapacityError SW-206 when the driver refuses."""
+        May block for a second a GiB. Raises CapacityError SW-208 when the driver refuses."""
 
     def close(self) -> None:
         """Ends threads when they have done what they were given. Does not wait."""

@@ -148,7 +148,7 @@ class CudaDevice:
         if code:
             self._runtime.cudaGetLastError()  # or the engine's next call would find it
             raise CapacityError(
-                "SW-206",
+                "SW-208",
                 what=f"the CUDA driver refused to register {memory.nbytes} bytes of host memory",
                 why=f"{self._name(code)}: too little memory that can be locked, or a limit on it (ulimit -l)",
                 fix="raise the limit (docker: --ulimit memlock=-1), or lower `host`; `stepwell doctor` tells more",

@@ -60,7 +60,7 @@ class Device(Protocol):
         """Host memory that it can reach, until nobody has it any more."""
 
     def register(self, memory: Bytes) -> None:
-        """Makes host memory reachable. Blocks. Raises CapacityError SW-206."""
+        """Makes host memory reachable. Blocks. Raises CapacityError SW-208."""
 
     def unregister(self, memory: Bytes) -> None:
         """Takes that back. Raises RuntimeError."""

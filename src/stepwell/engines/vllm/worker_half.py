@@ -14,9 +14,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
 
-from stepwell.client.worker import WorkerClient
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
 from stepwell.engines.paged.lane import Job, Lane, advance, finish
 from stepwell.engines.vllm.plan import Compare, Load, Ref, Save, StepPlan, StepReport
@@ -179,7 +178,7 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 - its lease ends with the session
             log.debug("a recall was not acknowledged: %s", error)
 
-    def _copy_in(self, load: Load, hold: Any, after: Mark) -> Generator[Copying, None, tuple[int, float]]:
+    def _copy_in(self, load: Load, hold: Hold, after: Mark) -> Generator[Copying, None, tuple[int, float]]:
         """How many leading blocks are in their pages, as the well has leased them, and seconds of copying. A slot is
         checked before it is read, and again afterwards."""
         shards: list[Shard] = []
@@ -245,7 +244,7 @@ class WorkerHalf:
         self._client.recalled(compare.session, [compare.transfer])
 
     def _errors(
-        self, session: int, ref: Ref, pages: Sequence[int], hold: Any, after: Mark
+        self, session: int, ref: Ref, pages: Sequence[int], hold: Hold, after: Mark
     ) -> Generator[Copying, None, list[float]]:
         """Each layer's, of one block, which is checked to be the one leased before it is read and afterwards. Raises
         IntegrityError."""

@@ -1,4 +1,4 @@
-"""What files of ours may take of their disks, and whether the well's own books say what lies there.
+"""What slabs may take of memory and files of ours of their disks, and whether the well's own books say what lies there.
 
 A well may be given less than the one before it, and a power cut may bring back files that had been deleted: then more
 than the limit lies there, and it only gets less, until the well has brought it down to the limit.
@@ -14,7 +14,7 @@ from stepwell.tiers.disk.segment import Phase
 
 
 class Bounds:
-    """Looks at the disks after each step."""
+    """Looks at memory and disks after each step."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -27,6 +27,7 @@ class Bounds:
         life = world.life
         if life is None:
             return
+        _memory(world, life)
         if life is not self._life:
             self._life, self._most = life, [disk.used for disk in world.disks]
         for at, disk in enumerate(world.disks):
@@ -37,6 +38,15 @@ class Bounds:
         for files in life.files:
             if files.crowded:
                 raise Violation("books", files.crowded)
+
+
+def _memory(world: World, life: Life) -> None:
+    """The well's slabs, and those of this well that were given back while a process still keeps their pages."""
+    slabs = {slab.number: slab.layout.nbytes for slab in life.hierarchy.arena.slabs.values()}
+    for worker in (worker for engine in world.engines for worker in engine.workers):
+        slabs |= {number: nbytes for (session, number), nbytes in worker.kept.items() if session in world.sessions}
+    if sum(slabs.values()) > life.hierarchy.limits.host_bytes:
+        raise Violation("books", f"slabs of {sum(slabs.values())} bytes, of at most {life.hierarchy.limits.host_bytes}")
 
 
 def directories(world: World) -> list[Directory]:

@@ -7,7 +7,6 @@ computed are spilled. Copies take their time: a process whose connection is lost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from stepwell.client import scheduler as client
 from stepwell.client import worker
+from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Bytes
@@ -26,19 +26,36 @@ SlotRefs = client.SlotRefs
 
 
 class Worker(worker.WorkerClient):
-    """Maps and unmaps when it is told to, as its mapping thread would: not while it copies."""
+    """Maps and unmaps when it is told to, as its mapping thread would. `pins`: a driver keeps its slabs in memory."""
 
-    def __init__(self, identity: worker.Identity, find: Callable[[], Dial], trouble: Callable[[StepwellError], None]):
+    def __init__(
+        self,
+        identity: worker.Identity,
+        find: Callable[[], Dial],
+        trouble: Callable[[StepwellError], None],
+        *,
+        pins: bool,
+    ):
         self.jobs: list[Callable[[], None]] = []
         self.copies: list[Copy] = []
-        super().__init__(identity, find, trouble=trouble, threaded=False)
+        super().__init__(identity, find, trouble=trouble, prepare=self._register if pins else None, threaded=False)
+
+    @staticmethod
+    def _register(whole: Bytes) -> Callable[[], None]:
+        return lambda: None
+
+    @property
+    def kept(self) -> dict[worker.Key, int]:
+        """Bytes of each slab that is in memory because of this process, by session and number."""
+        known = self._slabs._known.items() if self._pins else ()
+        return {key: len(slab._mapping.bytes) for key, slab in known if slab._mapping is not None}
 
     def _do(self, job: Callable[[], None]) -> None:
         self.jobs.append(job)
 
     def map(self) -> bool:
-        """Maps or unmaps one slab. False: there is none, or copies are running."""
-        if not self.jobs or any(copy.running for copy in self.copies):
+        """Maps or unmaps one slab. False: there is none."""
+        if not self.jobs:
             return False
         self.jobs.pop(0)()
         return True
@@ -92,7 +109,7 @@ class Copy:
     fills: list[Fill]
     request: Request | None = None
     transfer: int = 0
-    held: ExitStack = field(default_factory=ExitStack)
+    held: Hold | None = None
     slots: list[Bytes] = field(default_factory=list)
     buffers: list[Bytes] = field(default_factory=list)
     running: bool = False
@@ -106,10 +123,10 @@ class Copy:
     def begin(self) -> None:
         """Takes as many leading slots as the worker has a right to."""
         self.running = True
-        self.held.enter_context(self.worker.copying())
+        self.held = hold = self.worker.hold()
         try:
             for place in self.where():
-                self.slots.append(self.worker.slot(self.session, *place).bytes)
+                self.slots.append(hold.slot(self.session, *place).bytes)
         except IntegrityError:
             pass  # the rest is not copied
 
@@ -117,7 +134,8 @@ class Copy:
         """Nothing of the arena is touched any more."""
         self.slots.clear()
         self.running = False
-        self.held.close()
+        if self.held is not None:
+            self.held.close()
         self.worker.copies.remove(self)
 
 
@@ -146,6 +164,7 @@ class Engine:
                 worker.Identity(name, rank, model.world, model.shard_bytes, b"l" * 32),
                 lambda rank=rank: dial(self, 1 + rank),  # type: ignore[misc]
                 trouble,
+                pins=number % 2 == 0,
             )
             for rank in range(model.world)
         ]

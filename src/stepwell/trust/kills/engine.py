@@ -104,11 +104,11 @@ class Engine:
             self.scheduler.release(ask)
             return found
         transfer, refs = self.scheduler.recall(ask, 0, blocks)
-        with self.worker.copying():
+        with self.worker.copying() as hold:
             for (ref,), digest, staged in zip(refs, digests[:blocks], ask.staged[:blocks], strict=True):
                 at = (ask.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
                 try:
-                    slot = self.worker.slot(*at).bytes
+                    slot = hold.slot(*at).bytes
                     half = len(slot) // 2
                     copy = np.empty_like(slot)
                     copy[:half] = slot[:half]
@@ -126,8 +126,8 @@ class Engine:
         self.worker.recalled(ask.session, [transfer])
         return found
 
-    def lease(self, chain: Chain, seconds: float = 5.0) -> list[tuple[int, bytes, Bytes]]:
-        """Slots to fill: their leases, digests, and shared memory. `worker.copying` must surround their use."""
+    def lease(self, chain: Chain, hold: worker.Hold, seconds: float = 5.0) -> list[tuple[int, bytes, Bytes]]:
+        """Slots to fill: their leases, digests, and shared memory, for as long as `hold` is open."""
         digests = chain.digests
         spill = self.scheduler.reserve(b"", b"".join(digests), 0)
         if spill is None or not until(lambda: spill.granted, seconds, _POLL_S) or spill.refs is None:
@@ -136,7 +136,7 @@ class Engine:
         slots = []
         for (lease, digest), (ref,) in zip(granted, spill.refs, strict=False):
             try:
-                slot = self.worker.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
+                slot = hold.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
             except StepwellError:
                 break
             slots.append((lease, digest, slot.bytes))
@@ -145,8 +145,8 @@ class Engine:
     def spill(self, chain: Chain) -> int:
         """Fills what it gets slots for; how many blocks that were."""
         session = self.scheduler.session
-        with self.worker.copying():
-            slots = self.lease(chain)
+        with self.worker.copying() as hold:
+            slots = self.lease(chain, hold)
             for _, digest, slot in slots:
                 data, half = content(self.model, digest, self.shard_bytes), self.shard_bytes // 2
                 slot[:half] = data[:half]

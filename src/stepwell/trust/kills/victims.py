@@ -40,8 +40,8 @@ def _copy(engine: Engine, first: int, ready: Callable[[], None]) -> None:
 
 def _haunt(engine: Engine, first: int, ready: Callable[[], None]) -> None:
     """Drops its links and goes on writing into the slots that it was to fill."""
-    with engine.worker.copying():
-        while not (slots := engine.lease(Chain(first, BLOCKS))):
+    with engine.worker.copying() as hold:
+        while not (slots := engine.lease(Chain(first, BLOCKS), hold)):
             time.sleep(_PAUSE_S)
         engine.leave()
         ready()

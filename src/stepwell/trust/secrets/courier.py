@@ -23,8 +23,8 @@ from stepwell.client.scheduler import Identity as SchedulerIdentity
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.client.worker import Identity as WorkerIdentity
-from stepwell.client.worker import WorkerClient
 from stepwell.errors import StepwellError
 from stepwell.io.memory import Bytes
 from stepwell.protocol import wire
@@ -82,9 +82,9 @@ class Courier:
         until(lambda: spill.granted, "a reservation is not answered")
         assert spill.refs is not None
         taken = [n for n, lease in zip(blocks, spill.leases, strict=True) if lease]
-        with self._worker.copying():
+        with self._worker.copying() as hold:
             for n, (ref,) in zip(taken, spill.refs, strict=True):
-                slot = self._slot(spill.session, ref)
+                slot = self._slot(hold, spill.session, ref)
                 for at in range(0, SHARD, 32):
                     slot[at : at + 32] = masked(n)
                 np.bitwise_xor(slot, _MASK, out=slot)
@@ -101,17 +101,18 @@ class Courier:
             self._scheduler.release(ask)
             return 0
         transfer, refs = self._scheduler.recall(ask, 0, ask.blocks)
-        with self._worker.copying():
+        with self._worker.copying() as hold:
             for n, (ref,) in zip(blocks, refs, strict=False):
-                slot = self._slot(ask.session, ref)
+                slot = self._slot(hold, ask.session, ref)
                 for at, byte in enumerate(masked(n)):  # byte by byte, so that no copy is made to compare with
                     if (slot[at::32] != byte ^ _MASK).any():
                         raise ValueError(f"block {n} is not what was spilled")
         self._worker.recalled(ask.session, [transfer])
         return len(refs)
 
-    def _slot(self, session: int, ref: np.void) -> Bytes:
-        return self._worker.slot(session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"])).bytes
+    @staticmethod
+    def _slot(hold: Hold, session: int, ref: np.void) -> Bytes:
+        return hold.slot(session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"])).bytes
 
     def close(self) -> None:
         self._scheduler.close()
