@@ -45,6 +45,8 @@ class Point:
 
     def wait(self) -> None:
         self._device.run_until(self)
+        if self._device.broken:
+            raise RuntimeError("the device has failed on purpose")
 
     def seconds_after(self, earlier: Mark) -> float | None:
         return 1e-3 if self.passed else None
@@ -58,7 +60,8 @@ class Queue:
 
 
 class LateDevice:
-    """`refuses`: calls that are to be made before one is refused; None: none is."""
+    """`refuses`: calls that are made before one is refused; None: none is. `broken`: nothing is known to have been done
+    well any more."""
 
     def __init__(self, seed: int | None = None, *, at_once: bool = False) -> None:
         self._random = random.Random(seed) if seed is not None else None
@@ -68,6 +71,7 @@ class LateDevice:
         self._lanes = {direction: Queue() for direction in Direction}
         self._reachable: dict[int, Bytes] = {}  # host memory by address
         self.refuses: int | None = None
+        self.broken = False
         self.copied_bytes = 0
 
     # the device -------------------------------------------------------------------------------------------------------

@@ -73,8 +73,17 @@ class Engine(Harness):
         """What the engine side counted, reported or not."""
         return self.client._counts[name] + self.stat(f"engine_{name}")
 
+    def settle(self) -> None:
+        """Copies that run have ended, and it was noticed."""
+        for worker in self.workers:
+            work = worker.connector._work
+            if isinstance(work._copies, GpuCopies):
+                work._copies._device.drain()
+                work._poll()
+
     def assert_quiet(self) -> None:
         """Nothing wrong, nothing held, nothing remembered: neither in the engine, nor in the connector or the well."""
+        self.settle()
         self.assert_clean()
         self.well.check()
         half = self.half

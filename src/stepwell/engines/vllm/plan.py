@@ -55,7 +55,7 @@ class StepPlan(KVConnectorMetadata):
     urgent: saves from pages that the engine has taken back; only before this step's forward.
     saves, compares: from pages that stay as they are during this step.
     release: requests whose pages were held for their saves and are free after them.
-    fresh: pages that the step's forward may write for the first time since they were taken, for copies beside it.
+    fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
     """
 
     step: int = 0

@@ -70,6 +70,7 @@ class SchedulerHalf:
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or held
         self._held: set[str] = set()
         self._released: list[str] = []
+        self._taken: list[int] = []  # pages of requests that may not run yet
         self._restarted: set[str] = set()  # since the last plan
         self._epoch = LOADED_FROM_FILES
 
@@ -191,6 +192,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
+        self._taken += pages
         tracked = self._track(request)
         tracked.pages = list(pages)
         ask = tracked.ask
@@ -247,8 +249,9 @@ class SchedulerHalf:
             for request_id in list(self._tracked):
                 self.drop(request_id)
         compares += self._canaries.take_given_up()
-        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released, fresh_pages(out))
-        self._loads, self._urgent, self._released = [], [], []
+        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
+        plan.fresh = [*self._taken, *fresh_pages(out)]
+        self._loads, self._urgent, self._released, self._taken = [], [], [], []
         return plan
 
     def _observe(self, number: int, out: Any) -> None:

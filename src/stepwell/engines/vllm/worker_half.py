@@ -57,7 +57,7 @@ class WorkerHalf:
         self._last = self._before = self._copies.now()
         urgent, plan.urgent = plan.urgent, []
         self._save(urgent, self._before)
-        self._copies.hold_back({*plan.fresh, *(page for save in urgent for page in save.pages)})
+        self._copies.hold_back(plan.fresh)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Comes right after the forward, since no load is a synchronous one. On a CPU the forward has ended then; on a
