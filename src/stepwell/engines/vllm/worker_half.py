@@ -28,8 +28,22 @@ forward's time where cores are few, and the request that waits for it would wait
 
 
 class WorkerHalf:
-    def __init__(self, rank: int, shard_bytes: int, copies: CpuCopies, client: WorkerClient) -> None:
+    """`shard`: which part of a block this rank holds (its own number, if not said). `writes`: of the ranks that hold
+    it, this is the one that saves it."""
+
+    def __init__(
+        self,
+        rank: int,
+        shard_bytes: int,
+        copies: CpuCopies,
+        client: WorkerClient,
+        *,
+        shard: int | None = None,
+        writes: bool = True,
+    ) -> None:
         self._rank = rank
+        self._shard = rank if shard is None else shard
+        self._writes = writes
         self._shard_bytes = shard_bytes
         self._copies = copies
         self._client = client
@@ -97,7 +111,7 @@ class WorkerHalf:
     # copying ----------------------------------------------------------------------------------------------------------
 
     def _save(self, saves: Sequence[Save]) -> None:
-        if not saves:
+        if not saves or not self._writes:
             return
         failed: list[Save] = []
         filled: list[Save] = []
@@ -105,7 +119,7 @@ class WorkerHalf:
         with self._client.copying() as hold:
             for save in saves:
                 try:
-                    shards.append(Shard(hold.slot(save.session, *save.refs[self._rank]), 0, save.pages))
+                    shards.append(Shard(hold.slot(save.session, *save.refs[self._shard]), 0, save.pages))
                     filled.append(save)
                 except Exception as error:  # noqa: BLE001 - a lease that nobody answers for would stay until the session ends
                     log.debug("a block was not spilled: %s", error)
@@ -124,7 +138,7 @@ class WorkerHalf:
         self._drop(failed)
 
     def _drop(self, saves: Sequence[Save]) -> None:
-        for session, leases in _by_session(saves).items():
+        for session, leases in _by_session(saves if self._writes else ()).items():
             self._client.filled(session, [], leases)
 
     def _load(self, load: Load) -> None:
@@ -156,14 +170,14 @@ class WorkerHalf:
         skip = load.skip
         try:
             for refs, pages in load.blocks:
-                shards.append(Shard(hold.slot(load.session, *refs[self._rank]), skip, pages))
+                shards.append(Shard(hold.slot(load.session, *refs[self._shard]), skip, pages))
                 skip = 0
         except StepwellError as error:
             log.debug("a block was not recalled: %s", error)
         self._copies.scatter(shards)
         for good, (refs, _) in enumerate(load.blocks[: len(shards)]):
             try:
-                self._client.verify(load.session, *refs[self._rank])
+                self._client.verify(load.session, *refs[self._shard])
             except StepwellError as error:
                 log.debug("a block was not recalled: %s", error)
                 return good
@@ -188,7 +202,7 @@ class WorkerHalf:
         afterwards. Raises IntegrityError."""
         worst: list[float] = []
         for refs, pages in compare.blocks:
-            ref = refs[self._rank]
+            ref = refs[self._shard]
             errors = self._copies.errors(Shard(hold.slot(compare.session, *ref), 0, pages))
             self._client.verify(compare.session, *ref)
             worst = [max(pair) for pair in zip(worst, errors, strict=True)] if worst else errors
