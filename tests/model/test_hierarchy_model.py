@@ -45,11 +45,12 @@ from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
 MODELS = [Model(), Model(world=2, pins=True), Model(weights=b"x" * 32, pins=True),
-          Model(weights=b"y" * 32, shard_bytes=3 * MiB), Model()]  # fmt: skip
-TENANTS = ["default", "default", "default", "default", "other"]
-"""By model. The last is the first one in the hands of another tenant: the same digests, and nothing in common."""
+          Model(weights=b"y" * 32, shard_bytes=3 * MiB), Model(),
+          Model(weights=b"z" * 32, world=4, replicas=2, pins=True)]  # fmt: skip
+TENANTS = ["default", "default", "default", "default", "other", "default"]
+"""By model. One is the first one in the hands of another tenant: the same digests, and nothing in common."""
 
-KINDS = [0, 0, 0, 1, 1, 2, 3, 4]
+KINDS = [0, 0, 0, 1, 1, 2, 3, 4, 5]
 BLOCKS = 10
 
 Identity = tuple[int, int, bytes]
@@ -76,8 +77,8 @@ CHAINS = _chains()
 AT_ONCE = recalls.AT_ONCE
 
 
-def _word(nonce: int, rank: int, place: int) -> int:
-    return (nonce << 8) + (rank << 4) + place + 1
+def _word(nonce: int, shard: int, place: int) -> int:
+    return (nonce << 8) + (shard << 4) + place + 1
 
 
 @dataclass(eq=False)
@@ -95,12 +96,12 @@ class Fill:
 
 @dataclass(eq=False)
 class Copy:
-    """One rank's copy under way, place by place. `fill`: a spill. `leased`: nothing may change under this recall.
-    `nonces`: what may have been spilled there, more than one where the block came up from the tier."""
+    """One rank's copy of a shard under way, place by place. `fill`: a spill. `leased`: nothing may change under this
+    recall. `nonces`: what may have been spilled there, more than one where the block came up from the tier."""
 
     member: FakeMember
     ref: Any
-    rank: int
+    shard: int
     nonces: set[int]
     fill: Fill | None = None
     transfer: int = 0
@@ -205,7 +206,7 @@ class Well(RuleBasedStateMachine):
         self.seen["lost"] += 1
 
     @precondition(lambda self: self.engines)
-    @rule(k=st.integers(0, 99), rank=st.integers(0, 1), really=_RARELY)
+    @rule(k=st.integers(0, 99), rank=st.integers(0, 3), really=_RARELY)
     def exit(self, k: int, rank: int, really: bool) -> None:
         if not really:
             return
@@ -288,8 +289,8 @@ class Well(RuleBasedStateMachine):
     def _begin(self, engine: Engine, fill: Fill) -> None:
         if not fill.decided:
             fill.decided = True
-            for rank, worker in enumerate(engine.workers):
-                self.copies.append(Copy(worker, fill.row[rank], rank, {fill.nonce}, fill))
+            for shard, worker in enumerate(engine.writers):
+                self.copies.append(Copy(worker, fill.row[shard], shard, {fill.nonce}, fill))
 
     # recalls ---------------------------------------------------------------------------------------------------------
 
@@ -316,9 +317,10 @@ class Well(RuleBasedStateMachine):
         rows = request.rows[first : first + n]
         transfer = engine.recall(ticket, first, len(rows))
         for rank, worker in enumerate(engine.workers):
+            shard = rank // engine.model.replicas
             for row in rows:
-                fill, _ = self.fills[_place(row[rank])]
-                self.copies.append(Copy(worker, row[rank], rank, self._nonces(fill), None, transfer, leased=True))
+                fill, _ = self.fills[_place(row[shard])]
+                self.copies.append(Copy(worker, row[shard], shard, self._nonces(fill), None, transfer, leased=True))
         if not rows:
             engine.recalled(transfer)
 
@@ -346,11 +348,12 @@ class Well(RuleBasedStateMachine):
     def copy_late(self, k: int, most: int, steps: int) -> None:
         """Workers were sent off with references whose pins ended with the session, or long ago."""
         for n in range(most):
-            engine, ref, rank = self.told[(k + 97 * n) % len(self.told)]
+            engine, ref, shard = self.told[(k + 97 * n) % len(self.told)]
+            rank = shard * engine.model.replicas + k % engine.model.replicas
             if rank in engine.dead:
                 continue
             fill, _ = self.fills[_place(ref)]
-            late = Copy(engine.workers[rank], ref, rank, self._nonces(fill))
+            late = Copy(engine.workers[rank], ref, shard, self._nonces(fill))
             self.copies.append(late)
             for _ in range(steps):
                 self._step(late)
@@ -376,7 +379,7 @@ class Well(RuleBasedStateMachine):
     @rule(k=st.integers(0, 99), steps=st.integers(1, 4))
     def copy_some(self, k: int, steps: int) -> None:
         """Every third copy stands still meanwhile: ranks get out of step, and zombies stay for long."""
-        for copy in [copy for copy in self.copies if (min(copy.nonces) + copy.rank) % 3 != k % 3]:
+        for copy in [copy for copy in self.copies if (min(copy.nonces) + copy.shard) % 3 != k % 3]:
             for _ in range(steps):
                 if copy in self.copies:
                     self._step(copy)
@@ -397,7 +400,7 @@ class Well(RuleBasedStateMachine):
             self.seen["zombie writes"] += copy.member.gone
             assert copy.member.holds(copy.ref), "a slot was given away while a process may still write it"
             (nonce,) = copy.nonces
-            write(slot, copy.place, _word(nonce, copy.rank, copy.place))
+            write(slot, copy.place, _word(nonce, copy.shard, copy.place))
         else:
             copy.seen.append(read(slot, copy.place))
         copy.place += 1
@@ -411,9 +414,9 @@ class Well(RuleBasedStateMachine):
     def _written(self, copy: Copy, fill: Fill) -> None:
         self.copies.remove(copy)
         engine = next(e for e in self.engines if copy.member in e.workers)
-        fill.written.add(copy.rank)
+        fill.written.add(copy.shard)
         done, gone = ([], [fill.lease]) if fill.dropped else ([fill.lease], [])
-        if len(fill.written) == engine.model.world and engine.live:
+        if len(fill.written) == engine.model.shards and engine.live:
             engine.fills.remove(fill)
             if not fill.dropped:
                 self.published.add(fill.identity)
@@ -424,7 +427,7 @@ class Well(RuleBasedStateMachine):
         self.copies.remove(copy)
         holds = copy.member.holds(copy.ref)
         if holds:
-            possible = [[_word(n, copy.rank, place) for place in range(len(PLACES))] for n in copy.nonces]
+            possible = [[_word(n, copy.shard, place) for place in range(len(PLACES))] for n in copy.nonces]
             assert copy.seen in possible, "a recall is what was spilled"
         assert holds or not copy.leased, "nothing changes under a lease"
         self.seen["verified from below"] += holds and self.fills[_place(copy.ref)][0].lease == 0
@@ -572,16 +575,16 @@ class Well(RuleBasedStateMachine):
                 counted = self.rig.hierarchy.arena.count()
                 assert counted["filling"] or counted["leased_blocks"]
             case "pins" if self.deep and self.stuck:
-                more = engine.model.world * engine.model.shard_bytes
+                more = engine.model.shards * engine.model.shard_bytes
                 assert self.rig.hierarchy.arena.pinned_bytes + more > 0.5 * self.rig.hierarchy.limits.host_bytes
             case "pins":
                 pinned = {
-                    _place(row[0]): engine.model.world * engine.model.shard_bytes
+                    _place(row[0]): engine.model.shards * engine.model.shard_bytes
                     for engine in self.live
                     for other in engine.requests.values()
                     for row in other.rows
                 }
-                would = sum(pinned.values()) + engine.model.world * engine.model.shard_bytes
+                would = sum(pinned.values()) + engine.model.shards * engine.model.shard_bytes
                 assert would > 0.5 * self.rig.hierarchy.limits.host_bytes
             case other:
                 raise AssertionError(f"no reason to wait: {other}")
@@ -611,7 +614,7 @@ class Well(RuleBasedStateMachine):
 
     def _granted(self, engine: Engine, granted: m.Granted) -> None:
         epoch, blocks = engine.reserving.pop(granted.spill)
-        rows = iter(np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, engine.model.world))
+        rows = iter(np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, engine.model.shards))
         for n, lease in enumerate(granted.leases):
             if not lease:
                 continue
@@ -619,11 +622,11 @@ class Well(RuleBasedStateMachine):
             self.nonces += 1
             fill = Fill((engine.kind, epoch, blocks[32 * n : 32 * n + 32]), lease, row, self.nonces)
             engine.fills.append(fill)
-            for rank, ref in enumerate(row):
+            for shard, ref in enumerate(row):
                 place = _place(ref)
                 assert place not in self.fills, "a slot is leased twice under one generation"
                 assert all(int(ref["slab"]) in worker.shared for worker in engine.workers)
-                self.fills[place] = (fill, rank)
+                self.fills[place] = (fill, shard)
 
     def _found(self, engine: Engine, found: m.Found) -> None:
         request = engine.requests.get(found.ticket)
@@ -631,16 +634,16 @@ class Well(RuleBasedStateMachine):
             return
         assert request.more is not False, "a final answer is the last one"
         assert found.start == len(request.rows)
-        for row in np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, engine.model.world):
+        for row in np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, engine.model.shards):
             at = 32 * len(request.rows)
             wanted = (engine.kind, request.epoch, request.digests[at : at + 32])
             if _place(row[0]) not in self.fills:
                 self._came_up(wanted, row)
-            for rank, ref in enumerate(row):
+            for shard, ref in enumerate(row):
                 fill, of = self.fills[_place(ref)]
-                assert (fill.identity, of) == (wanted, rank)
-                assert len(fill.written) == engine.model.world and not fill.dropped, "told before it was published"
-                self.told.append((engine, ref, rank))
+                assert (fill.identity, of) == (wanted, shard)
+                assert len(fill.written) == engine.model.shards and not fill.dropped, "told before it was published"
+                self.told.append((engine, ref, shard))
             request.rows.append(row)
         request.more, request.reason = found.more, found.reason
         if found.more:
@@ -664,7 +667,7 @@ class Well(RuleBasedStateMachine):
             case "no_room":
                 pass  # there was none when it was asked
             case "pins":
-                more = (len(request.rows) + 1) * engine.model.world * engine.model.shard_bytes
+                more = (len(request.rows) + 1) * engine.model.shards * engine.model.shard_bytes
                 assert more > 0.5 * self.rig.hierarchy.limits.host_bytes, "its own pins are all that there may be"
             case other:
                 raise AssertionError(f"no reason to end: {other}")
@@ -675,9 +678,9 @@ class Well(RuleBasedStateMachine):
         assert identity in self.published, "told, and never published"
         self.seen["came up"] += 1
         fill = Fill(identity, 0, row, 0, written=set(range(len(row))), decided=True)
-        for rank, ref in enumerate(row):
+        for shard, ref in enumerate(row):
             assert _place(ref) not in self.fills
-            self.fills[_place(ref)] = (fill, rank)
+            self.fills[_place(ref)] = (fill, shard)
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):
@@ -737,7 +740,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
     "k": lambda r: r.randrange(10_000),
     "kind": lambda r: r.choice(KINDS),
     "member": lambda r: r.randrange(10),
-    "rank": lambda r: r.randrange(2),
+    "rank": lambda r: r.randrange(4),
     "really": lambda r: r.random() < 0.2,
     "chain": lambda r: r.randrange(len(CHAINS)),
     "first": lambda r: r.choice([0, 0, 0, 1, 4, 7]),

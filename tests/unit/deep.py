@@ -125,13 +125,13 @@ def fill(engine: FakeEngine, digests: bytes, *, word: int = 100, epoch: int = 0,
         engine.scheduler.say(m.Reserve(engine.number(), epoch, parent, piece))
         engine.rig.settle()  # perhaps it waits for a slab
         (granted,) = engine.scheduler.take(m.Granted)
-        leases, refs = granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, engine.model.world)
+        leases, refs = granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, engine.model.shards)
         assert all(leases)
         for n, row in enumerate(refs):
-            for rank, worker in enumerate(engine.workers):
+            for shard, worker in enumerate(engine.writers):
                 for place in range(len(PLACES)):
-                    write(worker.slot(row[rank]), place, word + first + n)
-        for worker in engine.workers:
+                    write(worker.slot(row[shard]), place, word + first + n)
+        for worker in engine.writers:
             worker.say(m.Filled(leases, []))
         parent = piece[-32:]
 
@@ -141,12 +141,12 @@ def told(engine: FakeEngine, refs: Refs) -> list[int]:
     words = []
     for row in refs:
         seen = {
-            read(worker.slot(row[rank]), place)
+            read(worker.slot(row[rank // engine.model.replicas]), place)
             for rank, worker in enumerate(engine.workers)
             for place in range(len(PLACES))
         }
         assert len(seen) == 1, seen
-        assert all(worker.holds(row[rank]) for rank, worker in enumerate(engine.workers))
+        assert all(worker.holds(row[rank // engine.model.replicas]) for rank, worker in enumerate(engine.workers))
         words += seen
     return words
 

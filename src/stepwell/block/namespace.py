@@ -50,9 +50,12 @@ class Namespace:
         return lp(self.weights) + lp(self.model) + lp(self.layout) + lp(numbers)
 
 
-def layout_of_session(scheduler: bytes, workers: Sequence[bytes], shard_bytes: int) -> bytes:
-    """The session's layout digest from what each member says it holds, ranks in order."""
+def layout_of_session(scheduler: bytes, workers: Sequence[bytes], shard_bytes: int, replicas: int = 1) -> bytes:
+    """The session's layout digest from what each member says it holds, ranks in order. `replicas`: ranks that share a
+    shard; with as many shards as ranks the digest is the one that it was before there were replicas."""
     parts = [lp(scheduler), *(lp(w) for w in workers), lp(shard_bytes.to_bytes(8, "big"))]
+    if replicas > 1:
+        parts.append(lp(b"replicas") + lp(replicas.to_bytes(8, "big")))
     return blake3(b"stepwell session layout 1" + b"".join(parts)).digest()
 
 

@@ -33,7 +33,7 @@ IN_LINE = ("staging", "pins", "no_room")
 """Reasons to wait that others before this request have a part in."""
 
 SlotRefs = npt.NDArray[np.void]
-"""SLOT_REF rows of shape (blocks, world)."""
+"""SLOT_REF rows of shape (blocks, shards)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,8 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the scheduler says about its engine; digests are 32 bytes."""
+    """What the scheduler says about its engine; digests are 32 bytes. `replicas`: consecutive ranks that hold the same
+    KV, of `world`."""
 
     engine: str
     world: int
@@ -87,6 +88,12 @@ class Identity:
     layout: bytes
     model: bytes
     label: str
+    replicas: int = 1
+
+    @property
+    def shards(self) -> int:
+        """Of a block."""
+        return self.world // self.replicas
 
 
 class SchedulerClient:
@@ -148,6 +155,7 @@ class SchedulerClient:
             i.block_tokens,
             i.label,
             self._wishes,
+            replicas=i.replicas,
         )
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
@@ -330,7 +338,7 @@ class SchedulerClient:
                 pass
 
     def _found(self, found: m.Found) -> None:
-        rows = np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, self._identity.world)
+        rows = np.frombuffer(found.slots, m.SLOT_REF).reshape(-1, self._identity.shards)
         with self._news:
             ask = self._asks.get(found.ticket)
             if ask is None:
@@ -355,7 +363,7 @@ class SchedulerClient:
             if spill is None:
                 return
             spill.leases = granted.leases
-            spill.refs = np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self._identity.world)
+            spill.refs = np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self._identity.shards)
             spill.granted = True
             cancelled = spill.cancelled
         if cancelled:

@@ -25,13 +25,14 @@ from stepwell.protocol.link import Dial
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a worker says about itself."""
+    """What a worker says about itself. `replicas`: consecutive ranks that hold the same KV."""
 
     engine: str
     rank: int
     world: int
     shard_bytes: int
     layout: bytes
+    replicas: int = 1
 
 
 class WorkerClient:
@@ -134,6 +135,7 @@ class WorkerClient:
             wishes=self._wishes,
             acknowledges=[session for session in self._left if session not in leaked],
             pins=self._pins,
+            replicas=i.replicas,
         )
 
     def received(self, message: m.FromWell, fds: Sequence[int]) -> None:

@@ -156,7 +156,7 @@ class Prefetch:
         window, speed = conversation.rhythm.window, self._costs.speed
         if window is None or speed is None or session.owner is None:
             return
-        nbytes = min(len(conversation) * session.owner.slot_bytes * len(session.workers), self._most)
+        nbytes = min(len(conversation) * session.owner.slot_bytes * session.shards, self._most)
         lead = speed.latency_s + nbytes * speed.byte_s / SPEED_SHARE
         guess = Guess(conversation, conversation.turn, conversation.last + window.closes)
         due = conversation.last + max(0.0, window.opens - lead)
@@ -238,7 +238,7 @@ class Prefetch:
         if entry is not None:
             return entry
         assert session.owner is not None
-        nbytes = session.owner.slot_bytes * len(session.workers)
+        nbytes = session.owner.slot_bytes * session.shards
         if self.held_bytes + nbytes > self._most or not self._mover.tier.lookup(id):
             return None
         entry = self._fill(session, origin, id, guess.parent, NOBODYS)

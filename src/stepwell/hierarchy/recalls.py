@@ -275,7 +275,7 @@ class Recalls:
             return _Obstacle("evicted" if evicted else "never_seen", False)
         if self.mover.down:
             return _Obstacle("tier_down", False)
-        owner, shards = session.owner, len(session.workers)
+        owner, shards = session.owner, session.shards
         assert owner is not None
         if not self._room(owner.slot_bytes * shards):
             return self._no_pins(session, ticket)
@@ -304,7 +304,7 @@ class Recalls:
     def fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
         """A block of the arena that is being filled from below; None: there is no room."""
         assert session.owner is not None
-        owner, shards = session.owner, len(session.workers)
+        owner, shards = session.owner, session.shards
         passing = False
         if order != NOBODYS:
             passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT

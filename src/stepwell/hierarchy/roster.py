@@ -61,18 +61,22 @@ class Roster:
         assert scheduler is not None
         workers = [session.workers[r].hello for r in sorted(session.workers)]
         first = scheduler.hello
-        shapes = {(w.world, w.shard_bytes) for w in workers} | {(first.world, first.shard_bytes)}
-        if len(shapes) != 1 or [w.rank for w in workers] != list(range(first.world)):
+        shapes = {(each.world, each.shard_bytes, each.replicas) for each in (first, *workers)}
+        alike = all(w.layout == workers[n - n % first.replicas].layout for n, w in enumerate(workers))
+        if len(shapes) != 1 or not alike or [w.rank for w in workers] != list(range(first.world)):
             raise IdentityMismatch(
                 "SW-401",
                 what="the engine's processes do not describe one shape",
-                why=f"(ranks, shard bytes) are {sorted(shapes)}",
+                why=f"(ranks, shard bytes, ranks that hold the same) are {sorted(shapes)}"
+                + ("" if alike else ", and ranks that should hold the same have other layouts"),
                 fix="ranks with shards of different sizes are not supported; run without stepwell",
             )
-        layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes)
+        layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes, first.replicas)
         session.namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
         session.owner = Owner(session.tenant, session.namespace.encode(), first.shard_bytes)
         session.copiers = frozenset(m.number for m in session.workers.values())
+        session.shards = first.world // first.replicas
+        session.writers = frozenset(range(0, first.world, first.replicas))
         session.phase = Phase.LIVE
 
     def leave(self, session: Session) -> Quarantine | None:
@@ -149,6 +153,8 @@ def _examine(peer: Peer, hello: Hello) -> None:
         hello.role in ("scheduler", "worker")
         and 0 < hello.world <= 4096
         and 0 <= hello.rank < hello.world
+        and 0 < hello.replicas <= hello.world
+        and hello.world % hello.replicas == 0
         and 0 < hello.shard_bytes <= 1 << 30
         and 0 < len(hello.engine) <= 128
         and all(len(d) == 32 for d in digests)

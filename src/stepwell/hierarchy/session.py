@@ -72,7 +72,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """A block that a session is filling: complete when no rank is missing."""
+    """A block that a session is filling: complete when no rank that writes is missing."""
 
     entry: Entry
     missing: set[int]
@@ -127,6 +127,8 @@ class Session:
     namespace: Namespace | None = None
     owner: Owner | None = None
     copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
+    shards: int = 0  # of a block, once live
+    writers: frozenset[int] = frozenset()  # ranks that fill them, one each
     origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
     costs: Costs | None = None  # what it is known to compute, once something was weighed for it
     tickets: dict[int, Ticket] = field(default_factory=dict)

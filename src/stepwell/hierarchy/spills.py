@@ -122,7 +122,7 @@ class Spills:
     def _take(self, session: Session, id: BlockId, parent: Entry | None) -> Entry | str:
         """A block to be filled; or why it is not taken."""
         assert session.owner is not None
-        shards = len(session.workers)
+        shards = session.shards
         place = self._arena.place(session.owner, id, shards, below=self._mover.keeps)
         if place is Place.COLD:
             return "not_worth_it"
@@ -145,7 +145,7 @@ class Spills:
     def _lease(self, session: Session, entry: Entry) -> int:
         self._leases += 1
         self._index[entry.id] = entry
-        session.fills[self._leases] = Fill(entry, {m.hello.rank for m in session.workers.values()})
+        session.fills[self._leases] = Fill(entry, set(session.writers))
         session.filling[entry.id] = self._leases
         return self._leases
 

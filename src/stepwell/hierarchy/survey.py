@@ -32,7 +32,7 @@ class Survey:
         """Looks where the run goes on behind the blocks that are pinned, all of them in the arena, and decides how much
         of it the ticket may have."""
         assert session.owner is not None
-        nbytes = session.owner.slot_bytes * len(session.workers)
+        nbytes = session.owner.slot_bytes * session.shards
         lies = [(HOST, len(ticket.pinned))]
         for at in range(len(ticket.pinned), ticket.blocks):
             tier = self.tier_of(ticket, at, origins)

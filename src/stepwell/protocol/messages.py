@@ -28,7 +28,7 @@ MOST_ALLOWED_S = 0.25
 """Most of `Found.allow_s`: a well says no more, and a client believes no more."""
 
 SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
-"""Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, world)."""
+"""Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, shards)."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,7 +46,8 @@ class Hello(Message, frozen=True):
     `label`. `wishes` are well settings that the engine's user asked for: a well that was started with others keeps its
     own and says so in `Welcome.warnings`. `acknowledges` are sessions of which nothing is left in this process: no
     copy, no slab. `pins`: a slab's pages stay in memory as long as this worker has it mapped, whatever the well does to
-    them; it says `Unmapped` of each that was retired.
+    them; it says `Unmapped` of each that was retired. `replicas`: so many consecutive ranks hold the same KV. It is one
+    shard: rank r's is number r // replicas, of world // replicas, and the first rank that holds it writes it.
     """
 
     protocol: int
@@ -63,6 +64,7 @@ class Hello(Message, frozen=True):
     wishes: dict[str, str | int | float] = {}
     acknowledges: list[int] = []
     pins: bool = False
+    replicas: int = 1
 
 
 # engine -> well, scheduler member -----------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Report(Message, frozen=True):
 class Timings(Message, frozen=True):
     """How long the engine's steps and copies took since the last of these. A step: tokens that it computed for prompts,
     the pairs of them and the tokens before them that attention looked at, seconds. A copy out of the arena: bytes of
-    all ranks, seconds."""
+    its blocks, seconds."""
 
     steps: list[tuple[int, float, float]]
     copies: list[tuple[int, float]]
@@ -168,7 +170,8 @@ class Unmapped(Message, frozen=True):
 
 
 class Filled(Message, frozen=True):
-    """This rank's shards: `leases` are written, `dropped` will never be written by this rank."""
+    """This rank's shards: `leases` are written, `dropped` will never be written by this rank. Of ranks that hold the
+    same, the first says so."""
 
     leases: list[int]
     dropped: list[int]

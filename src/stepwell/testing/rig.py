@@ -36,7 +36,7 @@ from stepwell.vault.keyring import Keyring
 
 Kind = TypeVar("Kind", bound=m.Message)
 Refs = npt.NDArray[np.void]
-"""SLOT_REF rows of shape (blocks, world)."""
+"""SLOT_REF rows of shape (blocks, shards)."""
 
 
 class Rig:
@@ -217,6 +217,11 @@ class Model:
     world: int = 1
     shard_bytes: int = SLOT
     pins: bool = False
+    replicas: int = 1
+
+    @property
+    def shards(self) -> int:
+        return self.world // self.replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +257,21 @@ class FakeEngine:
     def scheduler_hello(self, protocol: int = m.PROTOCOL) -> m.Hello:
         k = self.model
         return m.Hello(protocol, "scheduler", self.name, 0, k.world, k.shard_bytes, k.layout, k.weights, k.model,
-                       k.block_tokens)  # fmt: skip
+                       k.block_tokens, replicas=k.replicas)  # fmt: skip
 
     def worker_hello(self, rank: int, acknowledges: Sequence[int] = ()) -> m.Hello:
         k = self.model
         return m.Hello(m.PROTOCOL, "worker", self.name, rank, k.world, k.shard_bytes, k.layout,
-                       acknowledges=list(acknowledges), pins=k.pins)  # fmt: skip
+                       acknowledges=list(acknowledges), pins=k.pins, replicas=k.replicas)  # fmt: skip
 
     @property
     def members(self) -> list[FakeMember]:
         return [self.scheduler, *self.workers]
+
+    @property
+    def writers(self) -> list[FakeMember]:
+        """By shard."""
+        return self.workers[:: self.model.replicas]
 
     @property
     def live(self) -> bool:
@@ -288,11 +298,11 @@ class FakeEngine:
         for found in self.scheduler.take(m.Found):
             self._found.setdefault(found.ticket, []).append(found)
         said = self._found.get(ticket, [])
-        rows = [np.frombuffer(f.slots, m.SLOT_REF).reshape(-1, self.model.world) for f in said]
+        rows = [np.frombuffer(f.slots, m.SLOT_REF).reshape(-1, self.model.shards) for f in said]
         starts = [f.start for f in said]
         assert starts == [sum(map(len, rows[:n])) for n in range(len(rows))], "blocks are told in order, once"
         assert all(f.more for f in said[:-1]), "nothing comes after a final answer"
-        refs = np.concatenate([np.empty((0, self.model.world), m.SLOT_REF), *rows])
+        refs = np.concatenate([np.empty((0, self.model.shards), m.SLOT_REF), *rows])
         return Answer(refs, said[-1].more if said else None, said[-1].reason if said else "")
 
     def found(self, digests: bytes, *, epoch: int = 0) -> int:
@@ -323,16 +333,16 @@ class FakeEngine:
         self.scheduler.say(m.Reserve(self.number(), epoch, parent, digests))
         self.rig.turns()
         (granted,) = self.scheduler.take(m.Granted)
-        return granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self.model.world)
+        return granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self.model.shards)
 
     def spill(self, digests: bytes, *, parent: bytes = b"", epoch: int = 0, word: int = 7) -> int:
         """Reserves, fills and publishes; how many were taken."""
         leases, refs = self.reserve(digests, parent=parent, epoch=epoch)
         granted = [lease for lease in leases if lease]
-        for rank, worker in enumerate(self.workers):
+        for shard, worker in enumerate(self.writers):
             for row in refs:
                 for place in range(len(PLACES)):
-                    write(worker.slot(row[rank]), place, word)
+                    write(worker.slot(row[shard]), place, word)
             worker.say(m.Filled(granted, []))
         self.rig.settle()
         return len(granted)

@@ -40,6 +40,9 @@ try:
 except ImportError:  # before vLLM 0.32, where hits had no alignment of their own
     resolve_cache_hit_alignment_tokens = None
 
+KNOWS_REPLICAS = "max_tp_shards" in FullAttentionSpec.__dataclass_fields__
+"""vLLM 0.32 tells connectors which ranks hold the same KV."""
+
 DTYPE = torch.float32
 VOCAB = 32_000
 
@@ -67,7 +70,7 @@ class Setup:
     """Tensor-parallel size: worker halves, each with its own KV tensors."""
     layers: int = 2
     kv_heads: int = 2
-    """Over all ranks."""
+    """Over all ranks, each once; where they are fewer than ranks, several ranks hold the same."""
     head_size: int = 8
     batch_tokens: int = 256
     """Budget of a step; longer prompts are prefilled in chunks."""
@@ -88,7 +91,12 @@ class Setup:
 
     @property
     def heads_per_rank(self) -> int:
-        return self.kv_heads // self.ranks
+        return max(1, self.kv_heads // self.ranks)
+
+    @property
+    def replicas(self) -> int:
+        """Consecutive ranks that have the same heads."""
+        return max(1, self.ranks // self.kv_heads)
 
     @property
     def words(self) -> int:
@@ -140,7 +148,7 @@ def write_model(setup: Setup) -> None:
         "model_type": "llama",
         "hidden_size": setup.kv_heads * setup.head_size,
         "intermediate_size": 2 * setup.kv_heads * setup.head_size,
-        "num_attention_heads": setup.kv_heads,
+        "num_attention_heads": max(setup.kv_heads, setup.ranks),
         "num_key_value_heads": setup.kv_heads,
         "head_dim": setup.head_size,
         "num_hidden_layers": setup.layers,
@@ -211,9 +219,10 @@ def _vllm_config(setup: Setup) -> VllmConfig:
 
 def _specs(setup: Setup) -> dict[str, FullAttentionSpec]:
     """What the model's attention layers would say of one rank's KV."""
+    heads = {"max_tp_shards": setup.kv_heads} if KNOWS_REPLICAS else {}
     return {
         f"model.layers.{layer}.self_attn.attn": FullAttentionSpec(
-            block_size=setup.page, num_kv_heads=setup.heads_per_rank, head_size=setup.head_size, dtype=DTYPE
+            block_size=setup.page, num_kv_heads=setup.heads_per_rank, head_size=setup.head_size, dtype=DTYPE, **heads
         )
         for layer in range(setup.layers)
     }

@@ -1,6 +1,6 @@
 """What every byte of a KV cache must be, worked out from tokens alone.
 
-A stand-in for the model: the KV of a token is a hash of (weights, rank, layer, all tokens up to and including it), and
+A stand-in for the model: the KV of a token is a hash of (weights, shard, layer, all tokens up to and including it), and
 the next token is a hash of all tokens before it. So the content of any page can be checked without having kept a copy,
 generation is deterministic, and tokens do not depend on the weights while KV does. The harness writes and checks KV
 with it; tests may ask it for a reference.

@@ -15,9 +15,10 @@ from .local import engine, late, prompt
 ORDERS: list[dict[str, Any]] = [{}, {"async_scheduling": True}, {"runner_v2": True}]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_pages_that_are_taken_while_they_are_spilled(tmp_path: Path, order: dict[str, Any]) -> None:
-    with late(None), engine(tmp_path, num_pages=25, **order) as h:
+@pytest.mark.parametrize("num_pages", [25, 30], ids=["at_once", "while_it_runs"])
+@pytest.mark.parametrize("order", ORDERS, ids=["cpu", "async", "v2"])
+def test_pages_that_are_taken_while_they_are_spilled(tmp_path: Path, order: dict[str, Any], num_pages: int) -> None:
+    with late(None), engine(tmp_path, num_pages=num_pages, **order) as h:
         device = h.workers[0].connector._work._copies._device
         h.serve(prompt(200))
         assert device.copied_bytes == 0, "handed over, and not done yet"

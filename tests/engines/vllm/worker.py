@@ -84,6 +84,7 @@ class _Work:
 class WorkerHalf:
     def __init__(self, rank: int, setup: Setup, built: Built, oracle: Oracle) -> None:
         self.rank, self._setup = rank, setup
+        self._shard = rank // setup.replicas  # ranks that hold the same heads compute the same KV
         self.oracle = oracle
         self.config = pickle.loads(pickle.dumps(built.vllm_config))
         self.config.parallel_config.rank = rank
@@ -266,13 +267,13 @@ class WorkerHalf:
 
     def _write(self, w: _Work, layer: int, tainted: bool) -> None:
         pages, slots = self._slots(w, w.start)
-        rows = self.oracle.rows(w.row.chain.hashes(w.start, w.stop), layer, self.rank)
+        rows = self.oracle.rows(w.row.chain.hashes(w.start, w.stop), layer, self._shard)
         self.words[layer][pages, :, slots] = rows ^ TAINT if tainted else rows
 
     def _check(self, w: _Work, layer: int, step: int) -> WrongKV | None:
         pages, slots = self._slots(w, 0)
         held = self.words[layer][pages, :, slots]
-        differs = (held != self.oracle.rows(w.row.chain.hashes(0, w.stop), layer, self.rank)).any(axis=(1, 2))
+        differs = (held != self.oracle.rows(w.row.chain.hashes(0, w.stop), layer, self._shard)).any(axis=(1, 2))
         if not differs.any():
             return None
         at = int(differs.argmax())

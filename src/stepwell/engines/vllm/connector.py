@@ -137,7 +137,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def _shape(self, page_bytes: int) -> Shape:
         """`page_bytes`: of one rank, over all layers."""
         tokens = self._settings.block_tokens or block_tokens_for(self._page, page_bytes)
-        return Shape(self._page, tokens, page_bytes * tokens // self._page, self._config.parallel_config.world_size)
+        return Shape(
+            page=self._page,
+            block_tokens=tokens,
+            shard_bytes=page_bytes * tokens // self._page,
+            world=self._config.parallel_config.world_size,
+            replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
+        )
 
     def _open_scheduler(self) -> None:
         transfer = self._config.kv_transfer_config
@@ -151,6 +157,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             layout=digest_of(identity.layout_facts(self._config, self._kv_cache_config)),
             model=digest_of(identity.model_facts(self._config)),
             label=Path(str(self._config.model_config.model)).name,
+            replicas=shape.replicas,
         )
         if transfer.kv_load_failure_policy != "recompute":
             # Read by the scheduler after this constructor: a failed load must never fail a request.
@@ -258,6 +265,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             world=shape.world,
             shard_bytes=shape.shard_bytes,
             layout=digest_of(facts),
+            replicas=shape.replicas,
         )
         self._client = client = worker_client.WorkerClient(
             who,
@@ -267,7 +275,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             threaded=self.threaded,
             prepare=copies.prepare,
         )
-        self._work = WorkerHalf(who.rank, shape.shard_bytes, copies, client, threaded=self.lanes)
+        shard, place = divmod(who.rank, shape.replicas)
+        self._work = WorkerHalf(
+            who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0, threaded=self.lanes
+        )
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""

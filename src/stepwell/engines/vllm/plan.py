@@ -15,7 +15,7 @@ Ref = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Load:
-    """Recall into a request's pages. `blocks` holds, per block, its refs by rank and the pages to fill.
+    """Recall into a request's pages. `blocks` holds, per block, its refs by shard and the pages to fill.
 
     A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
     than `session` fails the load: what refs and transfers mean ends with it.
@@ -30,7 +30,8 @@ class Load:
 
 @dataclass(slots=True)
 class Save:
-    """Spill one block: its lease in `session`, its refs by rank, the pages to read."""
+    """Spill one block: its lease in `session`, its refs by shard, the pages to read. Of ranks that hold the same, one
+    does."""
 
     session: int
     lease: int
@@ -40,7 +41,7 @@ class Save:
 
 @dataclass(slots=True)
 class Compare:
-    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by rank and
+    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by shard and
     its pages. Without blocks nothing is compared any more. Either way `transfer` is acknowledged: its lease ends."""
 
     session: int

@@ -391,11 +391,11 @@ class SchedulerHalf:
                 loading.copy_s = max(loading.copy_s, copy_s)
 
     def _copies(self, report: StepReport) -> Iterator[tuple[int, float]]:
-        """Bytes of all ranks, and seconds that a rank took for its part."""
+        """Bytes of the blocks, and seconds that a rank took for its part."""
         for request_id, transfer, copy_s in report.loaded:
             loading = self._loading(request_id, transfer)
             if loading is not None:
-                yield len(loading.load.blocks) * self._shape.shard_bytes * self._shape.world, copy_s
+                yield len(loading.load.blocks) * self._shape.block_bytes, copy_s
 
     def _loading(self, request_id: str, transfer: int) -> Loading | None:
         tracked = self._tracked.get(request_id)

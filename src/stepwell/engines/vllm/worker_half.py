@@ -29,12 +29,24 @@ PART_BYTES = 32 << 20
 
 
 class WorkerHalf:
-    """`threaded`: copies that run are waited for by threads; else whenever something is taken from here."""
+    """`shard`: which part of a block this rank holds (its own number, if not said). `writes`: of the ranks that hold
+    it, this is the one that saves it. `threaded`: copies that run are waited for by threads; else whenever something is
+    taken from here."""
 
     def __init__(
-        self, rank: int, shard_bytes: int, copies: Copies, client: WorkerClient, *, threaded: bool = True
+        self,
+        rank: int,
+        shard_bytes: int,
+        copies: Copies,
+        client: WorkerClient,
+        *,
+        shard: int | None = None,
+        writes: bool = True,
+        threaded: bool = True,
     ) -> None:
         self._rank = rank
+        self._shard = rank if shard is None else shard
+        self._writes = writes
         self._shard_bytes = shard_bytes
         self._copies = copies
         self._client = client
@@ -123,7 +135,7 @@ class WorkerHalf:
         self._in.poll()
 
     def _save(self, saves: Sequence[Save], after: Mark) -> None:
-        if saves:
+        if saves and self._writes:
             self._begin(self._spill(saves, after))
 
     def _spill(self, saves: Sequence[Save], after: Mark) -> Job:
@@ -153,7 +165,7 @@ class WorkerHalf:
         self._drop(failed)
 
     def _drop(self, saves: Sequence[Save]) -> None:
-        for session, leases in _by_session(saves).items():
+        for session, leases in _by_session(saves if self._writes else ()).items():
             self._client.filled(session, [], leases)
 
     def _load(self, load: Load, after: Mark) -> Job:
@@ -256,7 +268,7 @@ class WorkerHalf:
         return errors
 
     def _ref(self, refs: Sequence[Ref]) -> Ref:
-        return refs[self._rank]
+        return refs[self._shard]
 
     def close(self) -> None:
         """Ends the copying threads when they have done what they were given. Does not wait."""

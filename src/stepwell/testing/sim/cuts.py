@@ -114,7 +114,18 @@ class _Reader:
         self._unmapped: list[tuple[Member, int]] = []
         self._members: list[Member] = []
         for rank in range(model.world):
-            self._join(m.Hello(m.PROTOCOL, "worker", "reader", rank, model.world, model.shard_bytes, b"l" * 32))
+            self._join(
+                m.Hello(
+                    m.PROTOCOL,
+                    "worker",
+                    "reader",
+                    rank,
+                    model.world,
+                    model.shard_bytes,
+                    b"l" * 32,
+                    replicas=model.replicas,
+                )
+            )
         self._join(
             m.Hello(
                 m.PROTOCOL,
@@ -127,6 +138,7 @@ class _Reader:
                 model.weights,
                 b"m" * 32,
                 16,
+                replicas=model.replicas,
             )
         )
         self._settle()
@@ -177,7 +189,7 @@ class _Reader:
         if not self._found or self._found[-1].more:
             raise Violation("late", "a fresh well does not answer")
         self._hierarchy.handle(self._members[-1], m.Release(self._tickets))
-        return np.frombuffer(b"".join(f.slots for f in self._found), m.SLOT_REF).reshape(-1, self._model.world)
+        return np.frombuffer(b"".join(f.slots for f in self._found), m.SLOT_REF).reshape(-1, self._model.shards)
 
     def _shard(self, ref: np.void) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         slab = self._hierarchy.arena.slab(int(ref["slab"]))

@@ -103,6 +103,7 @@ class Copy:
 
     worker: Worker
     rank: int
+    shard: int
     session: int
     refs: SlotRefs
     leases: list[int]
@@ -161,7 +162,7 @@ class Engine:
         name = f"engine {number}"
         self.workers = [
             Worker(
-                worker.Identity(name, rank, model.world, model.shard_bytes, b"l" * 32),
+                worker.Identity(name, rank, model.world, model.shard_bytes, b"l" * 32, model.replicas),
                 lambda rank=rank: dial(self, 1 + rank),  # type: ignore[misc]
                 trouble,
                 pins=number % 2 == 0,
@@ -169,7 +170,7 @@ class Engine:
             for rank in range(model.world)
         ]
         self.scheduler = client.SchedulerClient(
-            client.Identity(name, model.world, model.shard_bytes, 16, b"l" * 32, b"m" * 32, name),
+            client.Identity(name, model.world, model.shard_bytes, 16, b"l" * 32, b"m" * 32, name, model.replicas),
             lambda: model.weights,
             lambda: dial(self, 0),
             trouble=trouble,

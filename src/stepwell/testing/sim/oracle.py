@@ -1,8 +1,8 @@
 """What was spilled, and whether what comes back is that.
 
-Each fill of a block has a number of its own, and every word of every shard says which fill, which rank and which word
+Each fill of a block has a number of its own, and every word of every shard says which fill, shard and word
 it is: so bytes that are stale, misplaced, torn or another block's are told apart. Whatever is recalled under an
-identity must be, whole, one fill that all ranks wrote under exactly that identity, and that was not cleared since.
+identity must be, whole, one fill that all who write wrote under exactly that identity, and that was not cleared since.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fill:
 
     nonce: int
     identity: Identity
-    world: int
+    shards: int
     sent: set[int] = field(default_factory=set)
     landed: set[int] = field(default_factory=set)
     dropped: bool = False
@@ -51,11 +51,11 @@ class Fill:
 
     @property
     def whole(self) -> bool:
-        return len(self.sent) == self.world and not self.dropped
+        return len(self.sent) == self.shards and not self.dropped
 
     @property
     def published(self) -> bool:
-        return len(self.landed) == self.world and not self.dropped
+        return len(self.landed) == self.shards and not self.dropped
 
 
 class Oracle:
@@ -66,8 +66,8 @@ class Oracle:
         self.right = 0
         self.seen: Counter[str] = Counter()
 
-    def begin(self, identity: Identity, world: int) -> Fill:
-        fill = Fill(len(self.fills) + 1, identity, world)  # zeros are nobody's
+    def begin(self, identity: Identity, shards: int) -> Fill:
+        fill = Fill(len(self.fills) + 1, identity, shards)  # zeros are nobody's
         self.fills.append(fill)
         return fill
 
@@ -80,16 +80,16 @@ class Oracle:
         ]
 
     def judge(self, identity: Identity, shards: Sequence[Bytes], asked: int) -> None:
-        """The shards of a block, rank by rank, as they were recalled by one who asked for them after so many events.
+        """The shards of a block, one by one, as they were recalled by one who asked for them after so many events.
         Raises Violation."""
         words = [shard[: len(shard) // 8 * 8].view(np.uint64) for shard in shards]
         nonce = int(words[0][0]) >> 32
-        for rank, found in enumerate(words):
-            differs = found != content(nonce, rank, len(found) * 8).view(np.uint64)
+        for shard, found in enumerate(words):
+            differs = found != content(nonce, shard, len(found) * 8).view(np.uint64)
             if differs.any():
                 at = int(differs.argmax())
                 raise Violation(
-                    "wrong", f"{_name(identity)} begins as fill {nonce}; rank {rank} differs from word {at} on"
+                    "wrong", f"{_name(identity)} begins as fill {nonce}; shard {shard} differs from word {at} on"
                 )
         fill = self.fills[nonce - 1] if 0 < nonce <= len(self.fills) else None
         if fill is None or fill.identity != identity:
@@ -102,9 +102,9 @@ class Oracle:
         self.right += 1
 
 
-def content(nonce: int, rank: int, nbytes: int) -> Bytes:
-    """What a rank writes: `nbytes` is a multiple of 8."""
-    words = np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(nonce << 32 | rank << 24)
+def content(nonce: int, shard: int, nbytes: int) -> Bytes:
+    """What is written there: `nbytes` is a multiple of 8."""
+    words = np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(nonce << 32 | shard << 24)
     return words.view(np.uint8)
 
 

@@ -17,16 +17,22 @@ EPOCHS = (0, 7)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What engines of one kind say of themselves. `world` ranks with `shard_bytes` each."""
+    """What engines of one kind say of themselves. `world` ranks with `shard_bytes` each, of which `replicas` in a row
+    hold the same."""
 
     weights: bytes
     world: int
     shard_bytes: int
+    replicas: int = 1
+
+    @property
+    def shards(self) -> int:
+        return self.world // self.replicas
 
     @property
     def frames(self) -> int:
         """Bytes of a block on disk."""
-        return self.world * frame_bytes(self.shard_bytes)
+        return self.shards * frame_bytes(self.shard_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,8 @@ class Setup:
         """`small`: one model and few blocks, for what is done a hundred thousand times."""
         models = [Model(b"w" * 32, dice.choice((1, 1, 2)), dice.choice((2048, 4096)))]
         if not small and dice.random() < 0.5:
-            models.append(Model(b"x" * 32, dice.choice((1, 2)), dice.choice((models[0].shard_bytes, 6000))))
+            world, shard_bytes = dice.choice((1, 2)), dice.choice((models[0].shard_bytes, 6000))
+            models.append(Model(b"x" * 32, world, shard_bytes, replicas=world))
         slab = max(SlabLayout(model.shard_bytes, 8).nbytes for model in models)
         longest = max(model.frames for model in models)
         room = dice.randint(3, 8 if small else 14) * longest

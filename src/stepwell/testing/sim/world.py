@@ -210,7 +210,8 @@ class World:
         request.phase, request.good = Phase.COPYING, blocks
         request.missing = set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
-            each.copies.append(Copy(each, rank, ask.session, refs[:, rank], [], [], request, transfer))
+            shard = rank // engine.model.replicas
+            each.copies.append(Copy(each, rank, shard, ask.session, refs[:, shard], [], [], request, transfer))
 
     def release(self, engine: Engine, request: Request) -> None:
         """Aborted, while it waits or was offered something."""
@@ -259,13 +260,14 @@ class World:
             return
         fills = []
         for block, lease in mine:
-            fill = self.oracle.begin(engine.identity(spilling.epoch, spilling.digests, block), engine.model.world)
+            fill = self.oracle.begin(engine.identity(spilling.epoch, spilling.digests, block), engine.model.shards)
             self.fills[spill.session, lease] = fill
             fills.append(fill)
         rows = spill.refs[: len(mine)]
-        for rank, each in enumerate(engine.workers):
+        for shard, each in enumerate(engine.workers[:: engine.model.replicas]):
+            rank = shard * engine.model.replicas
             each.copies.append(
-                Copy(each, rank, spill.session, rows[:, rank], [lease for _, lease in mine], list(fills))
+                Copy(each, rank, shard, spill.session, rows[:, shard], [lease for _, lease in mine], list(fills))
             )
 
     # copies -----------------------------------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ class World:
             for at, slot in enumerate(copy.slots):
                 if copy.request is None:
                     self._still_theirs(copy, at)
-                    slot[part] = content(copy.fills[at].nonce, copy.rank, nbytes)[part]
+                    slot[part] = content(copy.fills[at].nonce, copy.shard, nbytes)[part]
                 else:
                     if not copy.half:
                         copy.buffers.append(empty(nbytes))
@@ -331,10 +333,12 @@ class World:
 
     def _recalled(self, engine: Engine, request: Request) -> None:
         for at in range(request.good):
-            shards = [request.got[rank][at] for rank in range(engine.model.world)]
-            self.oracle.judge(
-                engine.identity(request.epoch, request.digests, request.first + at), shards, request.asked
-            )
+            for alike in range(engine.model.replicas):
+                ranks = range(alike, engine.model.world, engine.model.replicas)
+                shards = [request.got[rank][at] for rank in ranks]
+                self.oracle.judge(
+                    engine.identity(request.epoch, request.digests, request.first + at), shards, request.asked
+                )
         assert request.ask is not None
         if request.first + request.good < request.offered:
             bad = 32 * (request.first + request.good)
