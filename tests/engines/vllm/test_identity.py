@@ -350,8 +350,8 @@ def _set(path: str, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("code", "change"),
     [
-        ("SW-703", _set("device_config.device_type", "cuda")),
         ("SW-703", _set("device_config.device_type", "xpu")),
+        ("SW-714", _set("device_config.device_type", "cuda")),  # with this torch, which is built for CPUs
         ("SW-705", _set("parallel_config.nnodes", 2)),
         ("SW-705", _set("parallel_config.distributed_executor_backend", "ray")),
         ("SW-706", _set("kv_transfer_config.kv_role", "kv_producer")),
@@ -393,6 +393,64 @@ def test_layouts_that_are_not_served(folder: Path, code: str, kv_cache_config: C
     refused = unsupported(config_of(folder), kv_cache_config())
     assert isinstance(refused, Unsupported)
     assert refused.code == code
+
+
+# --- on CUDA ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine on CUDA, as far as configs tell; torch says that it was built for that."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    config = config_of(folder)
+    config.device_config.device_type = "cuda"
+    return config
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "BLHNC", "BLNHC"])
+def test_compact_layouts_are_served_on_cuda(cuda_config: Any, layout: str) -> None:
+    assert unsupported(cuda_config, pages(layout=layout)) is None
+
+
+@pytest.mark.parametrize("layout", ["LHBNC", "BHLNC", "XYZ", None])
+def test_other_layouts_are_not(cuda_config: Any, layout: str | None) -> None:
+    refused = unsupported(cuda_config, pages(layout=layout))
+    assert isinstance(refused, Unsupported) and refused.code == "SW-707"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_that_maps_pages_piece_by_piece(
+    cuda_config: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:64,expandable_segments:True")
+    refused = unsupported(cuda_config, pages())
+    assert isinstance(refused, Unsupported) and refused.code == "SW-714" and name in str(refused)
+    monkeypatch.setenv(name, "expandable_segments:False")
+    assert unsupported(cuda_config, pages()) is None
+
+
+def test_a_torch_for_other_gpus(cuda_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    refused = unsupported(cuda_config, pages())
+    assert isinstance(refused, Unsupported) and refused.code == "SW-714" and "ROCm" in str(refused)
+
+
+def test_pages_that_the_engine_zeroes_before_it_tells(cuda_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCacheConfig, "needs_kv_cache_zeroing", True, raising=False)
+    refused = unsupported(cuda_config, pages())
+    assert isinstance(refused, Unsupported) and refused.code == "SW-712"
+
+
+def test_the_gpu_is_part_of_the_layout(cuda_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides which attention backend there is, and what a page of it looks like."""
+    from vllm.platforms import current_platform
+
+    def of(capability: str) -> dict[str, str]:
+        monkeypatch.setattr(type(current_platform), "get_device_capability", lambda *_: capability)
+        return layout_facts(cuda_config, pages())
+
+    assert of("9.0") == of("9.0") != of("10.0")
 
 
 # --- the files of the weights ----------------------------------------------------------------

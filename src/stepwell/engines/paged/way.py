@@ -1,8 +1,8 @@
-"""Copy engine or kernel: what is faster for this engine's pages, as measured when it starts.
+"""Copy engine or kernel: what copies this engine's pages soundly, and what is faster, as tried when it starts.
 
-The length of a run is given by the layout, so one measurement serves for the engine's life: pages that do not follow
-each other are copied to memory of our own and back, in both ways, each direction by itself. The kernel takes
-processors from the engine, so it must be clearly faster.
+Pages that do not follow each other are written and read back, each way by itself and one after the other: what does not
+bring back every byte is not used. The length of a run is given by the layout, so one measurement serves for the
+engine's life. The kernel takes processors from the engine, so it must be clearly faster.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import random
 import statistics
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+
+import numpy as np
 
 from stepwell.engines.paged.device import Device, Direction, Way
 from stepwell.engines.paged.kernel import WORD
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places
+from stepwell.errors import Unsupported
+from stepwell.io.memory import Bytes
 
 SAMPLE_BYTES = 32 << 20
 REPEATS = 5
@@ -25,31 +30,65 @@ CLEARLY = 0.8
 
 
 def measure(pool: Pool, device: Device) -> dict[Direction, Way]:
-    """The way of each direction. Pages keep what is in them, but nobody may write them meanwhile. Raises what the
-    device raises."""
-    if not kernel_can(pool):
-        return dict.fromkeys(Direction, Way.ENGINE)
-    count = max(1, min(SAMPLE_BYTES // pool.page_bytes, pool.num_pages // 2))
-    pages = random.Random(1).sample(range(pool.num_pages), count)
-    memory = device.memory(count * pool.page_bytes)
-    where = Places.side_by_side(memory, pages, pool.page_bytes)
+    """The way of each direction. Pages keep what is in them, but nobody may use them meanwhile. Raises Unsupported
+    SW-714 where the copy engine does not bring back what was written, and what the device raises."""
+    trial = _Trial(pool, device)
+    kept = trial.memory()
+    trial.copy(Direction.OUT, Way.ENGINE, kept)
+    try:
+        if not trial.returns(Way.ENGINE, Way.ENGINE):
+            raise Unsupported(
+                "SW-714",
+                what="this GPU cannot be used",
+                why="bytes that were copied to its memory and back are not the same",
+                fix="run `make test-gpu` of stepwell's repository and report what it finds",
+            )
+        if not (kernel_can(pool) and trial.kernel_is_sound()):
+            return dict.fromkeys(Direction, Way.ENGINE)
+        spare = trial.memory()
+        return {direction: faster(partial(trial.copy, direction, memory=spare)) for direction in Direction}
+    finally:
+        trial.copy(Direction.IN, Way.ENGINE, kept)
 
-    def seconds(direction: Direction, way: Way) -> float:
-        began, ended = device.enqueue(direction, way, where, pool, [device.now()])
+
+class _Trial:
+    """Some pages in any order, and memory for them."""
+
+    def __init__(self, pool: Pool, device: Device) -> None:
+        self._pool = pool
+        self._device = device
+        count = max(1, min(SAMPLE_BYTES // pool.page_bytes, pool.num_pages // 2))
+        self._pages = random.Random(1).sample(range(pool.num_pages), count)
+
+    def memory(self) -> Bytes:
+        return self._device.memory(len(self._pages) * self._pool.page_bytes)
+
+    def copy(self, direction: Direction, way: Way, memory: Bytes) -> float:
+        """Seconds."""
+        where = Places.side_by_side(memory, self._pages, self._pool.page_bytes)
+        began, ended = self._device.enqueue(direction, way, where, self._pool, [self._device.now()])
         ended.wait()
-        return device.seconds(began, ended)
+        return self._device.seconds(began, ended)
 
-    # Out before in: what comes back is what was there.
-    return {direction: faster(partial(seconds, direction)) for direction in (Direction.OUT, Direction.IN)}
+    def returns(self, into: Way, out: Way) -> bool:
+        """What is written in one way is read back in the other."""
+        given, back = self.memory(), self.memory()
+        given[:] = np.random.default_rng().integers(0, 256, given.nbytes, np.uint8)
+        self.copy(Direction.IN, into, given)
+        self.copy(Direction.OUT, out, back)
+        return np.array_equal(given, back)
+
+    def kernel_is_sound(self) -> bool:
+        """Beside the copy engine, which is. One that cannot be had is not."""
+        try:
+            return all(self.returns(into, out) for into, out in product(Way, Way))
+        except (ImportError, RuntimeError):
+            return False
 
 
 def faster(seconds: Callable[[Way], float]) -> Way:
-    """By the medians of several, after one each to warm up, taken in turn. A kernel that fails is none."""
-    try:
-        taken = [(seconds(Way.ENGINE), seconds(Way.KERNEL)) for _ in range(REPEATS + 1)][1:]
-    except (ImportError, RuntimeError):
-        seconds(Way.ENGINE)  # raises if it is the device that fails
-        return Way.ENGINE
+    """By the medians of several, after one each to warm up, taken in turn."""
+    taken = [(seconds(Way.ENGINE), seconds(Way.KERNEL)) for _ in range(REPEATS + 1)][1:]
     engine, kernel = (statistics.median(times) for times in zip(*taken, strict=True))
     return Way.KERNEL if kernel <= CLEARLY * engine else Way.ENGINE
 

@@ -25,6 +25,7 @@ from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
+from stepwell.engines.paged.cuda import VERIFIED_ON
 from stepwell.engines.vllm import identity, settings, stats, voice
 from stepwell.engines.vllm.adapters import Adapters, lora_facts, watch_loads
 from stepwell.engines.vllm.canaries import Canaries
@@ -105,6 +106,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         self._strict = transfer.kv_connector_extra_config.get("strict") is True
         if self._is_scheduler and not is_tested(vllm.__version__):
             voice.untested(vllm.__version__)
+        if self._is_scheduler and vllm_config.device_config.device_type == "cuda" and not VERIFIED_ON:
+            voice.unverified()
         try:
             reason = identity.unsupported(vllm_config, kv_cache_config)
             if reason is not None:
@@ -427,4 +430,5 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """The engine's own: which one is copied fastest has not been measured on a GPU yet (benchmarks/gpu.py)."""
         return None

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwell.engines.vllm import cuda
 from stepwell.errors import StepwellError, Unsupported
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
     Says nothing of how many pages there are. `kv_cache_config` is the scheduler's. Raises Unsupported (SW-712) as
     `model_facts` does.
     """
-    parallel = vllm_config.parallel_config
+    parallel, device = vllm_config.parallel_config, vllm_config.device_config.device_type
     facts = {
         "engine": engine(),
-        "device": vllm_config.device_config.device_type,
+        "device": device,
         "machine": platform.machine(),
         "attention": canonical(vllm_config.attention_config),
         "layout": canonical(kv_cache_config.kv_cache_layout),
@@ -104,6 +105,8 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
         "ranks.prefill_context": canonical(parallel.prefill_context_parallel_size),
         "ranks.kv_replicas": canonical(getattr(kv_cache_config, "kv_tp_replicas", 1)),
     }
+    if device == "cuda":
+        facts |= cuda.facts()
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         facts[f"group.{number}.page_tokens"] = canonical(spec.block_size)
@@ -134,8 +137,10 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
 
     model, parallel, transfer = vllm_config.model_config, vllm_config.parallel_config, vllm_config.kv_transfer_config
     device = vllm_config.device_config.device_type
-    if device != "cpu":
-        return _no("SW-703", f"device {device!r}", "pages of this device are not copied yet", "run vLLM on CPU")
+    if device not in ("cpu", "cuda"):
+        return _no("SW-703", f"device {device!r}", "its pages are not copied yet", "run vLLM on CUDA or on CPU")
+    if device == "cuda" and (unusable := cuda.unusable(kv_cache_config)) is not None:
+        return unusable
     if transfer is None or transfer.kv_role != "kv_both":
         role = None if transfer is None else transfer.kv_role
         return _no("SW-706", f"kv_role {role!r}", "stepwell both spills and recalls", 'set "kv_role": "kv_both"')
@@ -173,9 +178,12 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
         if getattr(spec, "non_causal", False):
             why = "its KV depends on tokens that come later"
             return _option(f"non-causal attention of layer {name}", why, "use a causal model")
-    layout = kv_cache_config.kv_cache_layout
-    if layout != "LBHNC":
+    layout = str(kv_cache_config.kv_cache_layout)
+    if device == "cpu" and layout != "LBHNC":
         return _no("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
+    if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
+        why = "it has no page that is one run of bytes in each layer"
+        return _no("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
     return None
 
 

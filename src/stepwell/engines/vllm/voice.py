@@ -36,6 +36,14 @@ def untested(version: str) -> None:
     )
 
 
+def unverified() -> None:
+    """For the scheduler's process alone, as above."""
+    log.warning(
+        "stepwell: copies on CUDA are unverified on GPU: they were tested with a device that imitates one's order, and"
+        " never on a GPU; `make test-gpu` of stepwell's repository checks them on yours"
+    )
+
+
 def welcome(welcome: Welcome, who: Identity) -> None:
     log.info(
         "stepwell: joined well %s, host %s, model %s in blocks of %d tokens (%s a rank)",
