@@ -51,6 +51,7 @@ CODES = _table(
     ("SW-205", "a process of a sweep cannot be started, or was lost"),
     ("SW-206", "a driver does not give back a slab that it was told of"),
     ("SW-207", "an engine does not unmap host memory that was taken from it (warning)"),
+    ("SW-208", "a GPU's driver refused to register a slab"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),
@@ -92,6 +93,7 @@ CODES = _table(
     ("SW-710", "the engine lacks an interface that stepwell needs"),
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),
+    ("SW-714", "the GPU, or the CUDA of torch, cannot be used"),
     # 8xx ProtocolError: messages between engine and well
     ("SW-801", "the engine side and the well speak different protocol versions"),
     ("SW-802", "a message is larger than the limit"),

@@ -13,7 +13,8 @@ import numpy as np
 
 from stepwell.bench.lane import Arena, Pass, timed
 from stepwell.client.worker import Slot
-from stepwell.engines.vllm.copies import CpuCopies, Shard
+from stepwell.engines.paged.base import Copying, Mark, Shard
+from stepwell.engines.paged.cpu import CpuCopies
 
 LAYERS = 32
 STEP_BYTES = 64 << 20
@@ -58,9 +59,9 @@ class Pages:
     def close(self) -> None:
         self._copies.close()
 
-    def _timed(self, copy: Callable[[list[Shard]], None]) -> Pass:
+    def _timed(self, copy: Callable[[list[Shard], Mark], Copying]) -> Pass:
         def work() -> None:
             for step in self._steps:
-                copy(step)
+                copy(step, self._copies.now()).wait()
 
         return timed(self._nbytes, work)

@@ -29,7 +29,7 @@ from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.engines.vllm.plan import StepPlan
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.engines.vllm.shape import Shape

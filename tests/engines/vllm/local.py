@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.local import LocalWell, open_well
+from stepwell.testing.late_device import LateDevice
 
 from .build import Setup
 from .harness import Harness
@@ -69,8 +73,17 @@ class Engine(Harness):
         """What the engine side counted, reported or not."""
         return self.client._counts[name] + self.stat(f"engine_{name}")
 
+    def settle(self) -> None:
+        """Copies that run have ended, and it was noticed."""
+        for worker in self.workers:
+            work = worker.connector._work
+            if isinstance(work._copies, GpuCopies):
+                work._copies._device.drain()
+                work._poll()
+
     def assert_quiet(self) -> None:
         """Nothing wrong, nothing held, nothing remembered: neither in the engine, nor in the connector or the well."""
+        self.settle()
         self.assert_clean()
         self.well.check()
         half = self.half
@@ -103,6 +116,22 @@ def joining(well: LocalWell, find: Callable[[], Any] | None = None) -> Iterator[
         patch.object(StepwellConnector, "threaded", False),
     ):
         yield
+
+
+@contextmanager
+def late(seed: int | None) -> Iterator[list[LateDevice]]:
+    """Connectors made in here copy by a device that is late, as on a GPU, one each; it is in the list then."""
+    devices: list[LateDevice] = []
+
+    def copier(kv_caches: Any, num_pages: int) -> GpuCopies:
+        devices.append(LateDevice(seed, at_once=True))
+        return GpuCopies(pool_of(kv_caches, num_pages), devices[-1], dict.fromkeys(Direction, Way.ENGINE))
+
+    with (
+        patch.object(StepwellConnector, "copier", staticmethod(copier)),
+        patch.object(StepwellConnector, "lanes", False),
+    ):
+        yield devices
 
 
 def setup_in(folder: Path, *, extra: dict[str, Any] | None = None, **fields: Any) -> Setup:

@@ -15,10 +15,11 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.scheduler import Ask, SchedulerClient
+from stepwell.engines.paged.compare import WORST, relative_error
+from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.engines.vllm import canaries, scheduler_half
 from stepwell.engines.vllm.canaries import Canaries
-from stepwell.engines.vllm.canary import WORST, kind_of, relative_error
-from stepwell.engines.vllm.copies import CpuCopies
+from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.plan import Compare
 from stepwell.engines.vllm.requests import Tracked
 from stepwell.engines.vllm.shape import Shape
@@ -422,8 +423,8 @@ def test_slots_that_change_meanwhile_are_not_compared(tmp_path: Path) -> None:
 def test_a_slot_that_changes_while_it_is_compared(tmp_path: Path) -> None:
     compare = CpuCopies.errors
 
-    def then_renew(self: CpuCopies, shard: Any) -> list[float]:
-        errors = compare(self, shard)
+    def then_renew(self: CpuCopies, fresh: Any, stored: Any) -> list[float]:
+        errors = compare(self, fresh, stored)
         for entry in h.entries():
             for slab, slot in entry.slots:
                 slab.renew(slot)
@@ -495,11 +496,11 @@ def test_a_well_that_is_lost_before_the_pages_are_there(tmp_path: Path) -> None:
 def test_a_comparison_that_fails_on_one_rank_is_no_canary(tmp_path: Path, ranks: int) -> None:
     compare, calls = CpuCopies.errors, []
 
-    def fails_first(self: CpuCopies, shard: Any) -> list[float]:
-        calls.append(shard)
+    def fails_first(self: CpuCopies, fresh: Any, stored: Any) -> list[float]:
+        calls.append(fresh)
         if len(calls) == 1:
             raise RuntimeError("on purpose")
-        return compare(self, shard)
+        return compare(self, fresh, stored)
 
     with engine(tmp_path, extra=ALL, ranks=ranks) as h:
         h.serve(prompt(100))

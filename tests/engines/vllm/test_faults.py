@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.worker import Hold, WorkerClient
+from stepwell.engines.paged.cpu import Copied
 from stepwell.hierarchy.local import open_well
 
 from .local import Engine, engine, prompt, setup_in
@@ -73,11 +74,11 @@ def test_a_slot_that_is_reused_while_it_is_read(tmp_path: Path) -> None:
         copies = h.workers[0].connector._work._copies
         scatter, entries = copies.scatter, h.entries()
 
-        def reused(shards: Any) -> None:
+        def reused(shards: Any, after: Any) -> Any:
             slab, number = entries[4].slots[0]
             slab.renew(number)
             shards[4].slot.bytes[:] = 77
-            scatter(shards)
+            return scatter(shards, after)
 
         copies.scatter = reused
         seen = h.serve(prompt(200), max_tokens=3)
@@ -297,7 +298,7 @@ def test_stale_saves_and_acknowledgements_stay_away(tmp_path: Path) -> None:
         touched: list[Any] = []
         with (
             patch.object(h.worker_clients[0].membership.outbox, "post", touched.append),
-            patch.object(work._copies, "gather", touched.extend),
+            patch.object(work._copies, "gather", lambda shards, after: touched.extend(shards) or Copied(0.0)),
         ):
             work.end_of_step(stale)
         assert not touched

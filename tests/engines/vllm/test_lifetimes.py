@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from stepwell.engines.vllm import worker_half
+from stepwell.engines.paged.cpu import CpuCopies
 
 from .local import Engine, engine, prompt
 
@@ -27,13 +27,13 @@ class SlowCopy:
         for worker in h.workers:
             copies = worker.connector._work._copies
             copies.scatter = self._slow(copies.scatter)
-        self._inline = patch.object(worker_half, "INLINE_BYTES", 0)
+        self._inline = patch.object(CpuCopies, "inline_bytes", 0)
 
     def _slow(self, scatter: Any) -> Any:
-        def slow(*args: Any) -> None:
+        def slow(*args: Any) -> Any:
             self.begun.set()
             assert self.go.wait(30)
-            scatter(*args)
+            return scatter(*args)
 
         return slow
 

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.client.patience import Patience
 
 from .harness import Harness
-from .local import Engine, engine, prompt
+from .local import Engine, engine, late, prompt
 from .test_faults import lose, rejoin
 
 ENGINES: list[dict[str, Any]] = [
@@ -60,6 +60,7 @@ class Soak:
             case 22:
                 lose(h)
                 h.step()
+                h.settle()  # or a worker would have to say that it still copies
                 rejoin(h)
             case 23 if not h._in_flight:
                 Harness.run(h, 3000)
@@ -82,11 +83,23 @@ class Soak:
 
 @pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
 def test_anything_in_any_order(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
+    soak(tmp_path, seed, setup)
+
+
+@pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
+def test_anything_in_any_order_with_copies_beside_the_forward(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
+    """Pages are poisoned as soon as the engine has them, while the device still dallies with copies out of them."""
+    with late(seed) as devices:
+        soak(tmp_path, seed, setup, steps=300)
+    assert sum(device.copied_bytes for device in devices) > 100 * 16 * 256
+
+
+def soak(tmp_path: Path, seed: int, setup: dict[str, Any], steps: int = 150) -> None:
     print(f"seed {seed}")
     with engine(tmp_path, **setup) as h:
         h.client._patience = Patience(0.01, 0.05)
         soak = Soak(h, seed)
-        for step in range(150):
+        for step in range(steps):
             soak.step()
             if step % 10 == 0:
                 h.well.check()

@@ -31,7 +31,7 @@ from .local import Engine, joining, prompt, setup_in
 
 def test_hooks_that_are_gone() -> None:
     """Every member that the connector overrides exists in vLLM's base class, with a signature that takes its calls."""
-    ours = {"dialler", "threaded"}
+    ours = {"copier", "dialler", "lanes", "threaded"}
     bases = {**vars(SupportsHMA), **vars(KVConnectorBase_V1)}
     for name, member in vars(StepwellConnector).items():
         if name in ours or (name.startswith("_") and name not in ("__init__", "_cache_hit_source")):

@@ -23,11 +23,12 @@ from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler as scheduler_client
 from stepwell.client import worker as worker_client
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.engines.paged import open_copies
+from stepwell.engines.paged.base import Copies
 from stepwell.engines.vllm import identity, settings, stats, voice
 from stepwell.engines.vllm.adapters import Adapters, lora_facts, watch_loads
 from stepwell.engines.vllm.canaries import Canaries
 from stepwell.engines.vllm.canary import kind_of
-from stepwell.engines.vllm.copies import CpuCopies
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
@@ -77,10 +78,13 @@ def guarded(answer: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
-    """One instance per process, one half in each. `dialler` is replaced by tests that bring their own well."""
+    """One instance per process, one half in each. Tests replace `dialler` to bring their own well, `copier` to bring
+    their own device, and `lanes` to say themselves when copies that run are looked after."""
 
     dialler: Callable[[settings.ConnectorSettings], Callable[[], Any]] = staticmethod(settings.finder)
+    copier: Callable[[Mapping[str, Any], int], Copies] = staticmethod(open_copies)
     threaded = True
+    lanes = True
 
     if HOST is not None:
         _cache_hit_source = HOST
@@ -174,7 +178,12 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         )
         adapters = self._open_adapters()
         self._sched = SchedulerHalf(
-            shape, client, self._caught, self._tally, self._canaries(shape, client), adapters=adapters
+            shape,
+            client,
+            self._caught,
+            self._tally,
+            self._canaries(shape, client),
+            adapters=adapters,
         )
 
     def _open_adapters(self) -> Adapters | None:
@@ -246,7 +255,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             self._caught("register_kv_caches", error)
 
     def _open_worker(self, kv_caches: Mapping[str, Any]) -> None:
-        copies = CpuCopies(kv_caches, self._kv_cache_config.num_blocks)
+        copies = self.copier(kv_caches, self._kv_cache_config.num_blocks)
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
         facts = {"page_bytes": str(copies.page_bytes), "layers": ",".join(kv_caches)}
@@ -264,9 +273,12 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             trouble=voice.tell_of_worker,
             wishes=self._settings.wishes,
             threaded=self.threaded,
+            prepare=copies.prepare,
         )
         shard, place = divmod(who.rank, shape.replicas)
-        self._work = WorkerHalf(who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0)
+        self._work = WorkerHalf(
+            who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0, threaded=self.lanes
+        )
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+except ImportError:  # the halves also run under an engine of our own, where vLLM cannot be had
+    KVConnectorMetadata = KVConnectorWorkerMetadata = object
 
 Ref = tuple[int, int, int]
 """(slab, slot, generation) of one shard."""
@@ -53,6 +56,7 @@ class StepPlan(KVConnectorMetadata):
     urgent: saves from pages that the engine has taken back; only before this step's forward.
     saves, compares: from pages that stay as they are during this step.
     release: requests whose pages were held for their saves and are free after them.
+    fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
     """
 
     step: int = 0
@@ -61,6 +65,7 @@ class StepPlan(KVConnectorMetadata):
     saves: list[Save] = field(default_factory=list)
     compares: list[Compare] = field(default_factory=list)
     release: list[str] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input, recall_wish
 from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.steps import Computes, Steps
+from stepwell.engines.vllm.steps import Computes, Steps, fresh_pages
 from stepwell.engines.vllm.timings import StepTimes
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
@@ -70,6 +70,7 @@ class SchedulerHalf:
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or held
         self._held: set[str] = set()
         self._released: list[str] = []
+        self._taken: list[int] = []  # pages of requests that may not run yet
         self._restarted: set[str] = set()  # since the last plan
         self._epoch = LOADED_FROM_FILES
 
@@ -191,6 +192,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
+        self._taken += pages
         tracked = self._track(request)
         tracked.pages = list(pages)
         ask = tracked.ask
@@ -248,7 +250,8 @@ class SchedulerHalf:
                 self.drop(request_id)
         compares += self._canaries.take_given_up()
         plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
-        self._loads, self._urgent, self._released = [], [], []
+        plan.fresh = [*self._taken, *fresh_pages(out)]
+        self._loads, self._urgent, self._released, self._taken = [], [], [], []
         return plan
 
     def _observe(self, number: int, out: Any) -> None:

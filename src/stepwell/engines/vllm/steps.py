@@ -1,9 +1,10 @@
-"""Which steps are under way, what each computes, and when all ranks have ended it well."""
+"""Which steps are under way, what each computes and writes, and when all ranks have ended it well."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MOST_STEPS = 64
 """Steps whose reports may be outstanding; an older one will not come any more."""
@@ -45,3 +46,13 @@ class Steps:
             for old in [n for n in self._under_way if n <= number]:
                 del self._under_way[old]
             yield from step.computes
+
+
+def fresh_pages(out: Any) -> list[int]:
+    """Pages that requests of this step got with it, as vLLM's SchedulerOutput says: others were taken by earlier steps,
+    and named then. Some may be another request's as well (a hit), which is read only."""
+    pages = [page for new in out.scheduled_new_reqs for page in new.block_ids[0]]
+    for more in out.scheduled_cached_reqs.new_block_ids:
+        if more:
+            pages += more[0]
+    return pages

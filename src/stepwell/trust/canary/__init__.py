@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.engines.vllm.canary import relative_error
+from stepwell.engines.paged.compare import relative_error
 from stepwell.hierarchy.canaries import KNOWN
 from stepwell.protocol import messages as m
 from stepwell.testing.rig import FakeEngine, Model, Rig

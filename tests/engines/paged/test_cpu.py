@@ -17,12 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("vllm", reason="the adapter needs the engine")
+pytest.importorskip("torch", reason="pages are torch's tensors")
 
 from stepwell.client.worker import Slot
-from stepwell.engines.vllm import team as team_module
-from stepwell.engines.vllm.copies import CpuCopies, Shard
-from stepwell.engines.vllm.team import Copy, Team
+from stepwell.engines.paged import team as team_module
+from stepwell.engines.paged.base import Shard
+from stepwell.engines.paged.cpu import CpuCopies
+from stepwell.engines.paged.team import Copy, Team
 from stepwell.engines.vllm.worker_half import WorkerHalf
 
 LAYERS = 2
@@ -70,13 +71,13 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
             expected["a"][page] = torch.from_numpy(slabs[n][slot, at : at + PAGE])
             expected["b"][page] = torch.from_numpy(slabs[n][slot, at + PAGE : at + 3 * PAGE])
     with patch.object(team_module, "ALONE_BYTES", 0):
-        copies.scatter(shards)
+        copies.scatter(shards, copies.now())
         assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
         before = [one.copy() for one in slabs]
         whole = [shard for shard in shards if len(shard.pages) == per_block]
         for shard in whole:
             shard.slot.bytes[:] = 0
-        copies.gather(whole)
+        copies.gather(whole, copies.now())
     assert all(np.array_equal(one, other) for one, other in zip(slabs, before, strict=True))
     copies.close()
 
@@ -86,7 +87,7 @@ def test_evenly_spaced_pages_are_copied_at_once() -> None:
 
     def calls(copy: Any, pages: list[int], order: range) -> int:
         with patch.object(copies, "_team") as team:
-            copy([Shard(Slot(slots, n), 0, [page]) for n, page in zip(order, pages, strict=True)])
+            copy([Shard(Slot(slots, n), 0, [page]) for n, page in zip(order, pages, strict=True)], copies.now())
         return len(team.copy.call_args.args[0]) // LAYERS
 
     for pages in ([3, 4, 5, 6, 7], [7, 6, 5, 4, 3], [9, 7, 5, 3, 1]):
@@ -108,7 +109,7 @@ def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -
     shards = [Shard(Slot(slots, 1), 0, [0, 3]), Shard(Slot(slots, slot), skip, pages)]
     for copy in (copies.scatter, copies.gather):
         with pytest.raises(IndexError):
-            copy(shards)
+            copy(shards, copies.now())
     assert np.array_equal(slots, before[0])
     assert all(torch.equal(tensors[name], before[1][name]) for name in tensors)
 
@@ -119,7 +120,7 @@ def test_what_does_not_fill_its_slot_is_not_gathered() -> None:
     before, copies = slots.copy(), CpuCopies(caches(2), PAGES)
     for shard in (Shard(Slot(slots, 1), 0, [1]), Shard(Slot(slots, 1), 1, [1]), Shard(Slot(slots, 1), 0, [])):
         with pytest.raises(IndexError):
-            copies.gather([Shard(Slot(slots, 0), 0, [2, 3]), shard])
+            copies.gather([Shard(Slot(slots, 0), 0, [2, 3]), shard], copies.now())
     assert np.array_equal(slots, before)
 
 

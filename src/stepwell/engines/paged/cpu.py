@@ -1,85 +1,97 @@
-"""Copying between the engine's pages and slots, on CPU. The one class that a CUDA twin will replace.
-
-A shard lies in its slot page by page, and within a page layer by layer:
-
-    slot:  | page 0: layer 0 | layer 1 | ... | page 1: layer 0 | ... |
-
-Pages are opaque bytes: on CPU their content is packed for the instruction set, which is part of the namespace.
-"""
+"""Copies on CPU, by numpy and two threads: over when they return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from stepwell.client.worker import Slot
-from stepwell.engines.vllm.canary import relative_error
-from stepwell.engines.vllm.team import Copy, Numbers, Team
+from stepwell.engines.paged.base import Copying, Fetched, Mark, Shard
+from stepwell.engines.paged.compare import compare
+from stepwell.engines.paged.pool import Row, pool_of
+from stepwell.engines.paged.runs import check, check_whole
+from stepwell.engines.paged.team import Copy, Numbers, Team
 from stepwell.errors import Unsupported
 from stepwell.io.memory import Bytes
 
+INLINE_BYTES = 128 << 20
+"""Bytes of recalls that a step copies before it goes on: some 10 to 25 ms. A copy beside the forward would take the
+forward's time where cores are few, and the request that waits for it would wait longer."""
 
-class Shard(NamedTuple):
-    """A slot, from its page `skip` on, and the engine's pages that go with it, in order."""
 
-    slot: Slot
-    skip: int
-    pages: Sequence[int]
+class Moment:
+    """When the engine was here: on a CPU it has done all that it was given."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+
+    def seconds_after(self, earlier: Mark) -> float | None:
+        assert isinstance(earlier, Moment)
+        return self._at - earlier._at
+
+
+class Copied:
+    """Has ended well."""
+
+    done = True
+
+    def __init__(self, began: float) -> None:
+        self.seconds = time.monotonic() - began
+
+    def wait(self) -> None:
+        pass
 
 
 class CpuCopies:
-    """Views of one rank's KV caches. Indices are checked before anything is copied: a wrong one raises IndexError.
+    """Views of one rank's KV caches. Raises Unsupported SW-707 as `pool_of` does."""
 
-    Raises Unsupported (SW-707) for tensors whose pages are not one contiguous piece of CPU memory each.
-    """
+    inline_bytes = INLINE_BYTES
+    overlaps = False
+    prepare: Callable[[Bytes], Callable[[], None]] | None = None
 
     def __init__(self, kv_caches: Mapping[str, Any], num_pages: int) -> None:
-        rows: list[Bytes] = []
-        seen: set[int] = set()
-        self._kinds: list[tuple[str, int]] = []  # of each row: its numbers, and the heads of a page
-        for name, tensor in kv_caches.items():
-            if tensor.data_ptr() in seen:
-                continue  # layers may share their KV
-            seen.add(tensor.data_ptr())
-            rows.append(_rows(name, tensor, num_pages))
-            self._kinds.append((str(tensor.dtype).removeprefix("torch."), int(tensor.shape[1])))
-        self._rows = rows
+        pool = pool_of(kv_caches, num_pages)
+        self._pool = pool
+        views = {tensor.data_ptr(): _view(tensor, row, num_pages) for tensor, row in _pairs(kv_caches, pool.rows)}
+        self._rows = [views[row.address] for row in pool.rows]
         self._team = Team()
         self.num_pages = num_pages
-        self.page_bytes = sum(row.shape[1] for row in rows)
+        self.page_bytes = pool.page_bytes
 
-    def gather(self, shards: Sequence[Shard]) -> None:
-        """Copies the engine's pages into the slots, which they must fill: what else is in a slot is another block's."""
-        for (slots, slot), skip, pages in shards:
-            if skip or len(pages) * self.page_bytes != slots.shape[1]:
-                raise IndexError(f"{len(pages)} pages do not fill slot {slot} of {slots.shape[1]} bytes")
+    def now(self) -> Mark:
+        return Moment()
+
+    def hold_back(self, pages: Collection[int]) -> None:
+        pass
+
+    def gather(self, shards: Sequence[Shard], after: Mark) -> Copying:
+        began = time.monotonic()
+        for shard in shards:
+            check_whole(shard, self.page_bytes)
         runs = self._runs(shards, _EvenRun)
         copies = [Copy(run.slots, at, row, pages) for run in runs for row, pages, at in self._layers(run)]
         self._team.copy(copies, self._nbytes(shards))
+        return Copied(began)
 
-    def scatter(self, shards: Sequence[Shard]) -> None:
-        """Copies the slots into the engine's pages."""
+    def scatter(self, shards: Sequence[Shard], after: Mark) -> Copying:
+        began = time.monotonic()
         runs = self._runs(shards, _Run)
         copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._layers(run)]
         self._team.copy(copies, self._nbytes(shards))
+        return Copied(began)
 
-    def errors(self, shard: Shard) -> list[float]:
-        """How far each layer's K, then its V, in the engine's pages is from the slot: relative errors. A page holds
-        head by head all of K, then all of V. Raises KeyError for numbers that cannot be compared."""
-        self._check(shard)
-        (slots, slot), skip, pages = shard
-        stored = slots[slot].reshape(-1, self.page_bytes)[skip : skip + len(pages)]
-        errors: list[float] = []
-        at = 0
-        for row, (kind, heads) in zip(self._rows, self._kinds, strict=True):
-            size = row.shape[1]
-            shape = (len(pages), heads, 2, -1)
-            fresh, kept = row[np.array(pages)].reshape(shape), stored[:, at : at + size].reshape(shape)
-            errors += [relative_error(fresh[:, :, half], kept[:, :, half], kind) for half in (0, 1)]
-            at += size
-        return errors
+    def fetch(self, pages: Sequence[int], after: Mark) -> Fetched:
+        began = time.monotonic()
+        if not all(0 <= page < self.num_pages for page in pages):
+            raise IndexError(f"pages {list(pages)} of {self.num_pages}")
+        rows = [row[np.asarray(pages, np.int64)] for row in self._rows]
+        fetched = np.concatenate(rows, axis=1)
+        return Fetched(Copied(began), fetched)
+
+    def errors(self, fresh: Bytes, stored: Bytes) -> list[float]:
+        return compare(fresh, stored, self._pool.rows)
 
     def close(self) -> None:
         self._team.close()
@@ -99,7 +111,7 @@ class CpuCopies:
     def _runs(self, shards: Sequence[Shard], kind: type[_Run]) -> list[_Run]:
         """All pages of the shards, each in one run."""
         for shard in shards:
-            self._check(shard)
+            check(shard, self.num_pages, self.page_bytes)
         runs: list[_Run] = []
         growing: dict[int, _Run] = {}  # by place
         for (slots, slot), skip, pages in shards:
@@ -109,12 +121,6 @@ class CpuCopies:
                     growing[place] = run = kind(slots, slot, place, page)
                     runs.append(run)
         return runs
-
-    def _check(self, shard: Shard) -> None:
-        (slots, slot), skip, pages = shard
-        fits = 0 <= slot < len(slots) and skip >= 0 and (skip + len(pages)) * self.page_bytes <= slots.shape[1]
-        if not fits or not all(0 <= page < self.num_pages for page in pages):
-            raise IndexError(f"pages {list(pages)} of {self.num_pages} do not fit slot {slot} from its page {skip} on")
 
 
 class _Steps:
@@ -177,17 +183,24 @@ class _EvenRun(_Run):
         return self._page.span(len(self.pages))
 
 
-def _rows(name: str, tensor: Any, num_pages: int) -> Bytes:
+def _pairs(kv_caches: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[Any, Row]]:
+    """The tensor of each row."""
+    by_place = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
+    for row in rows:
+        yield by_place[row.address], row
+
+
+def _view(tensor: Any, row: Row, num_pages: int) -> Bytes:
     """A layer's storage as (pages, bytes)."""
     import torch
 
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.shape[0] != num_pages:
+    if tensor.device.type != "cpu":
         raise Unsupported(
             "SW-707",
-            what=f"the KV cache of layer {name}",
-            why=f"shape {tuple(tensor.shape)}, stride {tensor.stride()}, device {tensor.device}: "
-            f"not {num_pages} contiguous pages in CPU memory",
-            fix="report this layout to stepwell",
+            what="KV that is not in CPU memory cannot be copied by the processor",
+            why=f"device {tensor.device}",
+            fix="report this to stepwell",
         )
-    view: Bytes = tensor.view(num_pages, -1).view(torch.uint8).numpy()
+    flat = tensor.as_strided((num_pages, row.nbytes // tensor.element_size()), (row.stride // tensor.element_size(), 1))
+    view: Bytes = flat.view(torch.uint8).numpy()
     return view

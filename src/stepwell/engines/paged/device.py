@@ -1,0 +1,69 @@
+"""What a GPU must be able to do for `gpu.GpuCopies`. `cuda.CudaDevice` can; so can one for tests that is late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from stepwell.engines.paged.base import Mark
+from stepwell.engines.paged.pool import Pool
+from stepwell.engines.paged.runs import Places
+from stepwell.io.memory import Bytes
+
+
+class Direction(Enum):
+    """Each has a queue of its own: both may run at once, and what goes one way keeps its order."""
+
+    OUT = "gather"
+    IN = "scatter"
+
+
+class Way(Enum):
+    """ENGINE: a copy engine, by evenly spaced runs. KERNEL: some of the GPU's processors read or write host memory."""
+
+    ENGINE = "engine"
+    KERNEL = "kernel"
+
+
+class Event(Protocol):
+    """A point in a queue of the device."""
+
+    @property
+    def passed(self) -> bool:
+        """All before it in its queue has ended, or the device has failed, so that nothing runs any more."""
+
+    def wait(self) -> None:
+        """Until it has passed, without holding the GIL. Raises RuntimeError when the device has failed."""
+
+
+class Device(Protocol):
+    """Queues: the engine's (`now`, `hold_back`) and one for each direction. What one of them is handed begins when all
+    before it in that queue has ended. Raises RuntimeError when the device refuses."""
+
+    def now(self) -> Mark:
+        """The end of the engine's queue. It is an Event too."""
+
+    def enqueue(
+        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
+    ) -> tuple[Event, Event]:
+        """Copies between these places and their pages, once all of `after` has passed; (began, ended). Raises only
+        where nothing was begun or all of it has ended."""
+
+    def seconds(self, began: Event, ended: Event) -> float:
+        """Between two that have passed."""
+
+    def hold_back(self, event: Event) -> None:
+        """The engine's queue goes on from here when the event has passed."""
+
+    def memory(self, nbytes: int) -> Bytes:
+        """Host memory that it can reach, until nobody has it any more."""
+
+    def register(self, memory: Bytes) -> None:
+        """Makes host memory reachable. Blocks. Raises CapacityError SW-208."""
+
+    def unregister(self, memory: Bytes) -> None:
+        """Takes that back. Raises RuntimeError."""
+
+    def close(self) -> None:
+        """Nothing more will be asked of it."""

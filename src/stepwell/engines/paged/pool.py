@@ -1,0 +1,106 @@
+"""Where the pages of each layer lie: an engine's KV tensors as rows of bytes, whatever their order in memory.
+
+vLLM gives each layer as a view [pages, heads, tokens, content] of one buffer, in one of several physical orders. A page
+of a layer must be one run of bytes (LBHNC, LBNHC, BLHNC, BLNHC); the pages of a layer are evenly spaced, and may be
+padded, or lie between other layers'. Layers may share their KV: each run is taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layer's pages: page p is the `nbytes` from `address + p * stride` on. `kind`: its numbers ("bfloat16").
+    `split`: its bytes as (outer, K or V, inner)."""
+
+    address: int
+    stride: int
+    nbytes: int
+    kind: str
+    split: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring rows whose pages are one run: `nbytes` from `address + p * stride` on, `offset` into a page."""
+
+    address: int
+    stride: int
+    nbytes: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pages of all layers. In a slot a page's layers follow each other in the order of `rows`."""
+
+    num_pages: int
+    rows: tuple[Row, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """As few runs as the layout allows: one where all layers of a page lie side by side."""
+        spans: list[Span] = []
+        offset = 0
+        for row in self.rows:
+            last = spans[-1] if spans else None
+            beside = last is not None and (last.address + last.nbytes, last.stride) == (row.address, row.stride)
+            if last is not None and beside and last.nbytes + row.nbytes <= row.stride:
+                spans[-1] = Span(last.address, last.stride, last.nbytes + row.nbytes, last.offset)
+            else:
+                spans.append(Span(row.address, row.stride, row.nbytes, offset))
+            offset += row.nbytes
+        return tuple(spans)
+
+
+def pool_of(kv_caches: Mapping[str, Any], num_pages: int) -> Pool:
+    """The pool of these tensors, by layer. Raises Unsupported SW-707 for a layer whose pages are not one run of bytes
+    each, or not `num_pages`."""
+    rows: list[Row] = []
+    seen: set[int] = set()
+    for name, tensor in kv_caches.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            rows.append(_row(name, tensor, num_pages))
+    return Pool(num_pages, tuple(rows))
+
+
+def _row(name: str, tensor: Any, num_pages: int) -> Row:
+    shape, strides, size = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
+    pieces = shape[0] // num_pages if num_pages and shape[0] % num_pages == 0 else 0  # kernel blocks in a page
+    piece = int(np.prod(shape[1:]))
+    if len(shape) < 2 or not pieces or not _dense(shape[1:], strides[1:]) or (pieces > 1 and strides[0] != piece):
+        raise Unsupported(
+            "SW-707",
+            what=f"the KV cache of layer {name} cannot be copied",
+            why=f"shape {shape}, stride {strides}: not {num_pages} pages of one run of bytes each",
+            fix="use a layout whose pages are compact (VLLM_KV_CACHE_LAYOUT=LBHNC), or report this one to stepwell",
+        )
+    if tensor.device.type == "cpu" and len(shape) == 4:  # packed for the processor: of each head all of K, then of V
+        split = (pieces * shape[1], 2, -1)
+    else:  # of each head and token
+        split = (-1, 2, shape[-1] * size // 2)
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return Row(tensor.data_ptr(), pieces * strides[0] * size, pieces * piece * size, kind, split)
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """The elements are one run, in whatever order of dimensions."""
+    run = 1
+    for stride, count in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n != 1):
+        if stride != run:
+            return False
+        run *= count
+    return True

@@ -1,0 +1,118 @@
+"""Which bytes a copy moves: from shards to pieces of equal size, and those to evenly spaced runs.
+
+A copy engine moves a run of evenly spaced pieces in one call (a 2-D copy), so fewer and longer runs cost less; a kernel
+takes the pieces one by one. Everything here is arithmetic on addresses: it is where bounds are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.engines.paged.base import Shard
+from stepwell.engines.paged.pool import Pool
+from stepwell.io.memory import Bytes
+
+Numbers = npt.NDArray[np.int64]
+
+LONGEST_PITCH = (1 << 31) - 1
+"""Of a 2-D copy; the runtime refuses longer ones (cudaDeviceProp.memPitch)."""
+
+
+class Run(NamedTuple):
+    """`height` pieces of `width` bytes: from `host` on every `host_pitch` bytes, from `device` on every
+    `device_pitch`."""
+
+    host: int
+    host_pitch: int
+    device: int
+    device_pitch: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Pages to copy, in order: `host[i]` is the address of the place for page `pages[i]`."""
+
+    host: Numbers
+    pages: Numbers
+
+    @classmethod
+    def side_by_side(cls, memory: Bytes, pages: Sequence[int], page_bytes: int) -> Places:
+        """Pages one after the other in memory of their own."""
+        numbers = np.asarray(pages, np.int64)
+        return cls(memory.ctypes.data + page_bytes * np.arange(len(numbers), dtype=np.int64), numbers)
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+
+def check(shard: Shard, num_pages: int, page_bytes: int) -> None:
+    """Raises IndexError for a shard that is not wholly inside its slot and the pool."""
+    (slots, slot), skip, pages = shard
+    fits = 0 <= slot < len(slots) and skip >= 0 and (skip + len(pages)) * page_bytes <= slots.shape[1]
+    if not fits or not all(0 <= page < num_pages for page in pages):
+        raise IndexError(f"pages {list(pages)} of {num_pages} do not fit slot {slot} from its page {skip} on")
+
+
+def check_whole(shard: Shard, page_bytes: int) -> None:
+    """Raises IndexError for a shard that does not fill its slot."""
+    (slots, slot), skip, pages = shard
+    if skip or len(pages) * page_bytes != slots.shape[1]:
+        raise IndexError(f"{len(pages)} pages do not fill slot {slot} of {slots.shape[1]} bytes")
+
+
+def places(shards: Sequence[Shard], page_bytes: int) -> Places:
+    """Of shards that were checked."""
+    host, pages = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for (slots, slot), skip, wanted in shards:
+        first = slots.ctypes.data + slot * slots.strides[0] + skip * page_bytes
+        host.append(first + page_bytes * np.arange(len(wanted), dtype=np.int64))
+        pages.append(np.asarray(wanted, np.int64))
+    return Places(np.concatenate(host), np.concatenate(pages))
+
+
+def runs(where: Places, pool: Pool) -> Iterator[Run]:
+    """All bytes of these places, each once, in as few runs as can be found without reordering."""
+    cuts = list(_even(where, max(span.stride for span in pool.spans)))
+    for span in pool.spans:
+        for first, count in cuts:
+            host, page = int(where.host[first]), int(where.pages[first])
+            apart = count > 1
+            host_pitch = int(where.host[first + 1]) - host if apart else span.nbytes
+            device_pitch = (int(where.pages[first + 1]) - page) * span.stride if apart else span.nbytes
+            yield Run(
+                host + span.offset, host_pitch, span.address + page * span.stride, device_pitch, span.nbytes, count
+            )
+
+
+def _even(where: Places, stride: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of stretches in which both host and device places are evenly spaced, and ascend."""
+    if not len(where):
+        return
+    host_steps, page_steps = np.diff(where.host), np.diff(where.pages)
+    usable = (
+        (host_steps > 0) & (page_steps > 0) & (host_steps <= LONGEST_PITCH) & (page_steps <= LONGEST_PITCH // stride)
+    )
+    first = 0
+    for i in range(1, len(where)):
+        if not usable[i - 1] or (
+            i - first > 1 and (host_steps[i - 1] != host_steps[first] or page_steps[i - 1] != page_steps[first])
+        ):
+            yield first, i - first
+            first = i
+    yield first, len(where) - first
+
+
+def pieces(where: Places, pool: Pool) -> Numbers:
+    """Rows of host addresses, device addresses and sizes: a piece for each page and span."""
+    spans = pool.spans
+    host = [where.host + span.offset for span in spans]
+    device = [span.address + where.pages * span.stride for span in spans]
+    sizes = [np.full(len(where), span.nbytes, np.int64) for span in spans]
+    return np.stack([np.concatenate(host), np.concatenate(device), np.concatenate(sizes)])

@@ -1,0 +1,1 @@
+"""Tests of copying between pages and slots: no engine is needed."""
