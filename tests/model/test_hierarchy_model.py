@@ -597,7 +597,7 @@ class Well(RuleBasedStateMachine):
             self.listen()
             self.rig.hierarchy.check()
             assert self.rig.resident_bytes <= self.rig.hierarchy.limits.host_bytes
-            self.seen["kept"] += self.rig.hierarchy.arena.kept > 0
+            self.seen["kept"] += self.rig.hierarchy.arena.retired.kept > 0
 
     def listen(self) -> None:
         """Takes in what the well has said, and believes none of it."""
@@ -709,7 +709,7 @@ class Well(RuleBasedStateMachine):
         assert mover.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
             self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
-        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.arena.kept
+        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.arena.retired.kept
         assert hierarchy.sessions == 0
         for reason in ("evicted", "retired"):
             self.seen[reason] += hierarchy.counters.drops[reason]

@@ -16,10 +16,10 @@ from stepwell.client.patience import Patience
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
 from stepwell.hierarchy import prefetch
-from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.prefetch import Guess, Prefetch
 from stepwell.hierarchy.recalls import Recalls
+from stepwell.hierarchy.retired import Retired
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Fill, Session
 from stepwell.hierarchy.slab import Slab
@@ -215,13 +215,13 @@ def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_slabs_that_a_process_keeps_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    part_with = Arena._part_with
+    part_with = Retired.part_with
 
-    def trusts(self: Arena, slab: Slab) -> None:
+    def trusts(self: Retired, slab: Slab) -> None:
         slab.keepers.clear()
         part_with(self, slab)
 
-    monkeypatch.setattr(Arena, "_part_with", trusts)
+    monkeypatch.setattr(Retired, "part_with", trusts)
     assert "slabs of" in _finds("books").what
 
 

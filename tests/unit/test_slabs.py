@@ -147,7 +147,12 @@ def test_retired_while_another_is_being_prepared(bench: Bench) -> None:
     assert bench.said == [("mapped", (7, 1)), ("mapped", (7, 2)), ("gone", (7, 1))] and bench.slabs.mapped == 1
 
 
-REFUSALS = [RuntimeError("CUDA"), OSError(12, "no memory"), CapacityError("SW-202", what="w", why="y", fix="f")]
+REFUSALS = [
+    RuntimeError("CUDA"),
+    AttributeError("no such symbol"),
+    OSError(12, "no memory"),
+    CapacityError("SW-202", what="w", why="y", fix="f"),
+]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)

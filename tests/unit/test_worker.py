@@ -119,7 +119,7 @@ def test_a_session_of_which_a_driver_keeps_a_slab_is_never_acknowledged(well: Wi
     client = worker(well, prepare, codes=["SW-206"])
     well.receivers[-1].lost()
     hello = client._hello()
-    assert hello is not None and hello.acknowledges == []
+    assert hello is not None and hello.acknowledges == [] and client.leaked == 1
     assert client.membership.attempt()
     client.close()
 

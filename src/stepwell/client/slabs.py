@@ -221,7 +221,7 @@ class Slabs:
                 self._forget(slab)
                 return
             slab.map(fd, shared, self._shard_bytes, self._prepare)
-        except (StepwellError, OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - a mapping thread that ends would leave all other slabs as they are
             self._forget(slab)  # never reported as mapped, so never leased to us
             self._unmappable(error)
             return

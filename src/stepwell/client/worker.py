@@ -110,6 +110,11 @@ class WorkerClient:
         """Slabs that are mapped here."""
         return self._slabs.mapped
 
+    @property
+    def leaked(self) -> int:
+        """Slabs that a driver does not give back: they stay mapped until this process ends."""
+        return len(self._slabs.leaked)
+
     def close(self) -> None:
         """Leaves. Slabs are unmapped when their holds have been closed; does not wait for that."""
         self.membership.close()

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, field
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
-from stepwell.errors import CapacityError, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.residents import Residents
-from stepwell.hierarchy.slab import Owner, Phase, Retirement, Slab
+from stepwell.hierarchy.retired import Retired, Submit
+from stepwell.hierarchy.slab import Owner, Phase, Slab
 from stepwell.hierarchy.standing import Standing
 from stepwell.hierarchy.sums import Sums
 from stepwell.io.clock import Clock
@@ -35,16 +36,10 @@ AHEAD_BYTES = 128 << 20
 MOMENT_S = 1e-6
 """Between two requests, at least: policies tell them apart by their time."""
 
-KEPT_S = 10.0
-"""Within which a member unmaps a retired slab, copies in it and its driver's work included; one that has not is not
-waited for any more, though its bytes count."""
-
 LOOKED_AT = 8
 """Slabs of each other owner that are weighed against a need."""
 MOST_NEXT = 128
 """Blocks of an owner that are named as the next to go."""
-
-Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
 
 
 @dataclass(slots=True)
@@ -99,8 +94,7 @@ class Arena:
         self._numbers = 0
         self._moment = 0.0
         self.bytes = 0
-        self.leaving = 0  # bytes of retired slabs that the system does not have back yet, or that members keep
-        self.kept = 0  # of these, those that only wait for members
+        self.retired = Retired(submit, clock, self._freed, watch.troubled)
         self.pins = 0
         self.pinned_bytes = 0
         self.sums = Sums()
@@ -151,7 +145,7 @@ class Arena:
                 if isinstance(error, StepwellError):
                     self._troubled(error)
                 self.holdings[slab.owner].making = False
-                self._give_back(slab)
+                self.retired.add(slab)
                 self._watch.serving(None)
                 return
             slab.populated += length
@@ -188,9 +182,9 @@ class Arena:
         by owners x slots of some slabs. What a member has kept for too long is not counted on, nor is more given to it
         to keep.
         """
-        overdue = self._overdue()
+        overdue = self.retired.overdue()
         idlers = frozenset().union(*(slab.keepers for slab in overdue))
-        coming = self.leaving - sum(slab.layout.nbytes for slab in overdue)
+        coming = self.retired.bytes - sum(slab.layout.nbytes for slab in overdue)
         mine = self.holdings[owner].residents.next()
         candidates: dict[int, Slab] = {}
         for other, holding in self.holdings.items():
@@ -232,41 +226,19 @@ class Arena:
         holding.free -= len(slab.free)
         slab.forget_generations()
         self._watch.retired(slab)
-        self._give_back(slab, heir)
+        self.retired.add(slab, heir)
 
-    def _give_back(self, slab: Slab, heir: Owner | None = None) -> None:
-        """The bytes count until the system has them again and nobody keeps them; then the heir may get a slab of its
-        own."""
-        slab.phase = Phase.RETIRED
-        slab.retirement = retirement = Retirement(self._clock.now(), heir)
-        self.leaving += slab.layout.nbytes
-
-        def punched(error: BaseException | None) -> None:
-            if slab.number in self.slabs:  # not closed meanwhile
-                retirement.punched = True
-                self.kept += slab.layout.nbytes
-                self._part_with(slab)
-
-        self._submit(slab.memory.punch, punched)
-
-    def _part_with(self, slab: Slab) -> None:
-        retirement = slab.retirement
-        if retirement is None or not retirement.punched or slab.keepers:
-            return
+    def _freed(self, slab: Slab, heir: Owner | None) -> None:
         del self.slabs[slab.number]
         slab.memory.close()
         self.bytes -= slab.layout.nbytes
-        self.leaving -= slab.layout.nbytes
-        self.kept -= slab.layout.nbytes
-        if retirement.heir is not None:
-            self.populate(retirement.heir)
-
-    # who keeps a slab's pages -----------------------------------------------------------------------------------------
+        if heir is not None:
+            self.populate(heir)
 
     def unmapped(self, member: int, slab: Slab) -> None:
-        """The member keeps this retired slab no more."""
+        """The member keeps this retired slab's pages no more."""
         slab.keepers.discard(member)
-        self._part_with(slab)
+        self.retired.part_with(slab)
 
     def let_go(self, member: int) -> None:
         """The member keeps nothing any more: its process has ended, or says so."""
@@ -275,19 +247,6 @@ class Arena:
 
     def keeps(self, member: int) -> bool:
         return any(member in slab.keepers for slab in self.slabs.values())
-
-    def _overdue(self) -> list[Slab]:
-        """Retired slabs that members have kept for longer than undoing takes: each is told once."""
-        if not self.kept:
-            return []
-        past = self._clock.now() - KEPT_S
-        overdue = [slab for slab in self.slabs.values() if (r := slab.retirement) and r.punched and r.since <= past]
-        for slab in overdue:
-            assert slab.retirement is not None
-            if not slab.retirement.told:
-                slab.retirement.told = True
-                self._watch.troubled(_kept(slab))
-        return overdue
 
     # slots ------------------------------------------------------------------------------------------------------------
 
@@ -520,7 +479,7 @@ class Arena:
         return {
             "slabs": sum(len(h.slabs) for h in self.holdings.values()),
             "slab_bytes": self.bytes,
-            "kept_bytes": self.kept,
+            "kept_bytes": self.retired.kept,
             **asdict(self.sums),
             "pinned_bytes": self.pinned_bytes,
             "free_slots": sum(h.free for h in self.holdings.values()),
@@ -541,13 +500,5 @@ class Arena:
             slab.memory.close()
         self.slabs.clear()
         self.holdings.clear()
-        self.bytes = self.leaving = self.kept = 0
-
-
-def _kept(slab: Slab) -> CapacityError:
-    return CapacityError(
-        "SW-207",
-        what=f"an engine keeps {slab.layout.nbytes} bytes of host memory that were taken from it",
-        why=f"{len(slab.keepers)} of its processes have not unmapped them within {KEPT_S:g} s",
-        fix="nothing, if it is gone soon; else restart that engine: see whether its GPU hangs",
-    )
+        self.retired.clear()
+        self.bytes = 0

@@ -47,11 +47,11 @@ def arena(arena: Arena) -> None:
     if (pinned, pins) != (arena.pinned_bytes, arena.pins):
         wrong.append(f"{arena.pins} pins on {arena.pinned_bytes} bytes counted, {pins} on {pinned} found")
     leaving = sum(s.layout.nbytes for s in arena.slabs.values() if s.phase is Phase.RETIRED)
-    if leaving != arena.leaving:
-        wrong.append(f"{arena.leaving} bytes being given back, {leaving} found")
+    if leaving != arena.retired.bytes:
+        wrong.append(f"{arena.retired.bytes} bytes being given back, {leaving} found")
     kept = sum(s.layout.nbytes for s in arena.slabs.values() if s.retirement is not None and s.retirement.punched)
-    if kept != arena.kept:
-        wrong.append(f"{arena.kept} bytes kept by members, {kept} found")
+    if kept != arena.retired.kept:
+        wrong.append(f"{arena.retired.kept} bytes kept by members, {kept} found")
     if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in arena.slabs.values()):
         wrong.append("a retired slab that nobody keeps")
     for owner, holding in arena.holdings.items():

@@ -1,0 +1,93 @@
+"""Retired slabs, until their bytes are free: the system has the pages back, and no member keeps them.
+
+A member whose driver pins memory keeps the pages of each slab that was shared with it, whatever the well does to them,
+until it says that it does not or its process ends (`Slab.keepers`). Plain data structure of the arena's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepwell.errors import CapacityError, StepwellError
+from stepwell.hierarchy.slab import Owner, Phase, Retirement, Slab
+from stepwell.io.clock import Clock
+
+KEPT_S = 30.0
+"""Within which a member unmaps a retired slab: copies in it, its driver's work, and that on slabs before it. Who has
+not is not waited for any more, though its bytes count."""
+
+Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
+
+
+class Retired:
+    """`gone` is told of each slab whose bytes are free, and who is to get a slab for it; `troubled` of what is kept for
+    too long, once."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        clock: Clock,
+        gone: Callable[[Slab, Owner | None], None],
+        troubled: Callable[[StepwellError], None],
+    ) -> None:
+        self._submit = submit
+        self._clock = clock
+        self._gone = gone
+        self._troubled = troubled
+        self._slabs: dict[int, Slab] = {}
+        self.bytes = 0
+        self.kept = 0  # of these, those that only wait for members
+
+    def add(self, slab: Slab, heir: Owner | None = None) -> None:
+        """Gives its pages back. The heir may get a slab of its own when its bytes are free."""
+        slab.phase = Phase.RETIRED
+        slab.retirement = retirement = Retirement(self._clock.now(), heir)
+        self._slabs[slab.number] = slab
+        self.bytes += slab.layout.nbytes
+
+        def punched(error: BaseException | None) -> None:
+            if slab.number in self._slabs:  # not closed meanwhile
+                retirement.punched = True
+                self.kept += slab.layout.nbytes
+                self.part_with(slab)
+
+        self._submit(slab.memory.punch, punched)
+
+    def part_with(self, slab: Slab) -> None:
+        """If its pages are back and nobody keeps them."""
+        retirement = slab.retirement
+        if retirement is None or not retirement.punched or slab.keepers:
+            return
+        del self._slabs[slab.number]
+        self.bytes -= slab.layout.nbytes
+        self.kept -= slab.layout.nbytes
+        self._gone(slab, retirement.heir)
+
+    def overdue(self) -> list[Slab]:
+        """Those that members have kept for too long."""
+        if not self.kept:
+            return []
+        past = self._clock.now() - KEPT_S
+        found: list[Slab] = []
+        for slab in self._slabs.values():
+            retirement = slab.retirement
+            if retirement is None or not retirement.punched or retirement.since > past:
+                continue
+            found.append(slab)
+            if not retirement.told:
+                retirement.told = True
+                self._troubled(_kept(slab))
+        return found
+
+    def clear(self) -> None:
+        self._slabs.clear()
+        self.bytes = self.kept = 0
+
+
+def _kept(slab: Slab) -> CapacityError:
+    return CapacityError(
+        "SW-207",
+        what=f"an engine keeps {slab.layout.nbytes} bytes of host memory that were taken from it",
+        why=f"{len(slab.keepers)} of its processes have not unmapped them within {KEPT_S:g} s",
+        fix="nothing, if it is gone soon; else restart that engine: see whether its GPU hangs",
+    )
