@@ -84,7 +84,7 @@ CODES = _table(
     # 7xx Unsupported: cannot be served correctly here, yet
     ("SW-701", "this platform is not Linux"),
     ("SW-702", "the system has no memfd_create"),
-    ("SW-703", "CUDA is not supported yet"),
+    ("SW-703", "the engine's device is not supported"),
     ("SW-704", "models with more than one KV group are not supported yet"),
     ("SW-705", "the ranks of one engine run on different hosts"),
     ("SW-706", "the connector's kv_role is not kv_both"),
