@@ -65,3 +65,24 @@ def test_importing_it_needs_no_triton() -> None:
     """What an engine process loads stays light; where there is no Triton the copy engine does everything."""
     code = "import sys; import stepwell.engines.paged.way; assert not {'triton', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": ""}, timeout=120)
+
+
+@pytest.mark.parametrize("generation", [80, 90, 100])
+def test_it_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, generation: int) -> None:
+    """To machine code, by the compiler that Triton brings along; that needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    kernel.copy_kernel.cache_clear()
+    table, constants = "*i64", {"WORDS": kernel.TILE_BYTES // kernel.WORD}
+    signature = {**dict.fromkeys(("sources", "targets", "sizes"), table), "tiles": "i32", "most": "i32"}
+    source = ASTSource(fn=kernel.copy_kernel(), signature={**signature, "WORDS": "constexpr"}, constexprs=constants)
+    try:
+        made = triton.compile(source, target=GPUTarget("cuda", generation, 32))
+    except RuntimeError as error:
+        if "ptxas" in str(error):
+            pytest.skip("this Triton has no compiler for GPUs")
+        raise
+    assert len(made.asm["cubin"]) > 1000
