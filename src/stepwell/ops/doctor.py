@@ -1,7 +1,8 @@
 """`stepwell doctor`: can this machine do what the settings ask for? Every question is tried, not guessed, where it can.
 
 It takes a few seconds, writes at most 64 MiB a directory into a file without a name, needs 64 MiB of shared memory for
-a moment, and leaves nothing behind. A well that runs is asked for its state and otherwise left alone.
+a moment, which a GPU registers, and leaves nothing behind. A well that runs is asked for its state and otherwise left
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from stepwell.config import Settings, check_together, load
 from stepwell.errors import ConfigError
-from stepwell.ops import disk, memory, places
+from stepwell.ops import disk, gpu, memory, places
 from stepwell.ops.check import Check, failed, guarded
 
 
@@ -48,9 +49,10 @@ def examine(
     yield from guarded("memory", lambda: memory.host(settings, held))
     yield from guarded("shared-memory", memory.shared)
     yield from guarded("huge-pages", lambda: memory.huge_pages(settings))
-    gpu_engine = places.GPU_ENGINE in places.installed()
-    yield from guarded("limits", lambda: memory.limits(settings, gpu_engine=gpu_engine))
+    has = gpu.software()
+    yield from guarded("limits", lambda: memory.limits(settings, gpu_engine=bool(has.for_gpu)))
     yield from guarded("locked-keys", memory.keys)
+    yield from guarded("gpu", lambda: gpu.all_of(env, has))
     for place in settings.disk:
         yield from guarded("disk", partial(disk.all_of, settings, place, home), str(place.path))
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from stepwell.config import Settings, check_host
+from stepwell.errors import CapacityError
 from stepwell.io import staging
 from stepwell.io.host import default_host_bytes, memory_allowed
-from stepwell.io.memory import PIECE, SystemMemory
+from stepwell.io.memory import PIECE, Shared, SystemMemory
 from stepwell.io.mounts import SYSTEM
 from stepwell.ops.check import Check, Facts
 from stepwell.units import format_size
@@ -32,21 +34,33 @@ def host(settings: Settings, held: int = 0, system: Path = SYSTEM) -> Iterator[C
     yield Check("memory", "ok", text, facts={"host_bytes": wanted, "allowed_bytes": allowed})
 
 
-def shared() -> Iterator[Check]:
-    """A slab as the well makes it: a sealed memfd, populated piece by piece, given back."""
-    name = "shared-memory"
+@contextlib.contextmanager
+def populated() -> Iterator[tuple[Shared, float]]:
+    """A slab of SLAB_BYTES as the well makes it, and how many seconds a GiB its first touch took: a sealed memfd,
+    populated piece by piece, given back at the end. Raises CapacityError."""
     if memory_allowed() < 2 * SLAB_BYTES:
-        yield Check(name, "fail", "there is no memory left to try it", "free memory, or raise the memory limit")
-        return
+        raise CapacityError(
+            "SW-202",
+            what="no slab was tried",
+            why="there is no memory left to try it",
+            fix="free memory, or raise the memory limit",
+        )
     slab = SystemMemory().make(SLAB_BYTES)
     try:
         before = time.perf_counter()
         for start in range(0, SLAB_BYTES, PIECE):
             slab.populate(start, min(PIECE, SLAB_BYTES - start))
-        seconds = (time.perf_counter() - before) * (1 << 30) / SLAB_BYTES
+        yield slab, (time.perf_counter() - before) * (1 << 30) / SLAB_BYTES
         slab.punch()
     finally:
         slab.close()
+
+
+def shared() -> Iterator[Check]:
+    """A slab can be had."""
+    name = "shared-memory"
+    with populated() as (_, seconds):
+        pass
     facts = {"populate_seconds_per_gib": round(seconds, 3)}
     text = f"works; the first touch of a GiB takes {seconds:.2g} s"
     if seconds > _SLOW_SECONDS_PER_GIB:
