@@ -235,7 +235,7 @@ def test_a_lost_well_is_rejoined_with_nothing_stale(tmp_path: Path, scheduler_fi
             h.run()
             assert all(h.right(h.requests[rid]) for rid in ids)
             h.assert_quiet()
-        # What was on its way when the well was lost is computed, and spilled again: once more where this machine dallies,
+        # What was on its way when the well was lost is computed, and spilled again: again where this machine dallies,
         # since pages are held for their slots for so long only.
         assert any(h.recall(prompt(200)).external == 192 for _ in range(4))
         assert h.stat("blocks") > 12, "spills go on"
