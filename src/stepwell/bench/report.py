@@ -6,7 +6,7 @@ A row that misses its target stays a row. Rows without a target are there to be 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`measured` None: it could not be measured here, and `beside` says why; else that says what helps to read it."""
+    """`measured` None: it could not be measured here, and `beside` says why; else that says what helps to read it.
+    `more`: further fields of the row in the file."""
 
     what: str
     unit: str
     measured: Estimate | None
     target: Target | None = None
     beside: str = ""
+    more: Mapping[str, str | int | float | None] = field(default_factory=dict)
 
     @property
     def met(self) -> bool | None:
@@ -116,6 +118,7 @@ def as_dict(result: Result) -> dict[str, Any]:
                 "samples": found.count if found is not None else 0,
                 "met": row.met,
                 "beside": row.beside,
+                **row.more,
             }
         )
     return {"rows": rows, "counts": result.counts, "remarks": list(result.remarks)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,3 +66,23 @@ def remove_left(files: Iterable[Path]) -> int:
             total += path.stat().st_size
             path.unlink()
     return total
+
+
+def filesystem(folder: Path) -> str:
+    """Of which kind it is, and on what: "ext4 on vda (no rotating disk)"."""
+    number = folder.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    kind = "unknown"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == device:
+            kind = rest.split()[0]
+    block = Path("/sys/dev/block", device)
+    if not block.exists():
+        return f"{kind}, on no block device of its own"
+    disk = block.resolve()
+    disk = disk if (disk / "queue").exists() else disk.parent
+    with contextlib.suppress(OSError):
+        rotates = (disk / "queue/rotational").read_text().strip() == "1"
+        return f"{kind} on {disk.name} ({'a rotating disk' if rotates else 'no rotating disk'})"
+    return f"{kind} on {disk.name}"

@@ -18,11 +18,12 @@ _LINGER = {"linger": "1h", "linger_empty": "1h"}  # loading an engine's librarie
 
 
 @contextmanager
-def well(host_bytes: int) -> Iterator[Path]:
-    """The home of a running well with an arena of `host_bytes`. Raises what keeps it from starting."""
+def well(host_bytes: int, **wishes: str) -> Iterator[Path]:
+    """The home of a running well with an arena of `host_bytes`, and further settings. Raises what keeps it from
+    starting."""
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         home = Path(folder) / "home"
-        find_or_start(home, {"host": f"{-(-host_bytes // MIB)}MiB", **_LINGER})
+        find_or_start(home, {"host": f"{-(-host_bytes // MIB)}MiB", **_LINGER, **wishes})
         try:
             yield home
         finally:

@@ -155,7 +155,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._live or self._held or self._under_way or self.halves.scheduler.busy)
+        return bool(
+            self._live or self._held or self.halves.scheduler.busy or any(step.rows for step in self._under_way)
+        )
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Steps until it is so, else until nothing is left to do. Raises TimeoutError."""
@@ -351,8 +353,6 @@ class Engine:
             self.pool.give_back(live.pages)
             live.pages, live.loading = [], 0
         live.phase = Phase.WAITING
-        if live.output == 0 and live.computed >= live.prompt - 1:
-            self._finish(live)
 
     def _finish(self, live: Live) -> None:
         live.request.finished = True

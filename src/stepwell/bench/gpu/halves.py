@@ -93,8 +93,6 @@ def open_halves(
         trouble=trouble,
         patience=patience,
     )
-    scheduler = SchedulerHalf(
-        shape, client, lambda hook, error: told.append(f"{hook}: {error!r}"), overlaps=copies.overlaps
-    )
+    scheduler = SchedulerHalf(shape, client, lambda hook, error: told.append(f"{hook}: {error!r}"))
     worker = WorkerHalf(0, shape.shard_bytes, copies, mapper)
     return Halves(shape, copies, scheduler, worker, client, mapper, told)
