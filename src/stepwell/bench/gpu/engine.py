@@ -274,18 +274,17 @@ class Engine:
                 live.loading, live.phase = external, Phase.LOADING
                 self._hook(self.halves.scheduler.allocated, live.request, live.pages, external)
                 return False
-        elif self.pool.free * page < min(left, tokens - live.computed):
-            return False
         live.loading = 0
         self._hook(self.halves.scheduler.allocated, live.request, live.pages, 0)
         live.phase = Phase.RUNNING
         return True
 
     def _pages_for(self, hit: int, external: int | None, tokens: int, left: int) -> list[int] | None:
-        """Pages to recall into; None: there are too few for that, or for what is to be computed now."""
+        """Where something is recalled, pages for all of its tokens, or two that have recalled might wait for each
+        other's; None: there are too few for that, or for what is to be computed now."""
         page = self.kv.shape.page
         if external:
-            return self.pool.take(external // page)
+            return self.pool.take(-(-(tokens - hit) // page))
         return [] if self.pool.free * page >= min(left, tokens - hit) else None
 
     def _execute(self, out: Output, works: list[Work], rows: list[tuple[Live, int]]) -> Step:
@@ -329,11 +328,10 @@ class Engine:
         if live.ahead and computed == request.num_tokens:
             live.ahead -= 1
             request.all_token_ids.append(token)
-        if live.phase is not Phase.RUNNING:
-            return
-        self._publish(live, min(computed, live.computed))
-        if len(live.tokens) >= live.output and computed >= live.prompt:
-            self._finish(live)
+        if live.phase is Phase.RUNNING:
+            self._publish(live, min(computed, live.computed))
+        if computed >= live.prompt and len(live.tokens) >= live.output:
+            self._finish(live)  # also one that was preempted when its last token was under way
 
     def _publish(self, live: Live, tokens: int) -> None:
         if live.dry:
