@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stepwell.bench.gpu.kv import Kv, Layout, Shape
 from stepwell.engines.paged import open_copies
+from stepwell.engines.paged.base import Copies
 from stepwell.io.memory import Bytes
 from stepwell.testing.well import RealWell, eventually
 
-from .engines import PAGE, hashing, prompts, recalled
+from .engines import PAGE, hashing, prompts, recalled, whole_blocks
+
+VICTIM = Path(__file__).with_name("victim.py")
 
 
-class Registry:
-    """Which slabs are registered with the device of these copies, and how often one was taken back."""
+class Watched:
+    """Copies, and which slabs are registered with their device now; `undone`: how often one was taken back."""
 
-    def __init__(self, prepare: Callable[[Bytes], Callable[[], None]] | None) -> None:
-        self._prepare = prepare
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
         self.held: set[int] = set()
         self.undone = 0
 
-    def __call__(self, memory: Bytes) -> Callable[[], None]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._copies, name)
+
+    def prepare(self, memory: Bytes) -> Callable[[], None]:
         address = memory.ctypes.data
-        undo = self._prepare(memory) if self._prepare is not None else lambda: None
+        undo = self._copies.prepare(memory) if self._copies.prepare is not None else lambda: None
         assert address not in self.held
         self.held.add(address)
 
         def taken_back() -> None:
+            assert memory.ctypes.data == address, "it is mapped still"
             undo()
             self.held.remove(address)
             self.undone += 1
@@ -38,23 +45,44 @@ class Registry:
         return taken_back
 
 
-def test_a_slab_that_is_retired_is_taken_back_from_the_driver_first(device: str, folder: Path) -> None:
-    """Two models share a small arena: what one needs, the other's slabs are retired for."""
+def test_a_slab_that_is_retired_is_taken_back_from_the_driver_before_it_is_unmapped(device: str, folder: Path) -> None:
+    """Two models share a small arena: for what one needs, the other's slabs are retired, while it goes on."""
     shape = Shape(4, 400, 4, PAGE, 128)
-    with RealWell(folder / "home", host="128MiB") as well:
-        kvs = [Kv.make(shape, Layout.BLHNC, device) for _ in range(2)]
-        copies = [open_copies(kv.caches, shape.pages) for kv in kvs]
-        registries = [Registry(one.prepare) for one in copies]
-        for one, registry in zip(copies, registries, strict=True):
-            one.prepare = registry if device == "cpu" else None  # type: ignore[misc]
-        asked = prompts(5, seed=8, least=1200, most=1600)
-        with (
-            hashing(well.home, device, kv=kvs[0], copies=copies[0], model="a", budget=400) as (first, right),
-            hashing(well.home, device, kv=kvs[1], copies=copies[1], model="b", budget=400) as (second, too),
-        ):
-            for turn in range(3):
-                for engine in (first, second):
-                    for prompt in asked:
-                        engine.serve(prompt[turn:], 2)
-                        engine.pool.forget()
-            assert right.wrong == too.wrong == 0
+    kvs = [Kv.make(shape, Layout.BLHNC, device) for _ in range(2)]
+    watched = [Watched(open_copies(kv.caches, shape.pages)) for kv in kvs]
+    asked = prompts(4, seed=8, least=900, most=1100)
+    with (
+        RealWell(folder / "home", host="64MiB") as well,
+        hashing(well.home, device, kv=kvs[0], copies=watched[0], model="a", budget=400) as (first, right),
+        hashing(well.home, device, kv=kvs[1], copies=watched[1], model="b", budget=400) as (second, too),
+    ):
+        for turn in range(4):
+            for engine in (first, second):
+                for prompt in asked:
+                    engine.serve(prompt[turn:], 2)
+                    engine.pool.forget()
+                    engine.serve(prompt[turn:], 2)
+                    engine.pool.forget()
+        assert right.wrong == too.wrong == 0
+        assert all(one.undone for one in watched), "slabs were retired"
+        assert all(one.held for one in watched)
+    eventually(lambda: not any(one.held for one in watched), "what is over is taken back")
+
+
+def test_what_a_killed_worker_had_is_freed_and_another_goes_on(device: str, well: RealWell) -> None:
+    asked = prompts(4, seed=9)
+    command = [sys.executable, str(VICTIM), str(well.home), device]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout is not None
+        try:
+            assert victim.stdout.readline() == "ready\n"
+        finally:
+            victim.kill()
+    eventually(lambda: not well.held(), "nothing is held for the dead")
+    with hashing(well.home, device) as (engine, compute):
+        for _ in range(2):
+            live = [engine.serve(prompt, 4) for prompt in asked]
+            assert [recalled(one) for one in live] == [whole_blocks(len(prompt)) for prompt in asked]
+            engine.pool.forget()
+        assert compute.wrong == 0
+    eventually(lambda: not well.held(), "nothing is held")
