@@ -111,16 +111,60 @@ def decide(kept: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+GPU_RESULTS = ("gpu-copies.json", "gpu-interference.json", "gpu-recall.json")
+GPU_ROWS = (
+    (0, "gather, blocks of 1 MiB and more, over the peak: the least of all layouts and sizes", ">= 0.8"),
+    (0, "scatter, blocks of 1 MiB and more, over the peak: the least of all layouts and sizes", ">= 0.8"),
+    (0, "processor time of a gather, blocks of 1 MiB and more: the most of all layouts and sizes", "<= 0.02"),
+    (0, "processor time of a scatter, blocks of 1 MiB and more: the most of all layouts and sizes", "<= 0.02"),
+    (0, "bytes that differ after a round trip", "<= 0"),
+    (1, "time between tokens beside recalls over that beside nothing, p50", "<= 1.05"),
+    (1, "time between tokens beside spills over that beside nothing, p50", "<= 1.05"),
+    (1, "time between tokens beside both over that beside nothing, p50", "<= 1.05"),
+    (2, "recompute over recall from host memory, 32K tokens", ">= 10"),
+    (2, "pages that differ after a recall", "<= 0"),
+)
+"""Of which result, and which of its rows; shown with their targets also where nothing was measured."""
+
+
+def gpu(*kept: dict[str, Any] | None) -> str:
+    """What was not measured is called what it is."""
+    lines = ["| on a GPU | target | measured (95 %) | |", "|---|---|---|---|"]
+    for at, what, target in GPU_ROWS:
+        result = kept[at]
+        row = next((row for row in result["rows"] if row["what"] == what), None) if result is not None else None
+        if row is None or row["measured"] is None:
+            lines.append(f"| {what} | {target} | **unverified on GPU** | |")
+            continue
+        verdict = "met" if row["met"] else "**missed**"
+        low, high = row["interval"]
+        interval = f" ({_short(low)} to {_short(high)})" if low < high else ""
+        lines.append(f"| {what} | {row['target']} | {_short(row['measured'])} {row['unit']}{interval} | {verdict} |")
+    for result in filter(None, kept):
+        machine = result["machine"]
+        card = machine["gpu"]
+        link = f"PCIe {card.get('pcie.link.gen.current', '?')} x{card.get('pcie.link.width.current', '?')}"
+        revision = (machine["revision"] or "outside of git")[:7]
+        lines += ["", f"`{result['benchmark']}` at {revision}: {card['name']}, {link}; {result['remarks'][0]}."]
+    return "\n".join(lines)
+
+
 def _short(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 TABLES = (
     ("README.md", ("demo.json",), demo),
+    ("README.md", GPU_RESULTS, gpu),
     ("docs/trust.md", ("trust.json",), trust),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
     ("docs/benchmarks.md", ("decide.json",), decide),
 )
+
+
+def _kept(path: Path) -> Any:
+    """None for a GPU's result that nobody has measured yet."""
+    return json.loads(path.read_text()) if path.exists() or path.name not in GPU_RESULTS else None
 
 
 def main() -> int:
@@ -130,7 +174,7 @@ def main() -> int:
         text = path.read_text()
         before, rest = text.split(begin(results))
         _, after = rest.split(END, 1)
-        kept = [json.loads((ROOT / "benchmarks/results" / name).read_text()) for name in results]
+        kept = [_kept(ROOT / "benchmarks/results" / name) for name in results]
         new = "".join([before, begin(results), "\n", table(*kept), "\n", END, after])
         if "--check" not in sys.argv:
             path.write_text(new)

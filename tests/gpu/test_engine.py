@@ -10,7 +10,7 @@ import pytest
 from stepwell.bench.gpu.kv import COMPACT, Layout
 from stepwell.testing.well import RealWell, eventually
 
-from .engines import hashing, modelled, prompts, recalled, whole_blocks
+from .engines import BLOCK, hashing, modelled, prompts, recalled, whole_blocks
 
 ORDERS = pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
 
@@ -75,7 +75,7 @@ def test_a_model_goes_on_from_recalled_kv_as_from_kept_kv(
 ) -> None:
     """Bit for bit: tokens hang on all of the KV, and the recalled pages are compared themselves."""
     with modelled(well.home, device, layout=layout, ahead=ahead) as engine:
-        prompt = prompts(1, seed=4, least=300, most=301)[0] + [1] * 5  # a tail behind the last whole block
+        prompt = prompts(1, seed=4, least=9 * BLOCK, most=9 * BLOCK + 1)[0] + [1] * 5  # a hit ends where a recall ends
         engine.serve(prompt, 1)
         kept = engine.serve(prompt, 24)
         assert recalled(kept) == 0

@@ -21,7 +21,7 @@ PAGE = 16
 
 def precision(device: str) -> tuple[str, float]:
     """Flash kernels for GPUs take no float32."""
-    return ("float32", 1e-4) if device == "cpu" else ("bfloat16", 3e-2)
+    return ("float32", 1e-4) if device == "cpu" else ("bfloat16", 5e-2)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

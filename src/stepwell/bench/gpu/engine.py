@@ -41,11 +41,11 @@ class Phase(Enum):
 @dataclass(slots=True, eq=False)
 class Live:
     """A request and what the engine knows of it. `output`: tokens that it wants; with 0 it ends when its prompt's KV is
-    there. `dry`: nothing is computed for it, only its pages are dealt with. `ahead`: its tokens that are under way.
-    `filled_s`: from its arrival until its recall was reported."""
+    there, with None it stays with that until it is aborted. `dry`: nothing is computed for it, only its pages are dealt
+    with. `ahead`: its tokens that are under way. `filled_s`: from its arrival until its recall was reported."""
 
     request: Request
-    output: int
+    output: int | None
     dry: bool
     prompt: int
     arrived: float
@@ -124,7 +124,7 @@ class Engine:
 
     # requests ---------------------------------------------------------------------------------------------------------
 
-    def add(self, tokens: Sequence[int], output: int = 1, *, dry: bool = False, recall: str = "always") -> Live:
+    def add(self, tokens: Sequence[int], output: int | None = 1, *, dry: bool = False, recall: str = "always") -> Live:
         request = Request(f"r{next(self._names)}", list(tokens), recall)
         live = Live(request, output, dry, len(tokens), time.perf_counter())
         self._dry = self._dry or dry
@@ -169,7 +169,7 @@ class Engine:
         if until is None:
             self.step()
 
-    def serve(self, tokens: Sequence[int], output: int = 1, **add: Any) -> Live:
+    def serve(self, tokens: Sequence[int], output: int | None = 1, **add: Any) -> Live:
         """One request alone, from its arrival to its last spill."""
         live = self.add(tokens, output, **add)
         self.run()
@@ -223,7 +223,7 @@ class Engine:
         self._tell(live, more, out)
         live.computed = live.request.num_computed_tokens = before + count
         last = live.computed == known
-        live.ahead += last and live.output > 0
+        live.ahead += last and bool(live.output)
         rows.append((live, live.computed))
         return 0 if live.dry else count
 
@@ -330,7 +330,7 @@ class Engine:
             request.all_token_ids.append(token)
         if live.phase is Phase.RUNNING:
             self._publish(live, min(computed, live.computed))
-        if computed >= live.prompt and len(live.tokens) >= live.output:
+        if live.output is not None and computed >= live.prompt and len(live.tokens) >= live.output:
             self._finish(live)  # also one that was preempted when its last token was under way
 
     def _publish(self, live: Live, tokens: int) -> None:

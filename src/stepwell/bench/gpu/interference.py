@@ -78,7 +78,7 @@ class Beside:
         """Until all that will be recalled lies in the well. Raises TimeoutError."""
         engine = self._engine
         wanted = engine.spilled_bytes + engine.kv.shape.page_bytes * self._size.tokens // engine.kv.shape.page
-        live = engine.add(self._prompt, 1 << 20, dry=True, recall="never")
+        live = engine.add(self._prompt, None, dry=True, recall="never")
         try:
             engine.run(lambda: engine.spilled_bytes >= wanted)
         finally:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from stepwell.bench.gpu.attention import numbers
+
 Tensor = Any
 
 
@@ -103,6 +105,6 @@ class Kv:
     def poison(self, pages: list[int], byte: int = 0xA5) -> None:
         """Overwrites these pages, in the order of the device's work."""
         if pages:
-            which = torch.tensor(pages, device=self.buffer.device)
+            which = numbers(pages, self.buffer.device)
             for layer in self.words:
                 layer.index_fill_(0, which, byte)

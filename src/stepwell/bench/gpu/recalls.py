@@ -67,7 +67,7 @@ class Prompts:
         missing = length // page - len(self._expected)
         wanted = engine.spilled_bytes + missing * engine.kv.shape.page_bytes
         with _Counted(engine, self._well, self.found.spilled, lambda: engine.spilled_bytes):
-            live = engine.add(self._tokens[:length], 1 << 20, dry=True, recall="never")
+            live = engine.add(self._tokens[:length], None, dry=True, recall="never")
             try:
                 engine.run(lambda: len(live.pages) >= length // page)
                 self._expected += signatures(engine.kv, live.pages[len(self._expected) : length // page])
@@ -115,10 +115,12 @@ class Prompts:
             self.found.partial.append(f"{live.receipt.get('recalled_tokens', 0)} of {length} tokens came from {tier}")
 
     def written(self, deadline: float) -> bool:
-        """Waits until the well has nothing left to write, or that moment of `time.monotonic`."""
+        """Waits until all is on disk, or that moment of `time.monotonic`."""
+        shape = self._engine.halves.shape
+        blocks = len(self._expected) // shape.pages_per_block
         while time.monotonic() < deadline:
             stats = control.stats(self._home, seconds=10)
-            if not int(stats.get("disk_write_queue_bytes", 0)) and int(stats.get("disk_bytes", 1)):
+            if int(stats.get("disk_blocks", 0)) >= blocks and not int(stats.get("disk_write_queue_bytes", 0)):
                 return True
             time.sleep(0.1)
         return False

@@ -1,0 +1,192 @@
+"""Measurements on a GPU where there is none: they say so, and the same code runs in a tiny shape. No timing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from stepwell.bench import report, storage
+from stepwell.bench.gpu import card, ready, recall, run
+from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from stepwell.bench.gpu.pool import PagePool, prefixes
+from stepwell.bench.gpu.prefill import Prefills
+from stepwell.bench.gpu.recalls import Recalls, signatures
+from stepwell.bench.gpu.stage import SKIPPED, Stage
+from stepwell.bench.report import Result, Row, Target
+from stepwell.bench.stats import Estimate
+from stepwell.testing.well import apart
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- no GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["benchmarks/gpu.py", "scripts/test_gpu.py"])
+def test_without_a_gpu_there_is_one_message_and_nothing_is_written(program: str) -> None:
+    before = {path: path.read_bytes() for path in RESULTS.iterdir()}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "[SW-714]" in line and "--device cpu" in line
+    assert {path: path.read_bytes() for path in RESULTS.iterdir()} == before
+
+
+def test_what_is_missing_is_named_all_at_once() -> None:
+    error = ready.trouble((*ready.NEEDED, *ready.TESTS), found=lambda name: name not in ("msgspec", "yaml", "pytest"))
+    assert error is not None and error.code == "SW-113"
+    assert "msgspec, pyyaml, pytest" in str(error)
+    assert "`pip install .`" in str(error) and "`pip install pytest`" in str(error)
+    assert ready.trouble(gpu=False) is None
+
+
+def test_a_python_without_our_packages_is_told_so(tmp_path: Path) -> None:
+    """In a Python that has nothing but its standard library."""
+    command = [sys.executable, "-I", "-S", str(ROOT / "benchmarks" / "gpu.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "torch" in line and "[SW-113]" in line
+
+
+def test_what_cannot_be_asked_of_a_gpu_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert card.facts() == {"device": "cpu"}
+    assert card.joules() is None
+
+
+# --- the tiny shape ---------------------------------------------------------------------------------------------------
+
+
+def test_everything_runs_in_a_tiny_shape_and_is_kept_where_it_is_told(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    with apart():
+        stage = Stage("cpu", True, time.monotonic() + 240)
+        results, complete = run.run(run.NAMES, stage, out=tmp_path, disk=None, command="test")
+    torch.set_num_threads(threads)
+    assert complete
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"gpu-{name}.json" for name in run.NAMES)
+    rows = {row.what: row for result in results for row in result.rows}
+    for what in ("bytes that differ after a round trip", "pages that differ after a recall"):
+        assert rows[what].met is True
+    kept = json.loads((tmp_path / "gpu-copies.json").read_text())
+    assert kept["quick"] is True and kept["machine"]["gpu"] == {"device": "cpu"}
+    shares = [row for row in kept["rows"] if "share_of_peak" in row]
+    assert {row["layout"] for row in shares} == {layout.value for layout in COMPACT}
+    assert all(row["share_of_peak"] > 0 and row["peak_gb_s"] > 0 for row in shares)
+    assert rows["recompute over recall from host memory, 512 tokens"].measured is not None
+    assert rows["recompute over recall from disk, 256 tokens"].measured is not None
+    beside = rows["time between tokens beside both over that beside nothing, p50"].beside
+    assert "recalled 0 " not in beside and "spilled 0 " not in beside.rstrip() + " "
+
+
+def test_what_is_not_begun_in_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
+    results, complete = run.run(run.NAMES, Stage("cpu", True, 0.0), out=None, disk=None, command="test")
+    assert complete
+    judged = [row for result in results for row in result.rows if row.target is not None]
+    assert len(judged) > 10
+    assert all(row.measured is None and row.met is None and row.beside for row in judged)
+    assert SKIPPED in {row.beside for row in judged}
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_readmes_table_are_those_that_are_measured() -> None:
+    results, _ = run.run(run.NAMES[:2], Stage("cpu", True, 0.0), out=None, disk=None, command="test")
+    found = [{row.what: str(row.target) for row in result.rows} for result in results]
+    large = Stage("cuda", False, 0.0)
+    rows = [*recall._rows(large, recall.FULL, Prefills(), Recalls()), *recall._costs(Recalls())]
+    found.append({row.what: str(row.target) for row in rows})
+    for at, what, target in script("results_table").GPU_ROWS:
+        assert found[at][what] == target
+
+
+def test_what_nobody_has_measured_is_called_unverified(tmp_path: Path) -> None:
+    table = script("results_table")
+    nothing = table.gpu(None, None, None)
+    assert nothing.count("**unverified on GPU**") == len(table.GPU_ROWS)
+    _, what, _ = table.GPU_ROWS[0]
+    measured = Row(what, "", Estimate(0.7, 0.6, 0.8, 7), Target(">=", 0.8))
+    facts: dict[str, Any] = {"revision": "abcdef0", "gpu": {"name": "some GPU", "pcie.link.gen.current": "5"}}
+    path = report.save(Result("gpu-copies", [measured], remarks=["so"]), tmp_path, facts, command="", quick=False)
+    text = table.gpu(json.loads(path.read_text()), None, None)
+    assert "| >= 0.8 | 0.700  (0.600 to 0.800) | **missed** |" in text
+    assert "some GPU, PCIe 5" in text
+    assert text.count("**unverified on GPU**") == len(table.GPU_ROWS) - 1
+
+
+def test_further_fields_of_a_row_are_kept() -> None:
+    row = Row("copies", "GB/s", Estimate(1.0, 1.0, 1.0, 1), more={"share_of_peak": 0.5})
+    assert report.as_dict(Result("x", [row]))["rows"][0]["share_of_peak"] == 0.5
+
+
+# --- its parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
+def test_layouts_differ_in_memory_and_not_in_what_they_hold(layout: Layout) -> None:
+    shape = Shape(2, 5, 3, 4, 8, "float16", pad=32)
+    kv, plain = (Kv.make(shape, one, "cpu") for one in (layout, Layout.LBHNC))
+    plain.fill(1)
+    for mine, other in zip(kv.layers, plain.layers, strict=True):
+        assert mine.shape == (5, 3, 4, 8)
+        mine.copy_(other)
+    assert all(torch.equal(a, b) for a, b in zip(kv.words, plain.words, strict=True))
+    kv.poison([1, 4])
+    assert all(bool((layer[[1, 4]] == 0xA5).all()) for layer in kv.words)
+    untouched = [0, 2, 3]
+    assert all(torch.equal(a[untouched], b[untouched]) for a, b in zip(kv.words, plain.words, strict=True))
+
+
+def test_a_changed_byte_changes_its_pages_signature_and_no_others() -> None:
+    kv = Kv.make(Shape(2, 6, 2, 4, 8), Layout.BLNHC, "cpu")
+    kv.fill(2)
+    before = signatures(kv, range(6))
+    kv.words[1][3, 1, 2, 5] ^= 0x80
+    after = signatures(kv, range(6))
+    assert [n for n in range(6) if before[n] != after[n]] == [3]
+
+
+def test_pages_are_found_by_their_prefix_until_they_are_taken() -> None:
+    pool, tokens = PagePool(6), list(range(40))
+    hashes = prefixes(tokens, 16)
+    assert len(hashes) == 2 and prefixes([*tokens[:16], 99, *tokens[17:]], 16)[0] == hashes[0]
+    pages = pool.take(2)
+    assert pages == [1, 2] and pool.take(4) is None and pool.free == 3
+    for prefix, page in zip(hashes, pages, strict=True):
+        pool.publish(prefix, page)
+    pool.give_back(pages)
+    assert pool.find(hashes) == pages and pool.free == 3
+    assert pool.find(hashes[:1]) == pages[:1]
+    pool.give_back(pages)
+    assert pool.free == 4, "one of them is held once more"
+    pool.give_back(pages[:1])
+    assert pool.take(4) == [3, 4, 5, 2], "a prefix's tail goes before its head"
+    assert pool.find(hashes) == pages[:1]
+
+
+def test_a_filesystem_has_a_name(tmp_path: Path) -> None:
+    assert not storage.filesystem(tmp_path).startswith("unknown")
