@@ -62,3 +62,14 @@ def recalled(live: Live) -> int:
 
 def whole_blocks(tokens: int) -> int:
     return tokens // BLOCK * BLOCK
+
+
+def served_by_recall(engine: Engine, prompt: list[int], answer: int) -> Live:
+    """What only the well remembers; asked again where this machine dallied: a late recall is rightly given up, and pages
+    are held for their slots for so long only."""
+    for _ in range(6):
+        engine.pool.forget()
+        live = engine.serve(prompt, answer)
+        if recalled(live) == whole_blocks(len(prompt)):
+            break
+    return live

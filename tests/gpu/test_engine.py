@@ -10,7 +10,7 @@ import pytest
 from stepwell.bench.gpu.kv import COMPACT, Layout
 from stepwell.testing.well import RealWell, eventually
 
-from .engines import BLOCK, hashing, modelled, prompts, recalled, whole_blocks
+from .engines import BLOCK, hashing, modelled, prompts, recalled, served_by_recall, whole_blocks
 
 ORDERS = pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
 
@@ -21,8 +21,7 @@ def test_what_was_pushed_out_is_recalled_and_right(device: str, well: RealWell, 
         asked = prompts(6)
         first = [engine.serve(prompt, 20) for prompt in asked]
         assert all(recalled(live) == 0 for live in first)
-        engine.pool.forget()
-        again = [engine.serve(prompt, 20) for prompt in asked]
+        again = [served_by_recall(engine, prompt, 20) for prompt in asked]
         assert [recalled(live) for live in again] == [whole_blocks(len(prompt)) for prompt in asked]
         assert [live.tokens for live in again] == [live.tokens for live in first]
         assert compute.wrong == 0
@@ -79,8 +78,7 @@ def test_a_model_goes_on_from_recalled_kv_as_from_kept_kv(
         engine.serve(prompt, 1)
         kept = engine.serve(prompt, 24)
         assert recalled(kept) == 0
-        engine.pool.forget()
-        again = engine.serve(prompt, 24)
+        again = served_by_recall(engine, prompt, 24)
         assert recalled(again) == whole_blocks(len(prompt))
         assert again.tokens == kept.tokens
         assert len(set(again.tokens)) > 3, "tokens that are all alike would show nothing"
@@ -106,7 +104,8 @@ def test_a_new_engine_finds_the_last_ones_blocks(device: str, well: RealWell) ->
             engine.serve(prompt, 4)
         eventually(lambda: not well.held(), "all is filled")
     with hashing(well.home, device, layout=Layout.LBNHC) as (engine, compute):
-        assert [recalled(engine.serve(prompt, 4)) for prompt in asked] == [whole_blocks(len(p)) for p in asked]
+        again = [served_by_recall(engine, prompt, 4) for prompt in asked]
+        assert [recalled(live) for live in again] == [whole_blocks(len(prompt)) for prompt in asked]
         assert compute.wrong == 0
 
 
