@@ -65,7 +65,7 @@ def whole_blocks(tokens: int) -> int:
 
 
 def served_by_recall(engine: Engine, prompt: list[int], answer: int) -> Live:
-    """What only the well remembers; asked again where this machine dallied: a late recall is rightly given up, and pages
+    """What only the well remembers; asked again where this machine dallied: a late recall is given up, and pages
     are held for their slots for so long only."""
     for _ in range(6):
         engine.pool.forget()
