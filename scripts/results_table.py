@@ -122,7 +122,7 @@ GPU_ROWS = (
     (1, "time between tokens beside spills over that beside nothing, p50", "<= 1.05"),
     (1, "time between tokens beside both over that beside nothing, p50", "<= 1.05"),
     (2, "recompute over recall from host memory, 32K tokens", ">= 10"),
-    (2, "pages that differ after a recall", "<= 0"),
+    (2, "bytes that differ after a recall", "<= 0"),
 )
 """Of which result, and which of its rows; shown with their targets also where nothing was measured."""
 

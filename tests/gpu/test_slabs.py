@@ -14,7 +14,7 @@ from stepwell.engines.paged.base import Copies
 from stepwell.io.memory import Bytes
 from stepwell.testing.well import RealWell, eventually
 
-from .engines import PAGE, hashing, prompts, recalled, whole_blocks
+from .engines import PAGE, hashing, prompts, recalled, served_by_recall, whole_blocks
 
 VICTIM = Path(__file__).with_name("victim.py")
 
@@ -81,7 +81,7 @@ def test_what_a_killed_worker_had_is_freed_and_another_goes_on(device: str, well
     eventually(lambda: not well.held(), "nothing is held for the dead")
     with hashing(well.home, device) as (engine, compute):
         for _ in range(2):
-            live = [engine.serve(prompt, 4) for prompt in asked]
+            live = [served_by_recall(engine, prompt, 4) for prompt in asked]
             assert [recalled(one) for one in live] == [whole_blocks(len(prompt)) for prompt in asked]
             engine.pool.forget()
         assert compute.wrong == 0

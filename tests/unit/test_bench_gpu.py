@@ -17,10 +17,11 @@ import torch
 
 from stepwell.bench import report, storage
 from stepwell.bench.gpu import card, ready, recall, run
+from stepwell.bench.gpu.compute import Marks, Work
 from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
 from stepwell.bench.gpu.pool import PagePool, prefixes
 from stepwell.bench.gpu.prefill import Prefills
-from stepwell.bench.gpu.recalls import Recalls, signatures
+from stepwell.bench.gpu.recalls import Recalls
 from stepwell.bench.gpu.stage import SKIPPED, Stage
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
@@ -89,7 +90,7 @@ def test_everything_runs_in_a_tiny_shape_and_is_kept_where_it_is_told(tmp_path: 
     assert complete
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"gpu-{name}.json" for name in run.NAMES)
     rows = {row.what: row for result in results for row in result.rows}
-    for what in ("bytes that differ after a round trip", "pages that differ after a recall"):
+    for what in ("bytes that differ after a round trip", "bytes that differ after a recall"):
         assert rows[what].met is True
     kept = json.loads((tmp_path / "gpu-copies.json").read_text())
     assert kept["quick"] is True and kept["machine"]["gpu"] == {"device": "cpu"}
@@ -161,13 +162,14 @@ def test_layouts_differ_in_memory_and_not_in_what_they_hold(layout: Layout) -> N
     assert all(torch.equal(a[untouched], b[untouched]) for a, b in zip(kv.words, plain.words, strict=True))
 
 
-def test_a_changed_byte_changes_its_pages_signature_and_no_others() -> None:
-    kv = Kv.make(Shape(2, 6, 2, 4, 8), Layout.BLNHC, "cpu")
-    kv.fill(2)
-    before = signatures(kv, range(6))
-    kv.words[1][3, 1, 2, 5] ^= 0x80
-    after = signatures(kv, range(6))
-    assert [n for n in range(6) if before[n] != after[n]] == [3]
+def test_a_changed_byte_of_what_was_marked_is_counted() -> None:
+    kv = Kv.make(Shape(2, 600, 2, 4, 8), Layout.BLNHC, "cpu")
+    marks, pages = Marks(kv), list(range(599, 20, -1))
+    marks.forward([Work("a", (), 0, 100, pages, False), Work("a", (), 100, 4 * len(pages) - 100, pages, False)])
+    assert marks.differing(pages) == 0
+    kv.words[1][pages[530], 1, 2, 5] ^= 0x80
+    assert marks.differing(pages) == 1
+    assert marks.differing(pages[1:]) > 1000, "each place has a content of its own"
 
 
 def test_pages_are_found_by_their_prefix_until_they_are_taken() -> None:

@@ -6,18 +6,19 @@ Each hands its work to the device and does not wait for it: tokens are read when
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from stepwell.bench.gpu.attention import where
+from stepwell.bench.gpu.attention import numbers, where
 from stepwell.bench.gpu.decoder import Decoder
 from stepwell.bench.gpu.kv import Kv
 from stepwell.bench.gpu.model import Config, Llama
 
 Tensor = Any
+_PAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class Compute(Protocol):
     steady: bool
     """It computes in every step, whatever is scheduled."""
 
+    costs: bool
+    """How long its steps take says what computing a prompt costs."""
+
     def forward(self, works: Sequence[Work]) -> Sampled:
         """Computes them, and a following token for each."""
 
@@ -71,7 +75,7 @@ class Compute(Protocol):
 class Nothing:
     """No KV is written, the token that follows is 0: for what is timed without a model."""
 
-    steady = False
+    steady = costs = False
 
     def forward(self, works: Sequence[Work]) -> Sampled:
         return Sampled([work.request for work in works], torch.zeros(len(works), dtype=torch.int64))
@@ -83,7 +87,7 @@ class Nothing:
 class Tokens:
     """Of a model. Requests that decode do so together, in a batch of a fixed size."""
 
-    steady = False
+    steady, costs = False, True
 
     def __init__(self, config: Config, kv: Kv, *, batch: int, pages: int) -> None:
         with torch.inference_mode():
@@ -120,11 +124,54 @@ class Tokens:
         self._last.pop(request, None)
 
 
+class Marks:
+    """KV of each page tells of its place in the prompt, whatever the tokens are: what comes back can be compared."""
+
+    steady = costs = False
+
+    def __init__(self, kv: Kv) -> None:
+        self._kv = kv
+        generator = torch.Generator().manual_seed(1)
+        words = kv.shape.row_bytes // 4
+        rows = [torch.randint(-(1 << 31), 1 << 31, (words,), generator=generator) for _ in kv.layers]
+        self._rows = [row.to(kv.buffer.device, torch.int32) for row in rows]
+
+    def forward(self, works: Sequence[Work]) -> Sampled:
+        page = self._kv.shape.page
+        for work in works:
+            first = work.start // page
+            for which, contents in self._contents(work.pages[first : -(-(work.start + work.count) // page)], first):
+                for layer, content in zip(self._kv.words, contents, strict=True):
+                    layer[which] = content
+        return Sampled([work.request for work in works], torch.zeros(len(works), dtype=torch.int64))
+
+    def differing(self, pages: Sequence[int]) -> int:
+        """Bytes of a prompt's pages that are not what was written there."""
+        wrong = torch.zeros((), dtype=torch.int64, device=self._kv.buffer.device)
+        for which, contents in self._contents(pages, 0):
+            for layer, content in zip(self._kv.words, contents, strict=True):
+                wrong += (layer[which] != content).sum()
+        return int(wrong.item())
+
+    def _contents(self, pages: Sequence[int], first: int) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
+        """Some pages at a time, and what belongs into them, layer by layer."""
+        device = self._kv.buffer.device
+        for at in range(0, len(pages), _PAGES_AT_ONCE):
+            some = pages[at : at + _PAGES_AT_ONCE]
+            places = torch.arange(first + at, first + at + len(some), device=device, dtype=torch.int32)[:, None]
+            shape = len(some), *self._kv.words[0].shape[1:]
+            contents = ((row + places * 0x01000193).view(torch.uint8).view(shape) for row in self._rows)
+            yield numbers(some, device), contents
+
+    def forget(self, request: str) -> None:
+        pass
+
+
 class Steady:
     """A batch that decodes one and the same token for ever, beside whatever else goes on: each step is as long as the
     one before, unless something slows it."""
 
-    steady = True
+    steady, costs = True, False
 
     def __init__(self, decoder: Decoder, tables: Sequence[Sequence[int]], tokens: int) -> None:
         self._decoder, self._tables = decoder, tables
@@ -144,7 +191,7 @@ class Hashes:
     """KV of each token is a hash of all tokens up to it, and so is the token that follows. Each step looks at what it
     would attend to: `wrong` counts bytes that are not what they must be."""
 
-    steady = False
+    steady, costs = False, True
 
     def __init__(self, kv: Kv, vocabulary: int = 500) -> None:
         self._kv, self._vocabulary = kv, vocabulary

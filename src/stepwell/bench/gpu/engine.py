@@ -119,7 +119,6 @@ class Engine:
         self._fresh: list[int] = []
         self._under_way: deque[Step] = deque()
         self._names = itertools.count(1)
-        self._dry = False  # a request for which nothing is computed was among them
         self._to_preempt = False
 
     # requests ---------------------------------------------------------------------------------------------------------
@@ -127,7 +126,6 @@ class Engine:
     def add(self, tokens: Sequence[int], output: int | None = 1, *, dry: bool = False, recall: str = "always") -> Live:
         request = Request(f"r{next(self._names)}", list(tokens), recall)
         live = Live(request, output, dry, len(tokens), time.perf_counter())
-        self._dry = self._dry or dry
         live.hashes = prefixes(tokens, self.kv.shape.page)
         self._live[live.name] = live
         self._hook(self.halves.scheduler.on_new_request, request)
@@ -310,8 +308,8 @@ class Engine:
         for live, computed in step.rows:
             self._advance(live, computed, tokens.get(live.name, 0))
         if step.report is not None:
-            if self._dry:
-                step.report.seconds.clear()  # they say nothing of what prefill costs
+            if not self._compute.costs:
+                step.report.seconds.clear()
             self.recalled_bytes += step.report.recalled_bytes
             self.spilled_bytes += step.report.spilled_bytes
             self._hook(self.halves.scheduler.stepped, step.report)

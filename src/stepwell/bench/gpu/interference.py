@@ -19,6 +19,7 @@ from stepwell.bench.gpu.engine import Engine, Live
 from stepwell.bench.gpu.halves import Halves, open_halves
 from stepwell.bench.gpu.kv import Kv, Layout
 from stepwell.bench.gpu.model import Llama
+from stepwell.bench.gpu.recalls import spill
 from stepwell.bench.gpu.stage import SKIPPED, Stage
 from stepwell.bench.report import Result, Row, Target
 from stepwell.engines.vllm.scheduler_half import SAVE_BYTES_PER_STEP
@@ -76,14 +77,8 @@ class Beside:
 
     def spill_prompt(self) -> None:
         """Until all that will be recalled lies in the well. Raises TimeoutError."""
-        engine = self._engine
-        wanted = engine.spilled_bytes + engine.kv.shape.page_bytes * self._size.tokens // engine.kv.shape.page
-        live = engine.add(self._prompt, None, dry=True, recall="never")
-        try:
-            engine.run(lambda: engine.spilled_bytes >= wanted)
-        finally:
-            engine.abort(live)
-        engine.run()
+        shape = self._engine.kv.shape
+        spill(self._engine, self._prompt, shape.page_bytes * self._size.tokens // shape.page, dry=True)
 
     def step(self, what: str) -> None:
         self._recalls = [live for live in self._recalls if not live.done]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.bench import stats, storage, wells
-from stepwell.bench.gpu.compute import Nothing
+from stepwell.bench.gpu.compute import Marks
 from stepwell.bench.gpu.engine import Engine
 from stepwell.bench.gpu.halves import open_halves
 from stepwell.bench.gpu.kv import Kv, Layout
@@ -98,7 +98,8 @@ def _recalled(stage: Stage, size: Size, kv: Kv, lengths: list[int], folder: Path
             halves = open_halves(home, kv, block_tokens=stage.block_tokens, patience=PATIENT)
             with halves:
                 halves.wait_ready()
-                prompts = Prompts(Engine(kv, halves, Nothing(), budget=size.chunk), home, max(lengths))
+                marks = Marks(kv)
+                prompts = Prompts(Engine(kv, halves, marks, budget=size.chunk), marks, home, max(lengths))
                 _all(stage, size, prompts, lengths, bool(disk))
                 if halves.told:
                     remarks.append("trouble was told: " + "; ".join(halves.told[:3]))
@@ -186,7 +187,7 @@ def _costs(found: Recalls) -> Iterator[Row]:
         yield _cost(f"  processor time of {what}: the well", moved, moved.well_s, judged=False)
     differing = float(found.differing)
     measured = Estimate(differing, differing, differing, found.compared) if found.compared else None
-    yield Row("pages that differ after a recall", "", measured, Target("<=", 0), "" if found.compared else SKIPPED)
+    yield Row("bytes that differ after a recall", "", measured, Target("<=", 0), "" if found.compared else SKIPPED)
 
 
 def _cost(name: str, moved: Moved, seconds: float, *, judged: bool = True) -> Row:

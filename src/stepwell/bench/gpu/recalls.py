@@ -1,29 +1,27 @@
 """Prompts that are spilled, and recalled from host memory and from disk, through both halves and a real well.
 
-Nothing is computed for them. Their pages are filled with random bytes, and what is recalled must have the same
-signatures. Shorter prompts are the beginnings of longer ones, so each block is spilled once.
+Nothing is computed for them: what is written into their pages tells only of its place, and what is recalled is compared
+with that. Shorter prompts are the beginnings of longer ones, so each block is spilled once.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stepwell.bench import wells
 from stepwell.bench.gpu import card
-from stepwell.bench.gpu.engine import Engine
-from stepwell.bench.gpu.kv import Kv
+from stepwell.bench.gpu.compute import Marks
+from stepwell.bench.gpu.engine import Engine, Live
 from stepwell.bench.gpu.stage import threads_seconds
 from stepwell.bench.processes import cpu_seconds
 from stepwell.client import control
 
-_AT_ONCE = 512
+QUIET_S, PATIENCE_S = 0.5, 60.0
 
 
 @dataclass(slots=True)
@@ -50,36 +48,29 @@ class Recalls:
 
 
 class Prompts:
-    """`engine` has no other requests."""
+    """`engine` has no other requests, and writes `marks`."""
 
-    def __init__(self, engine: Engine, home: Path, longest: int) -> None:
-        self._engine, self._home = engine, home
+    def __init__(self, engine: Engine, marks: Marks, home: Path, longest: int) -> None:
+        self._engine, self._marks, self._home = engine, marks, home
         source = random.Random(3)
         self._tokens = [source.randrange(32_000) for _ in range(longest)]
-        self._expected: list[int] = []
+        self._spilled = 0
         self._well = wells.process(home)
         self.found = Recalls()
 
     def spill(self, length: int) -> None:
         """What of the first `length` tokens is not in the well. Raises TimeoutError."""
-        engine, page = self._engine, self._engine.kv.shape.page
-        engine.kv.fill(length)
-        missing = length // page - len(self._expected)
-        wanted = engine.spilled_bytes + missing * engine.kv.shape.page_bytes
+        engine = self._engine
+        missing = (length - self._spilled) // engine.kv.shape.page * engine.kv.shape.page_bytes
         with _Counted(engine, self._well, self.found.spilled, lambda: engine.spilled_bytes):
-            live = engine.add(self._tokens[:length], None, dry=True, recall="never")
-            try:
-                engine.run(lambda: len(live.pages) >= length // page)
-                self._expected += signatures(engine.kv, live.pages[len(self._expected) : length // page])
-                engine.run(lambda: engine.spilled_bytes >= wanted)
-            finally:
-                engine.abort(live)
-            engine.run()
+            spill(engine, self._tokens[:length], missing)
+        self._spilled = length
 
     def recall(self, tier: str, length: int) -> bool:
         """Once; False, and said, if not all of it came from there."""
         engine = self._engine
         before = card.joules()
+        engine.pool.forget()
         with _Counted(engine, self._well, self.found.recalled, lambda: engine.recalled_bytes):
             live = engine.serve(self._tokens[:length], 0, dry=True)
         came = live.receipt.get("tiers", {}).get(tier, 0)
@@ -95,29 +86,28 @@ class Prompts:
     def check(self, tier: str, length: int) -> None:
         """As `recall`, into pages that were overwritten, and what arrived is compared. Its time is no measurement's."""
         engine = self._engine
-        engine.kv.fill(length + 1)
+        engine.pool.forget()
+        engine.kv.fill(1)
         pages: list[int] = []
         live = engine.add(self._tokens[:length], 0, dry=True)
 
-        def arrived() -> bool:
-            if live.pages:
-                pages[:] = live.pages
+        def over() -> bool:
+            pages[:] = live.pages or pages
             return live.done
 
-        engine.run(arrived)
+        engine.run(over)
         engine.run()
-        if live.receipt.get("recalled_tokens", 0) == length:
-            found = signatures(engine.kv, pages[: length // engine.kv.shape.page])
-            expected = self._expected[: len(found)]
-            self.found.differing += sum(a != b for a, b in zip(found, expected, strict=True))
-            self.found.compared += len(found)
-        else:
-            self.found.partial.append(f"{live.receipt.get('recalled_tokens', 0)} of {length} tokens came from {tier}")
+        came = live.receipt.get("tiers", {}).get(tier, 0)
+        if came != length:
+            self.found.partial.append(f"{came} of {length} tokens came from {tier}")
+            return
+        self.found.differing += self._marks.differing(pages[: length // engine.kv.shape.page])
+        self.found.compared += length // engine.kv.shape.page
 
     def written(self, deadline: float) -> bool:
         """Waits until all is on disk, or that moment of `time.monotonic`."""
         shape = self._engine.halves.shape
-        blocks = len(self._expected) // shape.pages_per_block
+        blocks = self._spilled // shape.block_tokens
         while time.monotonic() < deadline:
             stats = control.stats(self._home, seconds=10)
             if int(stats.get("disk_blocks", 0)) >= blocks and not int(stats.get("disk_write_queue_bytes", 0)):
@@ -149,19 +139,28 @@ class _Counted:
         self._moved.well_s += well_s
 
 
-def signatures(kv: Kv, pages: Sequence[int]) -> list[int]:
-    """A number for each page that any changed byte changes, almost surely."""
-    found: list[int] = []
-    generator = torch.Generator().manual_seed(1)
-    weights = [
-        torch.randint(1 << 62, (kv.shape.row_bytes // 4,), generator=generator).to(kv.buffer.device) * 2 + 1
-        for _ in kv.words
-    ]
-    for at in range(0, len(pages), _AT_ONCE):
-        which = torch.tensor(list(pages[at : at + _AT_ONCE]), device=kv.buffer.device)
-        total = torch.zeros(len(which), dtype=torch.int64, device=kv.buffer.device)
-        for layer, weight in zip(kv.words, weights, strict=True):
-            numbers = layer[which].reshape(len(which), -1).view(torch.int32).to(torch.int64)
-            total += (numbers * weight).sum(1)
-        found += total.tolist()
-    return found
+def spill(engine: Engine, tokens: Sequence[int], nbytes: int, *, dry: bool = False) -> None:
+    """Until so many bytes of this prompt have been spilled. What the well had no room for, while it makes its arena
+    larger, is offered again. Raises TimeoutError."""
+    wanted, deadline = engine.spilled_bytes + nbytes, time.monotonic() + PATIENCE_S
+    while engine.spilled_bytes < wanted:
+        engine.pool.forget()
+        live = engine.add(tokens, None, dry=dry, recall="never")
+        engine.run(_settled(engine, live, wanted))
+        engine.abort(live)
+        engine.run()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{wanted - engine.spilled_bytes} bytes of {nbytes} were not spilled")
+
+
+def _settled(engine: Engine, live: Live, wanted: int) -> Callable[[], bool]:
+    """All is spilled, or nothing more has been for a while."""
+    known, since = engine.spilled_bytes, time.monotonic()
+
+    def settled() -> bool:
+        nonlocal known, since
+        if engine.spilled_bytes != known or live.computed < live.prompt:
+            known, since = engine.spilled_bytes, time.monotonic()
+        return known >= wanted or time.monotonic() - since > QUIET_S
+
+    return settled
