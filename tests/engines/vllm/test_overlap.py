@@ -146,6 +146,22 @@ def test_a_canary_is_compared_beside_the_forward(tmp_path: Path) -> None:
         assert (h.stat("canaries_clean"), h.stat("canaries_mismatched")) == (1, 0)
 
 
+def test_a_canary_has_read_its_pages_before_they_are_written_anew(tmp_path: Path) -> None:
+    """All of its blocks."""
+    with late(None), engine(tmp_path, num_pages=25, extra={"canary": 1}) as h:
+        h.serve(prompt(200))
+        h.settle()
+        h.forget()
+        h.serve(prompt(200))
+        assert len(h.half._canaries._open) == 1, "it is being compared"
+        h.forget()
+        h.serve(prompt(300, seed=2))
+        for _ in range(5):
+            h.settle()
+            h.step()
+        assert (h.stat("canaries_clean"), h.stat("canaries_mismatched")) == (1, 0)
+
+
 def loaded(h: Any, *rids: str) -> None:
     """Runs until these have ended; copies end when nothing else is left to do."""
     for _ in range(200):
