@@ -65,6 +65,8 @@ class LateDevice:
     """`early`: the pages of an engine that works at once, to be read as early as may be. `refuses`: calls that are made
     before one is refused; None: none is. `broken`: nothing is known to have been done well any more."""
 
+    kernel_reaches = True
+
     def __init__(self, seed: int | None = None, *, at_once: bool = False, early: Pool | None = None) -> None:
         self._early = early
         self._random = random.Random(seed) if seed is not None else None
