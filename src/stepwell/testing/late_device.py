@@ -5,7 +5,8 @@ all the time. It copies between addresses of this process, so pages may be numpy
     without:      it does nothing that it need not: only what somebody waits for, and what that waits for
 
 The engine's work is what is given to `work`, in a queue like the others; with `at_once` the engine does its work
-itself, at the moment, and is made to wait where it is held back.
+itself, at the moment, and is made to wait where it is held back. Such an engine is never late, so with `early` copies
+out of its pages are as early as they may be instead: they read what was there at the moment that they come after.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Point:
     def __init__(self, device: LateDevice, queue: Queue) -> None:
         self.reached = False
         self.queue = queue
+        self.memory: list[tuple[int, bytes]] = []  # what was in the pages then, by address
         self._device = device
 
     @property
@@ -60,10 +62,13 @@ class Queue:
 
 
 class LateDevice:
-    """`refuses`: calls that are made before one is refused; None: none is. `broken`: nothing is known to have been done
-    well any more."""
+    """`early`: the pages of an engine that works at once, to be read as early as may be. `refuses`: calls that are made
+    before one is refused; None: none is. `broken`: nothing is known to have been done well any more."""
 
-    def __init__(self, seed: int | None = None, *, at_once: bool = False) -> None:
+    kernel_reaches = True
+
+    def __init__(self, seed: int | None = None, *, at_once: bool = False, early: Pool | None = None) -> None:
+        self._early = early
         self._random = random.Random(seed) if seed is not None else None
         self._at_once = at_once
         self._lock = threading.RLock()
@@ -78,7 +83,14 @@ class LateDevice:
 
     def now(self) -> Point:
         with self._lock:
-            return self._mark(self._engine)
+            point = self._mark(self._engine)
+            if self._early is not None:
+                last = self._early.num_pages - 1
+                point.memory = [
+                    (row.address, ctypes.string_at(row.address, last * row.stride + row.nbytes))
+                    for row in self._early.rows
+                ]
+            return point
 
     def hold_back(self, event: Event) -> None:
         assert isinstance(event, Point)
@@ -99,9 +111,15 @@ class LateDevice:
                 assert isinstance(event, Point)
                 queue.items.append(event)
             began = self._mark(queue)
+            first = after[0] if direction is Direction.OUT and len(after) == 1 else None
+            then = first.memory if isinstance(first, Point) else []
             for host, device, size in pieces(where, pool).T.tolist():
                 for at in range(0, size, PART):
-                    queue.items.append(self._copy(direction, host + at, device + at, min(PART, size - at)))
+                    copy = self._copy(direction, host + at, device + at, min(PART, size - at), then)
+                    if then:
+                        copy()
+                    else:
+                        queue.items.append(copy)
             return began, self._mark(queue)
 
     def seconds(self, began: Event, ended: Event) -> float:
@@ -180,12 +198,17 @@ class LateDevice:
             return
         queue.items.popleft()
 
-    def _copy(self, direction: Direction, host: int, device: int, size: int) -> Callable[[], None]:
+    def _copy(
+        self, direction: Direction, host: int, device: int, size: int, then: Sequence[tuple[int, bytes]]
+    ) -> Callable[[], None]:
+        """`then`: what was in the pages at the moment that the copy comes after, if it is to be as early as that."""
+
         def copy() -> None:
             if not any(at <= host and host + size <= at + m.nbytes for at, m in self._reachable.items()):
                 raise AssertionError("memory was copied that is not registered")
+            held = next((m[device - at : device - at + size] for at, m in then if 0 <= device - at < len(m)), None)
             target, source = (host, device) if direction is Direction.OUT else (device, host)
-            ctypes.memmove(target, source, size)
+            ctypes.memmove(target, source if held is None else held, size)
             self.copied_bytes += size
 
         return copy

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,22 @@ def test_what_was_begun_has_ended_when_a_copy_is_refused(device: CudaDevice) -> 
         gpu.gather([Shard(Slot(slots, 0), 0, [1])], gpu.now())
     assert device._streams[Direction.OUT].waited[-1] == "synchronize" and not gpu._flights
     assert device._runtime.calls[-1] == "forget", "or the engine's next call would find the error"
+
+
+def test_what_was_begun_has_ended_when_nobody_would_learn_of_its_end(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, _ = copies(device, Way.ENGINE)
+    after, slots, made = gpu.now(), np.zeros((1, gpu.page_bytes), np.uint8), count()
+
+    def record(self: Any, stream: Any) -> None:
+        if next(made):  # the event after the copies
+            raise RuntimeError("no more events")
+
+    monkeypatch.setattr(Event, "record", record)
+    with pytest.raises(RuntimeError, match="no more events"):
+        gpu.gather([Shard(Slot(slots, 0), 0, [1])], after)
+    assert slots.any() and device._streams[Direction.OUT].waited[-1] == "synchronize"
 
 
 def test_registration(device: CudaDevice) -> None:

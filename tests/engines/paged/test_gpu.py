@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,25 @@ def test_a_fetch_is_in_memory_of_its_own() -> None:
     assert fetched.bytes.shape == (2, LAYERS * SIZE) and (fetched.bytes == 6).all()
     with pytest.raises(IndexError):
         gpu.copies.fetch([PAGES], gpu.copies.now())
+
+
+def test_memory_that_nobody_wants_any_more_is_kept_until_nobody_writes_it() -> None:
+    """An allocator would give it to somebody else."""
+    gpu = Gpu(None)
+    gpu.write([1], 6)
+    fetched = gpu.copies.fetch([1], gpu.copies.now()).bytes.base
+    assert fetched is not None
+    address, kept = fetched.ctypes.data, weakref.ref(fetched)
+    gpu.device._reachable.clear()  # the device itself keeps no hold of it
+    del fetched
+    memory = kept()
+    assert memory is not None
+    gpu.device._reachable[address] = memory
+    gpu.device.drain()
+    assert (memory == 6).all() and not gpu.copies._touching([1])
+    del memory
+    gpu.device._reachable.clear()
+    assert kept() is None
 
 
 class Play:

@@ -177,6 +177,16 @@ def test_evenly_spaced_pages_are_one_call(pages: list[int], calls: int) -> None:
         assert all(run.width <= min(run.host_pitch, run.device_pitch) for run in found)
 
 
+def test_no_call_is_of_several_slabs() -> None:
+    """Each is registered by itself, and the runtime refuses a range that is not of one registration."""
+    pool = pool_of(caches("BLHNC"), PAGES)
+    whole = np.zeros((6, pool.page_bytes), np.uint8)
+    slabs = [whole[:2], whole[2:4], whole[4:]]  # side by side, or evenly apart, as it may happen
+    shards = [Shard(Slot(slabs[n // 2], n % 2), 0, [n]) for n in range(6)]
+    assert [run.height for run in runs(places(shards, pool.page_bytes), pool)] == [2, 2, 2]
+    assert [run.height for run in runs(places(shards[::2], pool.page_bytes), pool)] == [1, 1, 1]
+
+
 def test_pitches_that_a_copy_engine_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(caches("LBHNC"), PAGES)
     slots = np.zeros((1, 3 * pool.page_bytes), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -74,11 +75,19 @@ def test_pages_of_odd_sizes_are_the_copy_engines() -> None:
     assert measure(pool_of(tensors(63), 20), Fast()) == ENGINES
 
 
+def test_where_a_kernel_does_not_find_registered_memory_it_is_not_used() -> None:
+    device = Fast()
+    device.kernel_reaches = False
+    assert measure(pool_of(tensors(), 20), device) == ENGINES
+
+
 def test_a_kernel_that_loses_a_byte_is_not_used() -> None:
     assert measure(pool_of(tensors(), 20), Fast({(Direction.OUT, Way.KERNEL)})) == ENGINES
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no such kernel"), ImportError("no Triton")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no such kernel"), ImportError("no Triton"), CalledProcessError(1, "cc")], ids=str
+)
 def test_a_kernel_that_fails_is_not_used(error: Exception) -> None:
     class Without(Fast):
         def enqueue(self, direction: Direction, way: Way, *others: Any) -> Any:

@@ -119,13 +119,15 @@ def joining(well: LocalWell, find: Callable[[], Any] | None = None) -> Iterator[
 
 
 @contextmanager
-def late(seed: int | None) -> Iterator[list[LateDevice]]:
-    """Connectors made in here copy by a device that is late, as on a GPU, one each; it is in the list then."""
+def late(seed: int | None, *, early: bool = False) -> Iterator[list[LateDevice]]:
+    """Connectors made in here copy by a device that is late, as on a GPU, one each; it is in the list then. `early`: it
+    copies out of pages as early as it may."""
     devices: list[LateDevice] = []
 
     def copier(kv_caches: Any, num_pages: int) -> GpuCopies:
-        devices.append(LateDevice(seed, at_once=True))
-        return GpuCopies(pool_of(kv_caches, num_pages), devices[-1], dict.fromkeys(Direction, Way.ENGINE))
+        pool = pool_of(kv_caches, num_pages)
+        devices.append(LateDevice(seed, at_once=True, early=pool if early else None))
+        return GpuCopies(pool, devices[-1], dict.fromkeys(Direction, Way.ENGINE))
 
     with (
         patch.object(StepwellConnector, "copier", staticmethod(copier)),

@@ -34,7 +34,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from stepwell.block.facts import digest_of
-from stepwell.engines.vllm.identity import canonical, engine, layout_facts, model_facts, unsupported
+from stepwell.engines.vllm.identity import canonical, engine, layout_facts, model_facts, page_facts, unsupported
 from stepwell.engines.vllm.weights import Files, NoFiles, weight_files
 from stepwell.errors import Unsupported
 
@@ -440,6 +440,19 @@ def test_pages_that_the_engine_zeroes_before_it_tells(cuda_config: Any, monkeypa
     monkeypatch.setattr(KVCacheConfig, "needs_kv_cache_zeroing", True, raising=False)
     refused = unsupported(cuda_config, pages())
     assert isinstance(refused, Unsupported) and refused.code == "SW-712"
+
+
+def test_how_a_backend_divides_pages_is_part_of_the_layout() -> None:
+    """vLLM chooses it by what is installed, and tells the workers only."""
+    pages, tokens, heads, content = 6, 64, 2, 8
+
+    def facts(pages: int, pieces: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> str:
+        whole = torch.zeros(pages * pieces, heads, tokens // pieces, content).permute(order).contiguous()
+        return digest_of(page_facts({LAYERS[0]: whole.permute([order.index(n) for n in range(4)])}, pages))
+
+    by_tokens = (0, 2, 1, 3)
+    assert facts(pages, 1) == facts(2 * pages, 1), "not how many"
+    assert len({facts(pages, 1), facts(pages, 2), facts(pages, 4), facts(pages, 1, by_tokens)}) == 4
 
 
 def test_the_gpu_is_part_of_the_layout(cuda_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,22 @@ def test_a_recall_into_pages_that_are_still_spilled(tmp_path: Path) -> None:
         h.assert_quiet()
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_hit_on_pages_that_the_same_step_computes(tmp_path: Path, order: dict[str, Any]) -> None:
+    """They are not to be spilled beside that step, but after it."""
+    with late(None, early=True), engine(tmp_path, **order) as h:
+        first = h.add(prompt(200))
+        h.half.drop(first)  # goes on without stepwell, so that the other one spills what it computes
+        other = h.serve([*prompt(200), *prompt(20, seed=3)])
+        h.settle()
+        assert other.local == 192 and h.stat("spilled_blocks") == 13
+        h.forget()
+        again = h.add(prompt(200), max_tokens=3)
+        loaded(h, again)
+        assert h.right(h.requests[again]) and h.requests[again].external == 192
+        h.assert_quiet()
+
+
 def test_pages_stay_held_while_they_are_loaded(tmp_path: Path) -> None:
     with late(None), engine(tmp_path) as h:
         h.serve(prompt(200))
@@ -127,6 +143,22 @@ def test_a_canary_is_compared_beside_the_forward(tmp_path: Path) -> None:
             h.step()
         h.settle()
         h.run()
+        assert (h.stat("canaries_clean"), h.stat("canaries_mismatched")) == (1, 0)
+
+
+def test_a_canary_has_read_its_pages_before_they_are_written_anew(tmp_path: Path) -> None:
+    """All of its blocks."""
+    with late(None), engine(tmp_path, num_pages=25, extra={"canary": 1}) as h:
+        h.serve(prompt(200))
+        h.settle()
+        h.forget()
+        h.serve(prompt(200))
+        assert len(h.half._canaries._open) == 1, "it is being compared"
+        h.forget()
+        h.serve(prompt(300, seed=2))
+        for _ in range(5):
+            h.settle()
+            h.step()
         assert (h.stat("canaries_clean"), h.stat("canaries_mismatched")) == (1, 0)
 
 

@@ -94,6 +94,13 @@ def test_anything_in_any_order_with_copies_beside_the_forward(tmp_path: Path, se
     assert sum(device.copied_bytes for device in devices) > 100 * 16 * 256
 
 
+@pytest.mark.parametrize(("seed", "setup"), list(enumerate(ENGINES)), ids=str)
+def test_anything_in_any_order_with_copies_that_are_early(tmp_path: Path, seed: int, setup: dict[str, Any]) -> None:
+    """The engine's steps are late, on a GPU: copies beside a step see nothing of it."""
+    with late(seed, early=True):
+        soak(tmp_path, seed, setup)
+
+
 def soak(tmp_path: Path, seed: int, setup: dict[str, Any], steps: int = 150) -> None:
     print(f"seed {seed}")
     with engine(tmp_path, **setup) as h:

@@ -1,8 +1,8 @@
 """A CUDA device for `gpu.GpuCopies`: streams, events, the copy engines, the kernel, and registration of host memory.
 
 torch gives streams, events and tensors. What it has no call for (2-D copies, the capture mode of a thread) is asked of
-the CUDA runtime that torch has loaded. Host memory is registered in place (cudaHostRegister); with unified addressing,
-which is required, the device reaches it at its own address.
+the CUDA runtime that torch has loaded. Host memory is registered in place (cudaHostRegister). With unified addressing,
+which is required, copy engines know it by its own address; a kernel does on most GPUs, and is not used on others.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class CudaDevice:
         self.enter()
         if not _attribute(self._runtime, _UNIFIED_ADDRESSING, index):
             raise _unusable("the GPU has no unified addressing", "use stepwell with another GPU")
+        self.kernel_reaches = bool(_attribute(self._runtime, _HOST_POINTER_OF_REGISTERED, index))
         self._streams = {direction: torch.cuda.Stream(index) for direction in Direction}
 
     def enter(self) -> None:
@@ -109,10 +110,10 @@ class CudaDevice:
                 self._by_kernel(stream, direction, where, pool)
             else:
                 self._by_engine(stream, direction, where, pool)
+            return began, CudaEvent(self, stream)
         except BaseException:
             stream.synchronize()  # what was begun before it was refused
             raise
-        return began, CudaEvent(self, stream)
 
     def _by_engine(self, stream: Any, direction: Direction, where: Places, pool: Pool) -> None:
         copy, handle = self._runtime.cudaMemcpy2DAsync, stream.cuda_stream
@@ -171,6 +172,7 @@ class CudaDevice:
 
 
 _UNIFIED_ADDRESSING = 41  # cudaDevAttrUnifiedAddressing
+_HOST_POINTER_OF_REGISTERED = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
 
 
 def _attribute(runtime: ctypes.CDLL, attribute: int, index: int) -> int:

@@ -41,6 +41,9 @@ class Device(Protocol):
     """Queues: the engine's (`now`, `hold_back`) and one for each direction. What one of them is handed begins when all
     before it in that queue has ended. Raises RuntimeError when the device refuses."""
 
+    kernel_reaches: bool
+    """A kernel finds memory that was registered at the address that it has here."""
+
     def now(self) -> Mark:
         """The end of the engine's queue. It is an Event too."""
 

@@ -24,14 +24,23 @@ from stepwell.io.memory import Bytes
 
 
 class Flight:
-    """A copy under way: the pages that it touches, and when it has ended."""
+    """A copy under way: the pages that it touches, and when it has ended. `memory`: of its own, kept until then."""
 
-    def __init__(self, device: Device, direction: Direction, pages: frozenset[int], began: Event, ended: Event) -> None:
+    def __init__(
+        self,
+        device: Device,
+        direction: Direction,
+        pages: frozenset[int],
+        began: Event,
+        ended: Event,
+        memory: Bytes | None = None,
+    ) -> None:
         self.direction = direction
         self.pages = pages
         self.ended = ended
         self._device = device
         self._began = began
+        self._memory = memory
 
     @property
     def done(self) -> bool:
@@ -81,16 +90,16 @@ class GpuCopies:
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"pages {list(pages)} of {self.num_pages}")
         memory = self._device.memory(len(pages) * self.page_bytes)
-        flight = self._fly(Direction.OUT, Places.side_by_side(memory, pages, self.page_bytes), after)
+        flight = self._fly(Direction.OUT, Places.side_by_side(memory, pages, self.page_bytes), after, memory)
         return Fetched(flight, memory.reshape(len(pages), self.page_bytes))
 
-    def _fly(self, direction: Direction, where: Places, after: Mark) -> Flight:
+    def _fly(self, direction: Direction, where: Places, after: Mark, memory: Bytes | None = None) -> Flight:
         pages = frozenset(where.pages.tolist())
         with self._lock:
             # Its own direction keeps its order by itself.
             others = [f.ended for f in self._touching(pages) if f.direction is not direction]
             began, ended = self._device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
-            flight = Flight(self._device, direction, pages, began, ended)
+            flight = Flight(self._device, direction, pages, began, ended, memory)
             self._flights.append(flight)
         return flight
 

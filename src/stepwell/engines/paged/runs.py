@@ -37,16 +37,19 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Pages to copy, in order: `host[i]` is the address of the place for page `pages[i]`."""
+    """Pages to copy, in order: `host[i]` is the address of the place for page `pages[i]`, and `memory[i]` where the
+    memory begins that it is in: each is known to a driver by itself."""
 
     host: Numbers
     pages: Numbers
+    memory: Numbers
 
     @classmethod
     def side_by_side(cls, memory: Bytes, pages: Sequence[int], page_bytes: int) -> Places:
         """Pages one after the other in memory of their own."""
-        numbers = np.asarray(pages, np.int64)
-        return cls(memory.ctypes.data + page_bytes * np.arange(len(numbers), dtype=np.int64), numbers)
+        numbers, first = np.asarray(pages, np.int64), memory.ctypes.data
+        host = first + page_bytes * np.arange(len(numbers), dtype=np.int64)
+        return cls(host, numbers, np.full(len(numbers), first, np.int64))
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -69,12 +72,13 @@ def check_whole(shard: Shard, page_bytes: int) -> None:
 
 def places(shards: Sequence[Shard], page_bytes: int) -> Places:
     """Of shards that were checked."""
-    host, pages = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    host, pages, memory = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for (slots, slot), skip, wanted in shards:
         first = slots.ctypes.data + slot * slots.strides[0] + skip * page_bytes
         host.append(first + page_bytes * np.arange(len(wanted), dtype=np.int64))
         pages.append(np.asarray(wanted, np.int64))
-    return Places(np.concatenate(host), np.concatenate(pages))
+        memory.append(np.full(len(wanted), slots.ctypes.data, np.int64))
+    return Places(np.concatenate(host), np.concatenate(pages), np.concatenate(memory))
 
 
 def runs(where: Places, pool: Pool) -> Iterator[Run]:
@@ -92,13 +96,13 @@ def runs(where: Places, pool: Pool) -> Iterator[Run]:
 
 
 def _even(where: Places, stride: int) -> Iterator[tuple[int, int]]:
-    """(first, count) of stretches in which both host and device places are evenly spaced, and ascend."""
+    """(first, count) of stretches in which both host and device places are evenly spaced, and ascend. Each is of one
+    memory: the runtime refuses to copy a range that was registered in parts."""
     if not len(where):
         return
     host_steps, page_steps = np.diff(where.host), np.diff(where.pages)
-    usable = (
-        (host_steps > 0) & (page_steps > 0) & (host_steps <= LONGEST_PITCH) & (page_steps <= LONGEST_PITCH // stride)
-    )
+    usable = (np.diff(where.memory) == 0) & (host_steps > 0) & (page_steps > 0)
+    usable &= (host_steps <= LONGEST_PITCH) & (page_steps <= LONGEST_PITCH // stride)
     first = 0
     for i in range(1, len(where)):
         if not usable[i - 1] or (

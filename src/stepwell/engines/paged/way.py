@@ -7,6 +7,7 @@ engine's life. The kernel takes processors from the engine, so it must be clearl
 
 from __future__ import annotations
 
+import logging
 import random
 import statistics
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places
 from stepwell.errors import Unsupported
 from stepwell.io.memory import Bytes
+
+log = logging.getLogger("stepwell")
 
 SAMPLE_BYTES = 32 << 20
 REPEATS = 5
@@ -43,7 +46,7 @@ def measure(pool: Pool, device: Device) -> dict[Direction, Way]:
                 why="bytes that were copied to its memory and back are not the same",
                 fix="run `make test-gpu` of stepwell's repository and report what it finds",
             )
-        if not (kernel_can(pool) and trial.kernel_is_sound()):
+        if not (kernel_can(pool, device) and trial.kernel_is_sound()):
             return dict.fromkeys(Direction, Way.ENGINE)
         spare = trial.memory()
         return {direction: faster(partial(trial.copy, direction, memory=spare)) for direction in Direction}
@@ -82,7 +85,8 @@ class _Trial:
         """Beside the copy engine, which is. One that cannot be had is not."""
         try:
             return all(self.returns(into, out) for into, out in product(Way, Way))
-        except (ImportError, RuntimeError):
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises, the copy engine is there
+            log.debug("no copies by a kernel: %s", error)
             return False
 
 
@@ -93,6 +97,8 @@ def faster(seconds: Callable[[Way], float]) -> Way:
     return Way.KERNEL if kernel <= CLEARLY * engine else Way.ENGINE
 
 
-def kernel_can(pool: Pool) -> bool:
-    """All runs are of whole words, at such addresses."""
-    return all(number % WORD == 0 for span in pool.spans for number in (span.address, span.stride, span.nbytes))
+def kernel_can(pool: Pool, device: Device) -> bool:
+    """It finds registered memory, and all runs are of whole words, at such addresses."""
+    return device.kernel_reaches and all(
+        number % WORD == 0 for span in pool.spans for number in (span.address, span.stride, span.nbytes)
+    )

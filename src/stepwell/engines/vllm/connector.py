@@ -261,7 +261,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         copies = self.copier(kv_caches, self._kv_cache_config.num_blocks)
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
-        facts = {"page_bytes": str(copies.page_bytes), "layers": ",".join(kv_caches)}
+        facts = identity.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
         who = worker_client.Identity(
             engine=str(self._config.kv_transfer_config.engine_id),
             rank=parallel.rank,

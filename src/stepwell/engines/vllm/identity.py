@@ -119,6 +119,15 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
     return facts
 
 
+def page_facts(kv_caches: Mapping[str, Any], num_pages: int) -> dict[str, str]:
+    """How one rank's tensors lie, by layer: a backend, which vLLM may choose by what is installed, may divide pages,
+    and then their bytes come in another order. Says nothing of how many pages there are."""
+    return {
+        f"page.{number}.{name}": canonical([tensor.shape[0] // num_pages, tensor.shape[1:], tensor.stride()[1:]])
+        for number, (name, tensor) in enumerate(kv_caches.items())
+    }
+
+
 def engine() -> str:
     """Name and minor version, "vllm 0.32"; a development build, whose bytes may change any day, in full."""
     import vllm

@@ -306,7 +306,7 @@ class SchedulerHalf:
         if chain is None:
             return
         if not tracked.admitted:
-            self._admit(tracked, computed)
+            self._admit(tracked)
         after = computed + scheduled
         computes.append((request_id, tracked.life, after))
         if tracked.watch is not None:
@@ -333,9 +333,10 @@ class SchedulerHalf:
             self._spilling[request_id] = tracked
             tracked.known = upto
 
-    def _admit(self, tracked: Tracked, computed: int) -> None:
-        """Its first step since it (re)started: engine hits and what was recalled are in its pages."""
-        tracked.admitted, tracked.failed, tracked.confirmed = True, False, computed
+    def _admit(self, tracked: Tracked) -> None:
+        """Its first step since it (re)started. What was recalled is in its pages; engine hits may be pages that another
+        request computes in this very step, so nothing is confirmed before the step is."""
+        tracked.admitted, tracked.failed = True, False
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
             arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start

@@ -21,6 +21,7 @@ from stepwell.engines.paged.lane import Job, Lane, advance, finish
 from stepwell.engines.vllm.plan import Compare, Load, Ref, Save, StepPlan, StepReport
 from stepwell.engines.vllm.steps import MOST_STEPS
 from stepwell.errors import StepwellError
+from stepwell.io.memory import Bytes
 
 log = logging.getLogger("stepwell")
 
@@ -245,8 +246,11 @@ class WorkerHalf:
         errors: list[float] = []
         try:
             with self._client.copying() as hold:
-                for refs, pages in compare.blocks:
-                    more = yield from self._errors(compare.session, self._ref(refs), pages, hold, after)
+                # All at once: its pages may be written anew by the next step, which waits for what is under way only.
+                fetched = [self._copies.fetch(pages, after) for _, pages in compare.blocks]
+                for (refs, _), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
+                    yield copying
+                    more = self._errors(compare.session, self._ref(refs), fresh, hold)
                     errors = [max(pair) for pair in zip(errors, more, strict=True)] if errors else more
         except Exception as error:  # noqa: BLE001 - one canary less
             log.debug("a canary was not compared: %s", error)
@@ -255,15 +259,11 @@ class WorkerHalf:
             self._report.compared.append((self._rank, compare.transfer, errors))
         self._client.recalled(compare.session, [compare.transfer])
 
-    def _errors(
-        self, session: int, ref: Ref, pages: Sequence[int], hold: Hold, after: Mark
-    ) -> Generator[Copying, None, list[float]]:
+    def _errors(self, session: int, ref: Ref, fresh: Bytes, hold: Hold) -> list[float]:
         """Each layer's, of one block, which is checked to be the one leased before it is read and afterwards. Raises
         IntegrityError."""
         slot = hold.slot(session, *ref)
-        fetched = self._copies.fetch(pages, after)
-        yield fetched.copying
-        errors = self._copies.errors(fetched.bytes, slot.bytes.reshape(-1, self._copies.page_bytes)[: len(pages)])
+        errors = self._copies.errors(fresh, slot.bytes.reshape(-1, self._copies.page_bytes)[: len(fresh)])
         self._client.verify(session, *ref)
         return errors
 
