@@ -21,8 +21,11 @@ pytestmark = pytest.mark.kernel
 
 
 def test_wells_are_killed_at_any_moment() -> None:
-    tally = clean(wells.by_fork(budget(), 0, 20))
-    assert tally.n["kills"] == 20
+    for _ in range(4):  # where this machine dallies, all of 20 lives may end before anything of theirs is on disk
+        tally = clean(wells.by_fork(budget(), 0, 20))
+        assert tally.n["kills"] == 20
+        if tally.n["staged"] and tally.n["kept"]:
+            break
     assert tally.n["staged"] and tally.n["kept"], "lives came to store blocks, and the next ones had them"
 
 

@@ -78,7 +78,7 @@ class Engine(Harness):
         for worker in self.workers:
             work = worker.connector._work
             if isinstance(work._copies, GpuCopies):
-                work._copies._device.drain()
+                work._copies.device.drain()
                 work._poll()
 
     def assert_quiet(self) -> None:

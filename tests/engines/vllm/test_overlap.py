@@ -19,7 +19,7 @@ ORDERS: list[dict[str, Any]] = [{}, {"async_scheduling": True}, {"runner_v2": Tr
 @pytest.mark.parametrize("order", ORDERS, ids=["cpu", "async", "v2"])
 def test_pages_that_are_taken_while_they_are_spilled(tmp_path: Path, order: dict[str, Any], num_pages: int) -> None:
     with late(None), engine(tmp_path, num_pages=num_pages, **order) as h:
-        device = h.workers[0].connector._work._copies._device
+        device = h.workers[0].connector._work._copies.device
         h.serve(prompt(200))
         assert device.copied_bytes == 0, "handed over, and not done yet"
         h.forget()

@@ -137,7 +137,7 @@ def _point(stage: Stage, layout: Layout, block: Block, slab: Slab, peak: Peak, r
 
 
 def _ways(copies: GpuCopies) -> list[Way]:
-    return [Way.ENGINE, Way.KERNEL] if kernel_can(copies.pool) and find_spec("triton") else [Way.ENGINE]
+    return [Way.ENGINE, Way.KERNEL] if kernel_can(copies.pool, copies.device) and find_spec("triton") else [Way.ENGINE]
 
 
 def _judged(points: list[Point]) -> Iterator[Row]:

@@ -66,12 +66,12 @@ class GpuCopies:
         self.num_pages = pool.num_pages
         self.page_bytes = pool.page_bytes
         self.ways = dict(ways)
-        self._device = device
+        self.device = device
         self._lock = threading.Lock()  # what is looked up in `_flights` is enqueued behind before another one is added
         self._flights: list[Flight] = []
 
     def now(self) -> Mark:
-        return self._device.now()
+        return self.device.now()
 
     def gather(self, shards: Sequence[Shard], after: Mark) -> Flight:
         for shard in shards:
@@ -89,7 +89,7 @@ class GpuCopies:
     def fetch(self, pages: Sequence[int], after: Mark) -> Fetched:
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"pages {list(pages)} of {self.num_pages}")
-        memory = self._device.memory(len(pages) * self.page_bytes)
+        memory = self.device.memory(len(pages) * self.page_bytes)
         flight = self._fly(Direction.OUT, Places.side_by_side(memory, pages, self.page_bytes), after, memory)
         return Fetched(flight, memory.reshape(len(pages), self.page_bytes))
 
@@ -98,8 +98,8 @@ class GpuCopies:
         with self._lock:
             # Its own direction keeps its order by itself.
             others = [f.ended for f in self._touching(pages) if f.direction is not direction]
-            began, ended = self._device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
-            flight = Flight(self._device, direction, pages, began, ended, memory)
+            began, ended = self.device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
+            flight = Flight(self.device, direction, pages, began, ended, memory)
             self._flights.append(flight)
         return flight
 
@@ -108,7 +108,7 @@ class GpuCopies:
         with self._lock:
             for flight in self._touching(pages):
                 try:
-                    self._device.hold_back(flight.ended)
+                    self.device.hold_back(flight.ended)
                 except RuntimeError:
                     flight.ended.wait()
 
@@ -125,8 +125,8 @@ class GpuCopies:
         return self._register
 
     def _register(self, memory: Bytes) -> Callable[[], None]:
-        self._device.register(memory)
-        return functools.partial(self._device.unregister, memory)
+        self.device.register(memory)
+        return functools.partial(self.device.unregister, memory)
 
     def close(self) -> None:
-        self._device.close()
+        self.device.close()
