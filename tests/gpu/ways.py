@@ -24,7 +24,7 @@ def each_way(copies: Copies) -> Iterator[str]:
     yield "as opened"
     if isinstance(copies, GpuCopies):
         for way in Way:
-            if way is Way.ENGINE or (kernel_can(copies.pool) and find_spec("triton")):
+            if way is Way.ENGINE or (kernel_can(copies.pool, copies.device) and find_spec("triton")):
                 copies.ways = dict.fromkeys(Direction, way)
                 yield way.value
 
