@@ -18,7 +18,7 @@ import torch
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.paged.pool import Pool, pool_of
+from stepwell.engines.paged.pool import Pool, Span, pool_of, stacks
 from stepwell.engines.paged.runs import Places, pieces, places, runs
 from stepwell.errors import Unsupported
 
@@ -163,18 +163,40 @@ def test_the_processor_copies_each_layout(order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "calls"),
-    [([0, 1, 2, 3], 1), ([0, 2, 4, 6], 1), ([7, 6, 5, 4], 4), ([0, 1, 5, 6], 2), ([3], 1), ([], 0)],
+    ("pages", "apart", "beside"),
+    [
+        ([0, 1, 2, 3], LAYERS, 1),
+        ([0, 2, 4, 6], LAYERS, 1),
+        ([7, 6, 5, 4], 4, 4),  # as vLLM gives out what it freed: page by page, all layers of one at once
+        ([0, 1, 5, 6], 4, 2),
+        ([3], 1, 1),
+        ([], 0, 0),
+    ],
     ids=str,
 )
-def test_evenly_spaced_pages_are_one_call(pages: list[int], calls: int) -> None:
-    for order, spans in (("LBHNC", LAYERS), ("BLHNC", 1)):
+def test_evenly_spaced_pages_or_layers_are_one_call(pages: list[int], apart: int, beside: int) -> None:
+    for order, calls in (("LBHNC", apart), ("BLHNC", beside)):
         tensors: Any = caches(order)
         pool = pool_of(tensors, PAGES)
         slots = np.zeros((1, max(1, len(pages)) * pool.page_bytes), np.uint8)
         found = list(runs(places([Shard(Slot(slots, 0), 0, pages)], pool.page_bytes), pool))
-        assert len(found) == calls * spans
+        assert len(found) == calls
         assert all(run.width <= min(run.host_pitch, run.device_pitch) for run in found)
+
+
+def test_layers_that_differ_or_lie_anywhere_are_taken_one_by_one() -> None:
+    whole = torch.zeros(100, 64, dtype=torch.uint8)
+    layers = [whole[10:18, :16], whole[30:38, :16], whole[50:58, :16], whole[60:68, :24], whole[90:98, :24]]
+    pool = pool_of({str(n): layer for n, layer in enumerate(layers)}, 8)
+    assert [(stack.count, stack.step) for stack in stacks(pool.spans)] == [(3, 20 * 64), (2, 30 * 64)]
+    fallen = pool_of({str(n): layer for n, layer in enumerate(reversed(layers))}, 8)
+    assert [stack.count for stack in stacks(fallen.spans)] == [1] * 5
+
+
+def test_no_call_is_of_several_buffers() -> None:
+    """Which may lie evenly apart, as it happens."""
+    spans = [Span(buffer, 1000 * n, 64, 16, 16 * n) for n, buffer in enumerate((7, 7, 8, 8, 8))]
+    assert [stack.count for stack in stacks(spans)] == [2, 3]
 
 
 def test_no_call_is_of_several_slabs() -> None:

@@ -5,7 +5,7 @@
     in                                      '-> scatter q' waits for the gather
 
 A copy begins after the engine's work that it is told of, and after copies under way that touch the same pages the other
-way round. The engine's own work is held back only where it writes pages that a copy still touches. All of that is
+way round. The engine's own work is held back only where it takes pages that a copy still touches. All of that is
 arranged in the device's queues: nobody here waits for anything.
 """
 

@@ -7,8 +7,9 @@ padded, or lie between other layers'. Layers may share their KV: each run is tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from stepwell.errors import Unsupported
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer's pages: page p is the `nbytes` from `address + p * stride` on. `kind`: its numbers ("bfloat16").
-    `split`: its bytes as (outer, K or V, inner)."""
+    """One layer's pages: page p is the `nbytes` from `address + p * stride` on, in the buffer that begins at `buffer`.
+    `kind`: its numbers ("bfloat16"). `split`: its bytes as (outer, K or V, inner)."""
 
+    buffer: int
     address: int
     stride: int
     nbytes: int
@@ -32,10 +34,20 @@ class Row:
 class Span:
     """Neighbouring rows whose pages are one run: `nbytes` from `address + p * stride` on, `offset` into a page."""
 
+    buffer: int
     address: int
     stride: int
     nbytes: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """`count` spans of one size and buffer, each `step` bytes after the one before: a page's layers."""
+
+    first: Span
+    count: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +68,29 @@ class Pool:
         offset = 0
         for row in self.rows:
             last = spans[-1] if spans else None
-            beside = last is not None and (last.address + last.nbytes, last.stride) == (row.address, row.stride)
+            here = (row.buffer, row.address, row.stride)
+            beside = last is not None and (last.buffer, last.address + last.nbytes, last.stride) == here
             if last is not None and beside and last.nbytes + row.nbytes <= row.stride:
-                spans[-1] = Span(last.address, last.stride, last.nbytes + row.nbytes, last.offset)
+                spans[-1] = Span(last.buffer, last.address, last.stride, last.nbytes + row.nbytes, last.offset)
             else:
-                spans.append(Span(row.address, row.stride, row.nbytes, offset))
+                spans.append(Span(*here, row.nbytes, offset))
             offset += row.nbytes
         return tuple(spans)
+
+
+def stacks(spans: Sequence[Span]) -> Iterator[Stack]:
+    """All spans in order, as few stacks as they make."""
+    at = 0
+    while at < len(spans):
+        first, count, step = spans[at], 1, 0
+        for last, more in pairwise(spans[at:]):
+            apart = more.address - last.address
+            alike = (more.buffer, more.nbytes, more.stride) == (first.buffer, first.nbytes, first.stride)
+            if not alike or apart < first.nbytes or apart != (step or apart):
+                break
+            count, step = count + 1, apart
+        yield Stack(first, count, step or first.nbytes)
+        at += count
 
 
 def pool_of(kv_caches: Mapping[str, Any], num_pages: int) -> Pool:
@@ -93,7 +121,8 @@ def _row(name: str, tensor: Any, num_pages: int) -> Row:
     else:  # of each head and token
         split = (-1, 2, shape[-1] * size // 2)
     kind = str(tensor.dtype).removeprefix("torch.")
-    return Row(tensor.data_ptr(), pieces * strides[0] * size, pieces * piece * size, kind, split)
+    buffer = tensor.untyped_storage().data_ptr()
+    return Row(buffer, tensor.data_ptr(), pieces * strides[0] * size, pieces * piece * size, kind, split)
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

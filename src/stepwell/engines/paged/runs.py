@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.pool import Pool
+from stepwell.engines.paged.pool import Pool, Span, Stack, stacks
 from stepwell.io.memory import Bytes
 
 Numbers = npt.NDArray[np.int64]
@@ -82,17 +82,36 @@ def places(shards: Sequence[Shard], page_bytes: int) -> Places:
 
 
 def runs(where: Places, pool: Pool) -> Iterator[Run]:
-    """All bytes of these places, each once, in as few runs as can be found without reordering."""
-    cuts = list(_even(where, max(span.stride for span in pool.spans)))
-    for span in pool.spans:
-        for first, count in cuts:
-            host, page = int(where.host[first]), int(where.pages[first])
-            apart = count > 1
-            host_pitch = int(where.host[first + 1]) - host if apart else span.nbytes
-            device_pitch = (int(where.pages[first + 1]) - page) * span.stride if apart else span.nbytes
-            yield Run(
-                host + span.offset, host_pitch, span.address + page * span.stride, device_pitch, span.nbytes, count
-            )
+    """All bytes of these places, each once, in few runs: of as many pages as are evenly spaced, layer by layer, or of a
+    page's layers, page by page, whichever are fewer."""
+    spans = pool.spans
+    stretches = list(_even(where, max(span.stride for span in spans)))
+    at = 0
+    for stack in stacks(spans):
+        for first, count in stretches:
+            if count >= stack.count or stack.step > LONGEST_PITCH:
+                for span in spans[at : at + stack.count]:
+                    yield _of_pages(where, first, count, span)
+            else:
+                for number in range(first, first + count):
+                    yield _of_layers(where, number, stack)
+        at += stack.count
+
+
+def _of_pages(where: Places, first: int, count: int, span: Span) -> Run:
+    host, page = int(where.host[first]), int(where.pages[first])
+    host_pitch = device_pitch = span.nbytes
+    if count > 1:
+        host_pitch = int(where.host[first + 1]) - host
+        device_pitch = (int(where.pages[first + 1]) - page) * span.stride
+    device = span.address + page * span.stride
+    return Run(host + span.offset, host_pitch, device, device_pitch, span.nbytes, count)
+
+
+def _of_layers(where: Places, number: int, stack: Stack) -> Run:
+    span = stack.first
+    device = span.address + int(where.pages[number]) * span.stride
+    return Run(int(where.host[number]) + span.offset, span.nbytes, device, stack.step, span.nbytes, stack.count)
 
 
 def _even(where: Places, stride: int) -> Iterator[tuple[int, int]]:
