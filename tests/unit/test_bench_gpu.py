@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +17,22 @@ import pytest
 import torch
 
 from stepwell.bench import report, storage
-from stepwell.bench.gpu import card, ready, recall, run
+from stepwell.bench.gpu import card, copies, interference, ready, recall, run
 from stepwell.bench.gpu.compute import Marks, Work
 from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from stepwell.bench.gpu.lane import Peak, Slab
 from stepwell.bench.gpu.pool import PagePool, prefixes
 from stepwell.bench.gpu.prefill import Prefills
 from stepwell.bench.gpu.recalls import Recalls
 from stepwell.bench.gpu.stage import SKIPPED, Stage
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
+from stepwell.engines.paged.base import Mark
+from stepwell.engines.paged.device import Direction, Event, Way
+from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.pool import Pool, pool_of
+from stepwell.engines.paged.runs import Places
+from stepwell.testing.late_device import LateDevice
 from stepwell.testing.well import apart
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,3 +200,53 @@ def test_pages_are_found_by_their_prefix_until_they_are_taken() -> None:
 
 def test_a_filesystem_has_a_name(tmp_path: Path) -> None:
     assert not storage.filesystem(tmp_path).startswith("unknown")
+
+
+# --- what only copies on a GPU do, over a device that is late ---------------------------------------------------------
+
+
+class Idle(LateDevice):
+    """Says that it gathers, and does not."""
+
+    def enqueue(
+        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
+    ) -> tuple[Event, Event]:
+        if direction is Direction.OUT and way is Way.KERNEL:
+            where = Places(where.host[:0], where.pages[:0], where.memory[:0])
+        return super().enqueue(direction, way, where, pool, after)
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(LateDevice, False), (Idle, True)])
+def test_each_way_is_measured_and_what_it_leaves_undone_is_found(
+    kind: type[LateDevice], wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(caches: Mapping[str, Any], pages: int) -> GpuCopies:
+        return GpuCopies(pool_of(caches, pages), kind(1, at_once=True), dict.fromkeys(Direction, Way.ENGINE))
+
+    monkeypatch.setattr(copies, "open_copies", late)
+    stage, block = Stage("cpu", True, time.monotonic() + 60), copies.Block(2, 1, 16, 1)
+    slab = Slab(8 * block.nbytes)
+    point = copies._point(stage, Layout.LBNHC, block, slab, Peak(stage, 4 * block.nbytes), 2)
+    slab.close()
+    assert set(point.ways) == {"engine", "kernel"} and point.chosen == {"gather": "engine", "scatter": "engine"}
+    assert all(ours.nbytes and ours.wall_s for passes in point.passes.values() for ours, _ in passes)
+    assert (point.differing > 0) == wrong
+
+
+def test_a_decode_beside_which_nothing_was_copied_is_no_measurement() -> None:
+    phases = {what: interference.Phase([0.01] * 20, 0.2) for what in interference.BESIDE}
+    phases["recalls"].recalled = phases["both"].spilled = 1 << 20
+    measured = {row.what: row.measured for row in interference._rows(phases) if row.target is not None}
+    for percent in (50, 99):
+        name = "time between tokens beside {} over that beside nothing, p{}"
+        assert measured[name.format("recalls", percent)] is not None
+        assert measured[name.format("spills", percent)] is measured[name.format("both", percent)] is None
+
+
+def test_what_ends_one_measurement_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(_: Stage) -> Result:
+        raise OSError("a compiler is missing")
+
+    monkeypatch.setattr(copies, "run", fails)
+    results, complete = run.run(run.NAMES[:2], Stage("cpu", True, 0.0), out=tmp_path, disk=None, command="test")
+    assert not complete and [result.name for result in results] == ["gpu-interference"]

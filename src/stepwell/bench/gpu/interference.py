@@ -167,7 +167,7 @@ def _rows(phases: dict[str, Phase]) -> list[Row]:
             if not gaps or not plain:
                 rows.append(Row(name, "", None, SLOWED, SKIPPED))
                 continue
-            found = stats.ratio_of_percentiles(gaps, plain, percent)
+            found = stats.ratio_of_percentiles(gaps, plain, percent) if _went_on(phases[what], what) else None
             rows.append(Row(name, "", found, SLOWED, _copied(phases[what])))
     for what in BESIDE:
         if gaps := phases[what].gaps:
@@ -177,6 +177,11 @@ def _rows(phases: dict[str, Phase]) -> list[Row]:
             rows.append(Row(f"  time between tokens beside {what}, mean", "ms", stats.mean(gaps).times(1e3)))
             rows.append(_energy(what, phases[what]))
     return rows
+
+
+def _went_on(phase: Phase, what: str) -> bool:
+    """A decode beside which nothing was copied shows nothing."""
+    return (what == SPILLS or phase.recalled > 0) and (what == RECALLS or phase.spilled > 0)
 
 
 def _copied(phase: Phase) -> str:

@@ -86,6 +86,7 @@ class Lane:
         random.Random(_SEED).shuffle(order)
         self.sources, self.targets = order[: count * pages], order[count * pages : 2 * count * pages]
         half = slab.bytes[: 2 * self.nbytes].reshape(2, count, self.block_bytes)
+        self._gathered = half[0]
         self._out = _shards(half[0], self.sources, pages)
         self._in = _shards(half[1], self.targets, pages)
         self._same = _shards(half[0], self.targets, pages)
@@ -115,6 +116,7 @@ class Lane:
     def differing(self) -> int:
         """Bytes that differ after a round trip of random pages through the slots into other pages."""
         self.kv.fill(_SEED)
+        self._gathered[:] = 0  # or what an earlier trip has left there would come back
         _wait(self._begin(self.copies.gather, self._out))
         self.kv.poison(self.targets)
         _wait(self._begin(self.copies.scatter, self._same))
