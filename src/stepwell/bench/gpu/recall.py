@@ -109,10 +109,11 @@ def _recalled(stage: Stage, size: Size, kv: Kv, lengths: list[int], folder: Path
 def _disk(folder: Path, most: int, remarks: list[str]) -> str | None:
     """The setting of a disk tier with room for all, if there is room."""
     wanted = max(most * 5 // 4, GIB)
-    free = shutil.disk_usage(folder).free
+    usage = shutil.disk_usage(folder)
+    needed = wanted + usage.total // 10  # a twentieth is left to others by the well itself
     remarks.append(f"the disk tier is on {storage.filesystem(folder)}")
-    if free < 2 * wanted:
-        remarks.append(f"no disk tier: {free / GIB:.0f} GiB are free there, {2 * wanted / GIB:.0f} GiB are wanted")
+    if usage.free < needed:
+        remarks.append(f"no disk tier: {usage.free / GIB:.0f} GiB are free there, {needed / GIB:.0f} GiB are needed")
         return None
     return f"{folder}:{-(-wanted // GIB)}GiB"
 
