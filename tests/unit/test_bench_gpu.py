@@ -19,6 +19,7 @@ import torch
 from stepwell.bench import report, storage
 from stepwell.bench.gpu import card, copies, interference, ready, recall, run
 from stepwell.bench.gpu.compute import Marks, Work
+from stepwell.bench.gpu.halves import open_halves
 from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
 from stepwell.bench.gpu.lane import Peak, Slab
 from stepwell.bench.gpu.pool import PagePool, prefixes
@@ -33,7 +34,7 @@ from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places
 from stepwell.testing.late_device import LateDevice
-from stepwell.testing.well import apart
+from stepwell.testing.well import RealWell, apart, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -257,3 +258,17 @@ def test_what_ends_one_measurement_leaves_the_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(copies, "run", fails)
     results, complete = run.run(run.NAMES[:2], Stage("cpu", True, 0.0), out=tmp_path, disk=None, command="test")
     assert not complete and [result.name for result in results] == ["gpu-interference"]
+
+
+def test_an_arena_grows_before_it_is_needed_and_nothing_of_that_stays() -> None:
+    with apart() as folder, RealWell(folder / "home", host="64MiB") as well:
+        kv = Kv.make(Shape(2, 8, 2, 16, 32), Layout.BLHNC, "cpu")
+        with open_halves(well.home, kv, block_tokens=128) as halves:
+            halves.wait_ready()
+            halves.grow(40 << 20)
+            assert halves.mapper.mapped * (16 << 20) >= 40 << 20
+            eventually(lambda: not well.held(), "nothing is held")
+            assert well.count("blocks") == 0
+            with pytest.raises(TimeoutError, match="the arena has slots for"):
+                halves.grow(128 << 20, patience_s=0.1)
+            eventually(lambda: not well.held(), "nothing is held")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,10 @@ from stepwell.bench.gpu.kv import Kv
 from stepwell.bench.wells import until
 from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
+from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.patience import PATIENCE, Patience
+from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
 from stepwell.client.scheduler import Identity as SchedulerIdentity
-from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import Identity as WorkerIdentity
@@ -45,6 +48,23 @@ class Halves:
             until(lambda: self.client.live and self.mapper.mapped > 0, "no session, or no slab")
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {'; '.join(self.told) or 'nothing was told'}") from None
+
+    def grow(self, nbytes: int, patience_s: float = 60.0) -> None:
+        """Until the arena has slots for so many bytes, mapped here: then spills do not wait for memory. Slots are
+        reserved and given up again, nothing is copied. Raises TimeoutError."""
+        deadline, spills, granted = time.monotonic() + patience_s, list[Spill](), 0
+        try:
+            while granted * self.shape.block_bytes < nbytes:
+                over = time.monotonic() > deadline
+                spill = None if over else self.client.reserve(b"", os.urandom(32 * MOST_RESERVED), LOADED_FROM_FILES)
+                if spill is None:
+                    raise TimeoutError(f"the arena has slots for {granted * self.shape.block_bytes} of {nbytes} bytes")
+                spills.append(spill)
+                until(lambda: spills[-1].granted, "no answer of the well")
+                granted += sum(1 for lease in spill.leases if lease)
+        finally:
+            for spill in spills:
+                self.client.abandon(spill, 0)
 
     def close(self) -> None:
         self.worker.close()

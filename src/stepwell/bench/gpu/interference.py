@@ -121,6 +121,7 @@ def _measure(stage: Stage, size: Size, home: Path, phases: dict[str, Phase], rem
         engine = Engine(kv, halves, Steady(decoder, tables, size.context), ahead=True, budget=budget)
         engine.pool.take(own)  # those of the tables
         halves.wait_ready()
+        halves.grow(size.host * 3 // 4)
         beside = Beside(engine, size)
         beside.spill_prompt()
         graph = "a CUDA graph" if decoder.graph is not None else "no graph: this is no GPU"

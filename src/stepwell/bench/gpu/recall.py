@@ -98,6 +98,10 @@ def _recalled(stage: Stage, size: Size, kv: Kv, lengths: list[int], folder: Path
             halves = open_halves(home, kv, block_tokens=stage.block_tokens, patience=PATIENT)
             with halves:
                 halves.wait_ready()
+                try:
+                    halves.grow(most, min(60.0, stage.deadline - time.monotonic()))
+                except TimeoutError as error:
+                    remarks.append(f"spills waited for memory: {error}")
                 marks = Marks(kv)
                 prompts = Prompts(Engine(kv, halves, marks, budget=size.chunk), marks, home, max(lengths))
                 _all(stage, size, prompts, lengths, bool(disk))
