@@ -51,7 +51,7 @@ $(OTHER_READY): pyproject.toml scripts/setup.py
 	@VLLM_CPU=$(OTHER) $(PYTHON) scripts/setup.py $(OTHER_VENV)
 	@touch $@
 
-test-gpu: ## on a GPU: its tests, vLLM's too if it is there, and its measurements; PYTHON=python3: one with CUDA torch
+test-gpu: ## on a GPU: its tests, its measurements, and vLLM if it is there; PYTHON=python3: one with CUDA torch
 	@$(GPU_PYTHON) scripts/test_gpu.py $(SWITCHES)
 
 check: $(READY) ## lint, format, types, layers, sizes

@@ -41,7 +41,7 @@ Failure = Literal["absent", "refused", "lost"]
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """`unified`: it reaches registered host memory at the address that it has in the process."""
+    """`unified`: host memory and the GPU's own have no address in common."""
 
     name: str
     nbytes: int
