@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepwell.bench.lane import LIMIT, Arena, Bare, Lane, Pass, cipher_work, copy_pass, in_threads, sync, timed
+from stepwell.bench.lane import LIMIT, Arena, Bare, Lane, cipher_work, copy_pass, in_threads, sync
 from stepwell.bench.pages import Pages
+from stepwell.bench.passes import Pass, timed
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
 from stepwell.demo.model import cache_folder

@@ -7,17 +7,16 @@ many bytes with as many threads between huge-page buffers and a file on the same
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from stepwell.bench.passes import Pass, timed
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.entry import Entry
@@ -38,30 +37,6 @@ LIMIT = 16 << 30
 """Of the tier: large enough for segments of 256 MiB."""
 
 _PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Moving `nbytes` once: seconds by the wall, and of processor time of the whole process."""
-
-    nbytes: int
-    wall_s: float
-    cpu_s: float
-
-    @property
-    def gb_s(self) -> float:
-        return self.nbytes / self.wall_s / 1e9
-
-    @property
-    def cpu_s_gb(self) -> float:
-        return self.cpu_s / self.nbytes * 1e9
-
-
-def timed(nbytes: int, work: Callable[[], None]) -> Pass:
-    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    work()
-    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    return Pass(nbytes, wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 class Arena:

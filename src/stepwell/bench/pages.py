@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepwell.bench.lane import Arena, Pass, timed
+from stepwell.bench.lane import Arena
+from stepwell.bench.passes import Pass, timed
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copying, Mark, Shard
 from stepwell.engines.paged.cpu import CpuCopies

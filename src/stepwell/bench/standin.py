@@ -22,6 +22,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
+from stepwell.bench.scheduled import NewRequest, Output
 from stepwell.bench.wells import PATIENCE_S, until
 from stepwell.client.scheduler import Ask, SchedulerClient
 from stepwell.client.scheduler import Identity as SchedulerIdentity
@@ -65,32 +66,6 @@ class Live:
     computed: int = 0
     scheduled: bool = False
     asked: bool = False
-
-
-@dataclass(slots=True)
-class NewRequest:
-    req_id: str
-    block_ids: tuple[list[int], ...]
-    num_computed_tokens: int
-
-
-@dataclass(slots=True)
-class CachedRequests:
-    req_ids: list[str] = field(default_factory=list)
-    resumed_req_ids: set[str] = field(default_factory=set)
-    new_block_ids: list[None] = field(default_factory=list)
-    num_computed_tokens: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Output:
-    """What `build_connector_meta` reads of vLLM's SchedulerOutput."""
-
-    scheduled_new_reqs: list[NewRequest] = field(default_factory=list)
-    scheduled_cached_reqs: CachedRequests = field(default_factory=CachedRequests)
-    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    finished_req_ids: set[str] = field(default_factory=set)
-    preempted_req_ids: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

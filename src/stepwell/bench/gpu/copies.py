@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from stepwell.bench import stats
 from stepwell.bench.gpu import card
 from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
-from stepwell.bench.gpu.lane import Lane, Pass, Peak, Slab
+from stepwell.bench.gpu.lane import Lane, Peak, Slab
 from stepwell.bench.gpu.stage import SKIPPED, Stage
+from stepwell.bench.passes import Pass
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
 from stepwell.engines.paged import open_copies

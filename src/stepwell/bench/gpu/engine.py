@@ -22,7 +22,8 @@ from stepwell.bench.gpu.compute import Compute, Sampled, Work
 from stepwell.bench.gpu.halves import Halves
 from stepwell.bench.gpu.kv import Kv
 from stepwell.bench.gpu.pool import PagePool, prefixes
-from stepwell.bench.gpu.request import NewRequest, Output, Request
+from stepwell.bench.gpu.request import Request
+from stepwell.bench.scheduled import NewRequest, Output
 from stepwell.engines.vllm.plan import StepReport
 
 T = TypeVar("T")

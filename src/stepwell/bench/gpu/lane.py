@@ -9,39 +9,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from stepwell.bench.gpu.kv import Kv
 from stepwell.bench.gpu.stage import Stage
+from stepwell.bench.passes import Pass, timed
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Copying, Shard
 from stepwell.io.memory import PIECE, Bytes, Shared
 
 PART_BYTES = 32 << 20
 _SEED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Moving `nbytes` once: seconds by the wall, and of processor time of the whole process."""
-
-    nbytes: int
-    wall_s: float
-    cpu_s: float
-
-    @property
-    def gb_s(self) -> float:
-        return self.nbytes / self.wall_s / 1e9
-
-
-def timed(nbytes: int, work: Callable[[], None]) -> Pass:
-    cpu, began = time.process_time(), time.perf_counter()
-    work()
-    wall_s = time.perf_counter() - began
-    return Pass(nbytes, wall_s, time.process_time() - cpu)
 
 
 class Slab:

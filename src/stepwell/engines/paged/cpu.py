@@ -54,8 +54,8 @@ class CpuCopies:
     def __init__(self, kv_caches: Mapping[str, Any], num_pages: int) -> None:
         pool = pool_of(kv_caches, num_pages)
         self._pool = pool
-        views = {tensor.data_ptr(): _view(tensor, row, num_pages) for tensor, row in _pairs(kv_caches, pool.rows)}
-        self._rows = [views[row.address] for row in pool.rows]
+        tensors = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
+        self._rows = [_view(tensors[row.address], row, num_pages) for row in pool.rows]
         self._team = Team()
         self.num_pages = num_pages
         self.page_bytes = pool.page_bytes
@@ -181,13 +181,6 @@ class _EvenRun(_Run):
     @property
     def where(self) -> slice:
         return self._page.span(len(self.pages))
-
-
-def _pairs(kv_caches: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[Any, Row]]:
-    """The tensor of each row."""
-    by_place = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
-    for row in rows:
-        yield by_place[row.address], row
 
 
 def _view(tensor: Any, row: Row, num_pages: int) -> Bytes:
