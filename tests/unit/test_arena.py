@@ -8,6 +8,7 @@ from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.slab import Phase
+from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES
 from stepwell.testing.arena_kit import MEMBER, SLAB, SLOTS, ArenaKit, name, owner
@@ -17,7 +18,8 @@ from stepwell.testing.executor import Faults, SeededExecutor
 
 class TestArena(ArenaKit):
     def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> Arena:
-        return Arena(host_bytes, memory, executor.submit, watch, SetClock(), policy=POLICIES["lru"])
+        self.clock = SetClock()
+        return Arena(host_bytes, memory, executor.submit, watch, self.clock, policy=POLICIES["lru"])
 
     def test_bookkeeping_does_not_grow_with_use(self) -> None:
         bench = self.bench()
@@ -78,6 +80,22 @@ class TestArena(ArenaKit):
         bench.grow(owner(3))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
         assert bench.retired[0].phase is Phase.RETIRED
+
+    def test_a_slab_that_its_owner_waits_for_is_not_taken(self) -> None:
+        """Both would wait for ever, and the system would make memory without end."""
+        bench = self.bench(SLAB)
+        bench.grow(owner(1))
+        bench.grow(owner(2))
+        assert not bench.retired
+        self.clock.advance(SLAB_WAIT_S)
+        bench.grow(owner(2))
+        assert [slab.owner for slab in bench.retired] == [owner(1)]
+
+    def test_of_slabs_made_ahead_one_is_left(self) -> None:
+        bench = self.bench(4 * SLAB)
+        for n in (1, 2, 3):
+            bench.grow(owner(n))
+        assert [slab.owner for slab in bench.retired] == [owner(1)]
 
     def test_shards_in_other_slabs_are_freed_with_a_retired_one(self) -> None:
         bench = self.bench(2 * SLAB)

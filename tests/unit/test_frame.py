@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import golden
@@ -202,7 +202,16 @@ def test_a_trailer_that_claims_too_much_is_refused() -> None:
         assert Trailer.parse(checked(bytes(changed))) is None
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_trailer_that_claims_too_little_is_refused(count: int) -> None:
+    """Blocks would be hidden, and their pages given away."""
+    data = bytearray(FOOTER.pack())
+    data[PAGE + 32 : PAGE + 40] = count.to_bytes(8, "little")
+    assert read_footer(bytes(data[:PAGE]) + checked(bytes(data[PAGE:]))) is None
+
+
 @settings(max_examples=500)
+@example([(32, 1)])
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=12))
 def test_no_trailer_makes_a_reader_raise(changes: list[tuple[int, int]]) -> None:
     data = bytearray(FOOTER.pack())

@@ -24,6 +24,7 @@ from stepwell.hierarchy.retired import Retired, Submit
 from stepwell.hierarchy.slab import Owner, Phase, Slab
 from stepwell.hierarchy.standing import Standing
 from stepwell.hierarchy.sums import Sums
+from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES, Policy
@@ -154,6 +155,7 @@ class Arena:
                 return
             self.trouble = None
             slab.phase = Phase.SERVING
+            slab.unused_since = self._clock.now()
             holding = self.holdings[slab.owner]
             holding.making = False
             holding.slabs.append(slab)
@@ -180,7 +182,7 @@ class Arena:
         owner would evict next itself; an owner that has nothing to evict always finds room. Candidates are, of each
         other owner, the slabs of blocks that would go soon and of a few more, others each time: that bounds the search
         by owners x slots of some slabs. What a member has kept for too long is not counted on, nor is more given to it
-        to keep.
+        to keep. Nor is a slab taken that its owner waits for: two of them would take each other's, and neither get on.
         """
         overdue = self.retired.overdue()
         idlers = frozenset().union(*(slab.keepers for slab in overdue))
@@ -191,7 +193,7 @@ class Arena:
             if other == owner:
                 continue
             for slab in holding.slabs:
-                if not slab.held and not slab.quarantined:
+                if not slab.held and not slab.quarantined and not self._awaited(slab, holding):
                     candidates[slab.number] = slab
                     break
             for entry in holding.residents.few(LOOKED_AT):
@@ -206,6 +208,11 @@ class Arena:
                 self._retire(slab, heir=owner)
                 coming += slab.layout.nbytes
         return self.bytes + nbytes <= self.host_bytes
+
+    def _awaited(self, slab: Slab, holding: Holding) -> bool:
+        """It was made a moment ago, and has all the slots that its owner has free."""
+        since = slab.unused_since
+        return since is not None and len(holding.roomy) == 1 and self._clock.now() < since + SLAB_WAIT_S
 
     @staticmethod
     def _idle(slab: Slab) -> bool:

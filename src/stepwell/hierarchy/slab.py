@@ -46,11 +46,12 @@ class Slab:
 
     `mapped` are the members that have it mapped and prefaulted; `keepers` those that may keep its pages in memory, from
     when it is shared with them until they say that they do not, or their process ends. Generations only grow and are
-    never 0 for a slot that was ever leased, so that a punched (zeroed) word never matches a reference.
+    never 0 for a slot that was ever leased, so that a punched (zeroed) word never matches a reference. `unused_since`:
+    it serves, and no slot was ever leased.
     """
 
     __slots__ = ("free", "held", "keepers", "layout", "mapped", "memory", "number", "owner", "phase", "populated",
-                 "quarantined", "retirement")  # fmt: skip
+                 "quarantined", "retirement", "unused_since")  # fmt: skip
 
     def __init__(self, number: int, owner: Owner, layout: SlabLayout, memory: Shared) -> None:
         self.number = number
@@ -65,6 +66,7 @@ class Slab:
         self.mapped: set[int] = set()
         self.keepers: set[int] = set()
         self.retirement: Retirement | None = None
+        self.unused_since: float | None = None
 
     def next_piece(self) -> tuple[int, int]:
         """Start and length of what is to be populated next; length 0 when all is."""
@@ -84,6 +86,7 @@ class Slab:
     def renew(self, slot: int) -> None:
         """A new generation: whoever still reads the slot's last content finds out after its copy."""
         self._generations()[slot] += np.uint64(1)
+        self.unused_since = None
 
     def forget_generations(self) -> None:
         """No reference of the past holds any more."""

@@ -116,8 +116,11 @@ class Trailer:
         return cls(segment, count, nbytes, checksum, commitments)
 
     def footer(self, raw: bytes, pages: int) -> Footer | None:
-        """With the records in `raw`; None unless they are those that were written and fit a segment of `pages`."""
+        """With the records in `raw`; None unless they are those that were written, all of them, and fit a segment of
+        `pages`."""
         if len(raw) != self.nbytes or xxhash.xxh3_128_digest(raw) != self.checksum:
+            return None
+        if any(raw[self.count * RECORD.itemsize :]):  # a count that is too small would hide blocks
             return None
         records = np.frombuffer(raw, RECORD, self.count)
         first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
