@@ -182,7 +182,7 @@ class Arena:
         owner would evict next itself; an owner that has nothing to evict always finds room. Candidates are, of each
         other owner, the slabs of blocks that would go soon and of a few more, others each time: that bounds the search
         by owners x slots of some slabs. What a member has kept for too long is not counted on, nor is more given to it
-        to keep. Nor is a slab taken that its owner waits for: two of them would take each other's, and neither get on.
+        to keep. A slab that its owner waits for is left to it: two of them would take each other's, and neither get on.
         """
         overdue = self.retired.overdue()
         idlers = frozenset().union(*(slab.keepers for slab in overdue))

@@ -120,7 +120,7 @@ class Trailer:
         `pages`."""
         if len(raw) != self.nbytes or xxhash.xxh3_128_digest(raw) != self.checksum:
             return None
-        if any(raw[self.count * RECORD.itemsize :]):  # a count that is too small would hide blocks
+        if raw[self.count * RECORD.itemsize :].strip(b"\0"):  # a count that is too small would hide blocks
             return None
         records = np.frombuffer(raw, RECORD, self.count)
         first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
