@@ -1,0 +1,45 @@
+"""A selector: which cold pages a step attends over. Pure: scores in, page numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a selector sees of one step in one layer.
+
+    `mass`: [L, H, G, n] float32, the estimated share of each query head's attention that falls on each cold page; with
+    `hot_mass` [L, H, G], the share that falls on what is always attended (sinks, local window), it adds up to 1.
+    `score`: [L, n] float32, by which pages are ranked: the mass, greatest of each group's heads, summed over the lane's
+    KV heads; -inf for pages that may not be selected (padding only). `logits`: [L, H, G, n], the greatest scaled logit
+    in each page. `tokens`: of the whole context, `page_tokens`: of a page; budgets are shares of the former.
+    """
+
+    mass: torch.Tensor
+    hot_mass: torch.Tensor
+    score: torch.Tensor
+    logits: torch.Tensor
+    tokens: int
+    page_tokens: int
+
+    def pages(self, share: float) -> int:
+        """As many pages as hold `share` of the context: at least one, at most all that there are."""
+        wanted = round(share * self.tokens / self.page_tokens)
+        return max(1, min(wanted, self.score.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`pages`: [L, K] int64, in ascending order of number within a lane, each once. `valid`: [L, K] bool; lanes that
+    select fewer than K have False at their end, with any page number there."""
+
+    pages: torch.Tensor
+    valid: torch.Tensor
+
+
+class Selector(Protocol):
+    def select(self, candidates: Candidates) -> Selection: ...
