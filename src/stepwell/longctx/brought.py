@@ -1,0 +1,81 @@
+"""Pages on their way to the model's device, or there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from stepwell.longctx.cold import ColdPages
+from stepwell.longctx.fetcher import Fetch, Fetcher
+from stepwell.longctx.ledger import Ledger
+
+States = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`lanes` and `pages`: [m], by lane and in ascending order of page."""
+
+    lanes: torch.Tensor
+    pages: torch.Tensor
+    states: Fetch[States]
+
+
+class Brought:
+    """Pages of one layer, read in pieces of at most `at_once` pages, of which the next is read while one is used."""
+
+    def __init__(
+        self,
+        source: ColdPages,
+        wanted: torch.Tensor,
+        at_once: int,
+        *,
+        fetcher: Fetcher,
+        ledger: Ledger,
+        kind: str,
+        urgent: bool = True,
+    ) -> None:
+        """`wanted`: [L, n] bool. Reading begins at once; what is `urgent` overtakes what is not."""
+        self.wanted = wanted
+        self._source, self._fetcher, self._ledger, self._kind = source, fetcher, ledger, kind
+        lanes, pages = wanted.nonzero(as_tuple=True)
+        self._urgent = urgent
+        self.count = len(lanes)
+        self._parts = list(zip(lanes.split(at_once), pages.split(at_once), strict=True)) if self.count else []
+        self._started = [self._start(*part) for part in self._parts[:1]]
+
+    def pieces(self) -> Iterator[Piece]:
+        """Once only. Raises IntegrityError where a page did not come back as it was."""
+        for number in range(len(self._parts)):
+            following = number + 1
+            if following < len(self._parts) and self._fetcher.beside:
+                self._started.append(self._start(*self._parts[following]))
+            elif number >= len(self._started):
+                self._started.append(self._start(*self._parts[number]))
+            yield self._started[number]
+            self._started[number] = None  # type: ignore[call-overload]  # what was used is not held
+
+    def _start(self, lanes: torch.Tensor, pages: torch.Tensor) -> Piece:
+        self._ledger.moved("cold", "hot", self._kind, len(lanes) * self._source.codec.page_bytes)
+        source = self._source
+        return Piece(lanes, pages, self._fetcher.start(lambda: source.read(lanes, pages), self._urgent))
+
+
+def side_by_side(
+    lanes: torch.Tensor, states: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Pages [m, H, P, D] of `count` lanes as [L, H, M * P, D], and which tokens of these are there, [L, M * P] bool
+    (None: all)."""
+    if count == 1:
+        return states.transpose(0, 1).flatten(1, 2)[None], None
+    numbers = torch.bincount(lanes, minlength=count)
+    most = int(numbers.max())
+    if most * count == len(lanes):
+        return states.unflatten(0, (count, most)).transpose(1, 2).flatten(2, 3), None
+    nth = torch.arange(len(lanes), device=lanes.device) - (numbers.cumsum(0) - numbers)[lanes]
+    padded = states.new_zeros(count, most, *states.shape[1:])
+    padded[lanes, nth] = states
+    there = torch.arange(most, device=lanes.device) < numbers[:, None]
+    return padded.transpose(1, 2).flatten(2, 3), there.repeat_interleave(states.shape[2], 1)

@@ -1,0 +1,201 @@
+"""A transformers cache whose KV lies across tiers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
+
+from stepwell.longctx import hook
+from stepwell.longctx.budget import HotBudget
+from stepwell.longctx.fetcher import Fetcher
+from stepwell.longctx.layer import LayerState
+from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.policies import named
+from stepwell.longctx.policy import Policy
+from stepwell.longctx.setting import Setting
+from stepwell.longctx.store.link import Link
+from stepwell.longctx.stores import Stores
+from stepwell.longctx.support import TIERED, layer_types
+
+
+class TieredLayer(CacheLayerMixin):
+    """One layer of the model. `update` returns the new keys and values only: attention finds the rest through the
+    handshake. Nothing here is ever in `keys` and `values`, so all that transformers does with those is overridden."""
+
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, setting: Setting, number: int, group: int) -> None:
+        super().__init__()
+        self._setting, self._number, self._group = setting, number, group
+        self.state: LayerState | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.state = LayerState(self._setting, self._number, key_states, value_states, self._group)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.state is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.state is not None
+        self.state.append(key_states.detach(), value_states.detach())
+        hook.leave(self.state)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return len(self.state) if self.state is not None else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        if self.state is not None:
+            self.state.release_pages()
+        self.state = None
+        self.is_initialized = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Negative: so many tokens leave at the end. Positive is transformers' older form: the length to crop to."""
+        length = self.get_seq_length()
+        count = -tokens_to_remove if tokens_to_remove < 0 else length - tokens_to_remove if tokens_to_remove else 0
+        if self.state is not None and count > 0:
+            self.state.crop(min(count, length))
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self._rows(torch.arange(self.state.rows_count).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.state is not None:
+            self._rows(torch.arange(self.state.rows_count, device=indices.device)[indices])
+
+    def _rows(self, rows: torch.Tensor) -> None:
+        if self.state is not None:
+            self.state.rows(rows.to(self.state.tail.keys.device))
+
+    def offload(self) -> None:
+        """Pages step down by themselves."""
+
+    def prefetch(self) -> None:
+        """Pages step up by themselves."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.state.rows_count if self.state is not None else -1
+
+
+class TieredCache(Cache):
+    """A cache for `past_key_values`, of one batch of sequences, across the model's device, host memory and disk.
+
+    Only inside `attach(model)`, or with the attention implementation "stepwell" set. `hot_tokens`: of each row and
+    layer, at most so many are on the model's device between steps (a step has what it fetches in addition, 32 MiB at a
+    time). `host`: bytes in host memory, `disk`: directories as in "PATH:SIZE"; what steps down goes to host first. When
+    both are full, the forward pass raises CapacityError SW-209, and the cache is of no further use. `audit`: measures
+    what was truly left out, too, at the price of all keys in memory.
+
+    Raises Unsupported (SW-716) for a model that it does not know how to serve, ConfigError for impossible sizes.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        policy: str | Policy = "stepwell",
+        *,
+        hot_tokens: int = 2048,
+        host: int | str = "4GiB",
+        disk: str | Sequence[str] | None = None,
+        audit: bool = False,
+        link: Link | None = None,
+    ) -> None:
+        hook.register()
+        chosen = named(policy) if isinstance(policy, str) else policy
+        self.policy = chosen
+        self.ledger = Ledger()
+        budget = HotBudget.divide(hot_tokens, chosen)
+        stores = Stores(host, disk, link)
+        fetcher = Fetcher(self.ledger, beside=disk is not None or link is not None)
+        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, audit)
+        text = config.get_text_config(decoder=True)
+        group = text.num_attention_heads // text.num_key_value_heads
+        layers: list[CacheLayerMixin] = [
+            TieredLayer(self.setting, number, group) if kind == TIERED else DynamicSlidingWindowLayer(text.sliding_window)
+            for number, kind in enumerate(layer_types(config))
+        ]
+        super().__init__(layers=layers)
+        self._stores = stores
+        self._finish = weakref.finalize(self, _close, fetcher, stores)
+
+    @property
+    def tiered(self) -> list[TieredLayer]:
+        """The layers of ours, without those that have a window."""
+        return [layer for layer in self.layers if isinstance(layer, TieredLayer)]
+
+    def adopt(self, dense: DynamicCache, queries: Sequence[torch.Tensor] | None = None) -> None:
+        """Takes a copy of what a prompt left in transformers' own cache, as if the prompt had been computed with this
+        one, which must be empty. `queries`: of the last prompt tokens in each layer, [B, query heads, Q, D], by which
+        policies know what was important. Raises CapacityError."""
+        for number, (ours, theirs) in enumerate(zip(self.layers, dense.layers, strict=True)):
+            keys, values = theirs.keys, theirs.values
+            if not isinstance(ours, TieredLayer):
+                ours.lazy_initialization(keys, values)
+                ours.keys, ours.values = keys.clone(), values.clone()
+                ours.cumulative_length = theirs.cumulative_length
+                continue
+            ours.lazy_initialization(keys, values)
+            assert ours.state is not None
+            ours.state.append(keys, values)
+            if queries is not None:
+                ours.state.scale = queries[number].shape[-1] ** -0.5
+                ours.state.remember(ours.state.lanes.queries(queries[number]))
+            ours.state.spill()
+            ours.state.settle(None)
+        self.measure()
+
+    def measure(self) -> None:
+        """Notes in the ledger how many bytes are where now."""
+        states = [layer.state for layer in self.tiered if layer.state is not None]
+        windows = [each for layer in self.layers if not isinstance(layer, TieredLayer) and layer.is_initialized
+                   for each in (layer.keys, layer.values)]  # fmt: skip
+        hot = sum(state.hot_bytes for state in states) + sum(each.nbytes for each in windows)
+        sizes = {"hot": hot, "index": sum(state.index_bytes for state in states)}
+        self.ledger.sizes = sizes | self._stores.bytes_by_tier()
+
+    def exactly(self) -> Exactly:
+        """`with cache.exactly():` steps of one token attend over everything, too, whatever the policy."""
+        return Exactly(self.setting)
+
+    def close(self) -> None:
+        """Gives back memory and disk space. Idempotent; also happens when the cache is no longer referenced."""
+        self.measure()
+        self.reset()
+        self._finish()
+
+
+class Exactly:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    def __enter__(self) -> None:
+        self._setting.exact_now = True
+
+    def __exit__(self, *_: object) -> None:
+        self._setting.exact_now = False
+
+
+def _close(fetcher: Fetcher, stores: Stores) -> None:
+    fetcher.close()
+    stores.close()

@@ -1,0 +1,338 @@
+"""The KV of one layer across the tiers: sinks, pages that have stepped down, and the recent tail.
+
+    | sinks | page 0 | page 1 | ... | page n - 1 | tail ... |
+      hot     cold, some with a copy in the pool     hot
+
+Up to the hot budget everything is tail and nothing else exists. Pages step down after the attention that they took part
+in, and never change from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stepwell.longctx.brought import Brought
+from stepwell.longctx.cold import ColdPages
+from stepwell.longctx.lanes import Lanes
+from stepwell.longctx.mass import estimate
+from stepwell.longctx.parts.codec.plain import Plain
+from stepwell.longctx.parts.index.base import KeyIndex
+from stepwell.longctx.parts.index.true import TrueKeys
+from stepwell.longctx.parts.residency.base import Residency
+from stepwell.longctx.policy import Mode
+from stepwell.longctx.pool import Pool
+from stepwell.longctx.setting import Setting
+from stepwell.longctx.shape import PageShape
+from stepwell.longctx.tail import Tail
+
+_LAST_QUERIES = 16
+"""Of the prompt's last tokens, whose attention tells what is important when decoding begins (SnapKV's idea)."""
+_READ_NUMBERS = 1 << 23
+"""K and V numbers that are decoded at a time: 32 MiB in float32."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What the layer before has foretold for the next step: the query, and pages that are being fetched for it."""
+
+    query: torch.Tensor | None = None
+    hot_lse: torch.Tensor | None = None
+    brought: Brought | None = None
+
+
+class LayerState:
+    """Made with the first keys and values of its layer, [B, KV heads, n, D]."""
+
+    def __init__(self, setting: Setting, number: int, keys: torch.Tensor, values: torch.Tensor, group: int) -> None:
+        self.setting = setting
+        self.number = number
+        policy = setting.policy
+        self.lanes = Lanes(keys.shape[1], policy.joint)
+        self.shape = PageShape(self.lanes.heads, group, policy.page_tokens, keys.shape[-1], values.shape[-1])
+        self.tail = Tail(keys, values)
+        self.sinks: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.exact: ColdPages | None = None
+        self.draft: ColdPages | None = None
+        self.index: KeyIndex | None = None
+        self.truth: KeyIndex | None = None
+        self.residency: Residency | None = None
+        self.pool: Pool | None = None
+        self.settled = False
+        self.warmed = False
+        self.last_queries: torch.Tensor | None = None
+        self.scale = 1.0
+        """Of logits, as the model's attention asks for; set with each attention."""
+        self.steps = 0
+        """Decode steps so far."""
+        self.before_query: torch.Tensor | None = None
+        """Of the step before, [L, H, G, D]."""
+        self.ahead = Ahead()
+
+    # --- what is where -----------------------------------------------------------------------
+
+    @property
+    def rows_count(self) -> int:
+        return int(self.tail.keys.shape[0])
+
+    @property
+    def pages(self) -> int:
+        """That have stepped down."""
+        copy = self.exact or self.draft
+        return copy.count if copy is not None else 0
+
+    @property
+    def before_tail(self) -> int:
+        """Tokens in sinks and pages."""
+        return (self.sinks[0].shape[2] if self.sinks is not None else 0) + self.pages * self.shape.tokens
+
+    def __len__(self) -> int:
+        return self.before_tail + len(self.tail)
+
+    @property
+    def hot_bytes(self) -> int:
+        held = self.tail.nbytes + (self.pool.nbytes if self.pool is not None else 0)
+        return held + (sum(states.nbytes for states in self.sinks) if self.sinks is not None else 0)
+
+    @property
+    def index_bytes(self) -> int:
+        return self.index.nbytes if self.index is not None else 0
+
+    @property
+    def pages_at_once(self) -> int:
+        """As many as are decoded into memory at a time, in all lanes together."""
+        return max(1, _READ_NUMBERS // self.shape.numbers)
+
+    def source(self, exact: bool) -> ColdPages:
+        """The copy to read from."""
+        found = (self.exact or self.draft) if exact else (self.draft or self.exact)
+        assert found is not None
+        return found
+
+    def page_valid(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """[L, n * P] bool: which tokens of the pages are not padding; None: all. `mask`: [B, tokens] bool."""
+        if mask is None or not self.pages:
+            return None
+        first = self.before_tail - self.pages * self.shape.tokens
+        return self.lanes.masks(mask[:, first : self.before_tail])
+
+    # --- stepping down -----------------------------------------------------------------------
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.tail.append(keys, values)
+
+    def remember(self, query: torch.Tensor) -> None:
+        """Keeps the last queries of a prompt; `query`: [L, H, G, Q, D]."""
+        if not self.settled:
+            self.last_queries = query[..., -_LAST_QUERIES:, :].detach().clone()
+
+    def spill(self) -> None:
+        """Lets pages step down if the hot budget is used up. Raises CapacityError: then nothing has changed."""
+        budget = self.setting.budget
+        if self.sinks is None:
+            if len(self.tail) <= budget.total:
+                return
+            count = budget.to_spill(len(self.tail) - budget.sinks, self.shape.tokens)
+            if count:
+                self._step_down(count, skip=budget.sinks)
+        elif count := budget.to_spill(len(self.tail), self.shape.tokens):
+            self._step_down(count, skip=0)
+
+    def _step_down(self, count: int, skip: int) -> None:
+        tokens = count * self.shape.tokens
+        keys = self.lanes.split(self.tail.keys[:, :, skip : skip + tokens])
+        values = self.lanes.split(self.tail.values[:, :, skip : skip + tokens])
+        if self.exact is None and self.draft is None:
+            self._open(keys)
+        first = not self.pages
+        self._store(_pages(keys, self.shape.tokens), _pages(values, self.shape.tokens))
+        for index in (self.index, self.truth):
+            if index is not None:
+                index.add(keys)
+        if first:
+            self.sinks = self.tail.keys[:, :, :skip].clone(), self.tail.values[:, :, :skip].clone()
+        if not self.settled:
+            self.warmed = first and self._warm(keys, values)
+        self.tail.drop_front(skip + tokens)
+
+    def _open(self, keys: torch.Tensor) -> None:
+        policy, lanes = self.setting.policy, keys.shape[0]
+        lossy = policy.codec is not None
+        if policy.mode is not Mode.SPARSE or not lossy or not self.settled:
+            self.exact = self._copy(None)
+        if lossy and (policy.mode is Mode.VERIFIED or self.settled):
+            self.draft = self._copy(policy.codec)
+        if policy.index is not None and policy.mode is not Mode.EXACT:
+            self.index = policy.index.build(self.shape)
+        if self.setting.audit:
+            self.truth = TrueKeys().build(self.shape)
+        if policy.residency is not None and self.setting.budget.pool:
+            self.residency = policy.residency.build(self.shape)
+            self.pool = Pool(self.shape, lanes, self.setting.budget.pool, keys.dtype, keys.device)
+
+    def _copy(self, codec: object) -> ColdPages:
+        kind = Plain() if codec is None else self.setting.policy.codec
+        assert kind is not None
+        made = kind.build(self.shape, self.tail.keys.dtype)
+        lanes = self.lanes.of_rows(self.rows_count)
+        return ColdPages(made, self.setting.store_for(made.page_bytes), lanes, self.tail.keys.device)
+
+    def _store(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Into all copies, or, if one has no room, into none."""
+        before = self.pages
+        for start in range(0, keys.shape[1], max(1, self.pages_at_once // keys.shape[0])):
+            end = min(start + max(1, self.pages_at_once // keys.shape[0]), keys.shape[1])
+            for copy in (self.exact, self.draft):
+                if copy is None:
+                    continue
+                try:
+                    nbytes = copy.add(keys[:, start:end], values[:, start:end])
+                except BaseException:
+                    for other in (self.exact, self.draft):
+                        if other is not None:
+                            other.crop(before)
+                    raise
+                self.setting.ledger.moved("hot", "cold", "spill", nbytes)
+
+    def _warm(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        """Fills the pool with pages that are about to leave, by the attention of the prompt's last tokens."""
+        if self.pool is None or self.residency is None or self.last_queries is None:
+            return False
+        logits = (self.last_queries.flatten(2, 3).float() @ keys.float().transpose(-1, -2)) * self.scale
+        mass = logits.softmax(-1).unflatten(-1, (-1, self.shape.tokens)).sum(-1)
+        change = self.pool.exchange(self.keep(self.residency.warm(mass.amax(2).sum(1))))
+        pages = _pages(keys, self.shape.tokens), _pages(values, self.shape.tokens)
+        of = [states[change.lanes, change.pages] for states in pages]
+        self.pool.install(change.lanes, change.slots, *of)
+        return True
+
+    def keep(self, rank: torch.Tensor) -> torch.Tensor:
+        """[L, n] bool: the best of each lane that fit into the pool."""
+        assert self.pool is not None
+        keep = torch.zeros_like(rank, dtype=torch.bool)
+        best = rank.topk(min(self.pool.slots, rank.shape[1]), dim=1)
+        return keep.scatter_(1, best.indices, best.values > -torch.inf)
+
+    # --- when decoding begins ----------------------------------------------------------------
+
+    def settle(self, mask: torch.Tensor | None) -> None:
+        """Ends prefill: pages lie in the policy's codec from here on, and the pool has what the prompt cared for."""
+        if self.settled:
+            return
+        self.settled = True
+        policy = self.setting.policy
+        if not self.pages or policy.mode is Mode.EXACT:
+            return
+        if policy.mode is Mode.SPARSE and policy.codec is not None and self.exact is not None:
+            self._transcode()
+        if not self.warmed:
+            self._warm_by_index(mask)
+        self.last_queries = None
+
+    def _transcode(self) -> None:
+        assert self.exact is not None
+        lanes, count = self.lanes.of_rows(self.rows_count), self.pages
+        draft = self._copy(self.setting.policy.codec)
+        step = max(1, self.pages_at_once // lanes)
+        try:
+            for start in range(0, count, step):
+                some = torch.arange(start, min(start + step, count))
+                states = self.exact.read(torch.arange(lanes).repeat_interleave(len(some)), some.repeat(lanes))
+                draft.add(*(each.unflatten(0, (lanes, len(some))) for each in states))
+        except BaseException:
+            draft.release()
+            raise
+        self.exact.release()
+        self.exact, self.draft = None, draft
+
+    def _warm_by_index(self, mask: torch.Tensor | None) -> None:
+        if self.pool is None or self.residency is None or self.index is None or self.last_queries is None:
+            return
+        queries = self.last_queries.flatten(2, 3)
+        nothing = queries.new_full(queries.shape[:3], -torch.inf, dtype=torch.float32)
+        shown = estimate(
+            self.index.score(queries),
+            nothing,
+            granularity=self.index.granularity,
+            scale=self.scale,
+            softcap=None,
+            page_tokens=self.shape.tokens,
+            tokens=len(self),
+            valid=self.page_valid(mask),
+        )
+        keep = self.keep(self.residency.warm(shown.score))
+        change = self.pool.exchange(keep)
+        source = self.source(exact=False)
+        for start in range(0, len(change.lanes), self.pages_at_once):
+            some = slice(start, start + self.pages_at_once)
+            states = source.read(change.lanes[some], change.pages[some])
+            self.setting.ledger.moved("cold", "hot", "warm", len(states[0]) * source.codec.page_bytes)
+            self.pool.install(change.lanes[some], change.slots[some], *states)
+
+    # --- changes from outside ----------------------------------------------------------------
+
+    def crop(self, count: int) -> None:
+        """Takes back the last `count` tokens, out of cold pages too. Tokens that come back from pages are as they were
+        stored: with a lossy codec, what attention has seen of them since."""
+        if count <= len(self.tail):
+            self.tail.drop_back(count)
+            return
+        self.ahead = Ahead()
+        left = max(len(self) - count, 0)
+        assert self.sinks is not None
+        sinks = self.sinks[0].shape[2]
+        pages, rest = divmod(max(left - sinks, 0), self.shape.tokens)
+        self.tail.drop_back(len(self.tail))
+        if rest:
+            lanes = self.lanes.of_rows(self.rows_count)
+            states = self.source(exact=True).read(torch.arange(lanes), torch.full((lanes,), pages))
+            self.tail.append(*(self._rows_of(each)[:, :, :rest] for each in states))
+        for part in (self.exact, self.draft, self.index, self.truth, self.residency, self.pool):
+            if part is not None:
+                part.crop(pages)
+        if left < sinks or not pages:
+            self._all_hot(left)
+
+    def _rows_of(self, states: torch.Tensor) -> torch.Tensor:
+        """[L, H, P, D] to [B, KV heads, P, D]."""
+        return states.reshape(self.rows_count, self.lanes.kv_heads, *states.shape[2:])
+
+    def _all_hot(self, left: int) -> None:
+        """No page is cold any more: back to a tail alone."""
+        assert self.sinks is not None
+        keys, values = (states[:, :, :left] for states in self.sinks)
+        rest = self.tail
+        self.tail = Tail(keys, values)
+        self.tail.append(keys, values)
+        self.tail.append(rest.keys, rest.values)
+        self.release_pages()
+
+    def rows(self, rows: torch.Tensor) -> None:
+        """Row i of the batch is what row `rows[i]` was."""
+        self.tail.rows(rows)
+        lanes = self.lanes.rows(rows)
+        if self.sinks is not None:
+            keys, values = (states.index_select(0, rows) for states in self.sinks)
+            self.sinks = keys, values
+        for part in (self.exact, self.draft, self.index, self.truth, self.residency, self.pool):
+            if part is not None:
+                part.rows(lanes)
+        self.ahead = Ahead()
+        for name in ("last_queries", "before_query"):
+            if (kept := getattr(self, name)) is not None:
+                setattr(self, name, kept.index_select(0, lanes))
+
+    def release_pages(self) -> None:
+        """Gives back what lies in cold tiers, and all that knows of it."""
+        for copy in (self.exact, self.draft):
+            if copy is not None:
+                copy.release()
+        self.exact = self.draft = self.sinks = None
+        self.index = self.truth = self.residency = self.pool = None
+        self.settled = self.warmed = False
+
+
+def _pages(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[L, H, m * P, D] to [L, m, H, P, D]."""
+    return states.unflatten(2, (-1, tokens)).transpose(1, 2)

@@ -1,0 +1,98 @@
+"""What was moved, hit, guessed and left out: the only source of every figure that this package reports."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+_RECENT = 32
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Of one cache; counts only grow. Thread-safe where a fetching thread writes: `moved` and `fetched`.
+
+    bytes: by (from, to, kind), as they crossed, scales included. Kinds: "spill", "draft" (pages for a sparse step),
+    "exact" (pages streamed for an exact pass), "warm" (pages brought back when decoding began), "recall" (pages that
+    take residence after being attended in place), "partial" (queries and partial results of attending in place),
+    "unused" is not a kind: what a prefetch brought for nothing is counted in `mispredicted`, in pages.
+    """
+
+    bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    pages: Counter[str] = field(default_factory=Counter)  # selected, hits, fetched, prefetched, mispredicted, in_place
+    seconds: Counter[str] = field(default_factory=Counter)  # fetch: of the link; stall: of it, what the model waited for
+    steps: int = 0
+    """Decode steps of a layer, in all layers together."""
+    exact_passes: int = 0
+    """Forward passes over all pages: parts of prompts, exact steps, checks of drafts."""
+    verifies: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    generated: int = 0
+    uncovered_sum: float = 0.0
+    uncovered_max: float = 0.0
+    true_uncovered_sum: float = 0.0
+    audited: int = 0
+    alarms: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes in use now: hot, index, host, disk."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT), repr=False)
+
+    def moved(self, source: str, target: str, kind: str, nbytes: int) -> None:
+        with self._lock:
+            self.bytes[source, target, kind] += nbytes
+
+    def fetched(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds["fetch"] += seconds
+
+    def uncovered(self, share: float, alarm: float) -> bool:
+        """Notes the estimated share of attention that a step left out. Whether the recent ones, on average, have just
+        gone above `alarm`."""
+        before = self._recent and sum(self._recent) / len(self._recent) > alarm
+        self._recent.append(share)
+        self.uncovered_sum += share
+        self.uncovered_max = max(self.uncovered_max, share)
+        above = len(self._recent) == _RECENT and sum(self._recent) / _RECENT > alarm
+        if above and not before:
+            self.alarms += 1
+        return bool(above and not before)
+
+    def brought(self, *kinds: str) -> int:
+        """Bytes that came up from cold tiers, of these kinds or of all but partial results."""
+        chosen = kinds or ("draft", "exact", "warm", "recall")
+        with self._lock:
+            return sum(n for (_, target, kind), n in self.bytes.items() if target == "hot" and kind in chosen)
+
+    def snapshot(self) -> dict[str, int | float | dict[str, int]]:
+        """Plain values, for JSON and metrics."""
+        with self._lock:
+            moved = {f"{source} to {target}: {kind}": n for (source, target, kind), n in sorted(self.bytes.items())}
+            seconds = dict(self.seconds)
+        wanted = self.pages["selected"]
+        return {
+            "bytes_cold_to_hot": self.brought(),
+            "bytes_hot_to_cold": sum(n for name, n in moved.items() if name.startswith("hot to ")),
+            "moved": moved,
+            "index_bytes": self.sizes.get("index", 0),
+            "hot_bytes": self.sizes.get("hot", 0),
+            "host_bytes": self.sizes.get("host", 0),
+            "disk_bytes": self.sizes.get("disk", 0),
+            "layer_steps": self.steps,
+            "pages": dict(self.pages),
+            "hit_rate": self.pages["hits"] / wanted if wanted else 0.0,
+            "exact_passes": self.exact_passes,
+            "verifies": self.verifies,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "generated": self.generated,
+            "accepted_per_verify": self.accepted / self.verifies if self.verifies else 0.0,
+            "uncovered_mass": self.uncovered_sum / self.steps if self.steps else 0.0,
+            "uncovered_mass_max": self.uncovered_max,
+            "true_uncovered_mass": self.true_uncovered_sum / self.audited if self.audited else 0.0,
+            "alarms": self.alarms,
+            "fetch_seconds": seconds.get("fetch", 0.0),
+            "stall_seconds": seconds.get("stall", 0.0),
+        }

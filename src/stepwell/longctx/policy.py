@@ -1,0 +1,73 @@
+"""A policy: which parts the machine is put together from, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from stepwell.errors import ConfigError
+from stepwell.longctx.parts.codec.base import CodecKind
+from stepwell.longctx.parts.index.base import IndexKind
+from stepwell.longctx.parts.residency.base import ResidencyKind
+from stepwell.longctx.parts.select.base import Selector
+
+
+class Mode(Enum):
+    EXACT = "exact"
+    """Every step attends over all pages: equal to full attention up to rounding."""
+    VERIFIED = "verified"
+    """Tokens are drafted with the sparse parts and checked in exact passes: the greedy tokens of full attention."""
+    SPARSE = "sparse"
+    """Steps attend over what is hot and what the selector chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`index`, `selector`: None in EXACT only. `codec`: of cold pages; None is lossless. The first `sinks` and the last
+    `window` tokens are always hot (`window` None: all of the hot budget is the most recent tokens, and nothing is kept
+    of what was fetched).
+
+    `query`: with which query pages are scored. "ahead": predicted from the layer before (ScoutAttention), also used for
+    nothing but fetching early where `prefetch` is set; the mathematics always uses the actual one, unless
+    `predicted_math`. `executor`: "fetch" brings pages to the model's device, "in_place" attends over them where they
+    lie, on the CPU, and brings only partial results.
+
+    `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
+    so many pages are fetched in a step and layer. `draft_tokens`: at most so many are drafted between two checks.
+    `alarm`: the estimated share of attention left out, averaged over 32 steps, above which accuracy is at risk.
+    """
+
+    name: str
+    mode: Mode = Mode.SPARSE
+    index: IndexKind | None = None
+    selector: Selector | None = None
+    residency: ResidencyKind | None = None
+    codec: CodecKind | None = None
+    page_tokens: int = 16
+    joint: bool = True
+    sinks: int = 4
+    window: int | None = 64
+    query: Literal["actual", "ahead", "previous"] = "actual"
+    prefetch: bool = False
+    executor: Literal["fetch", "in_place"] = "fetch"
+    predicted_math: bool = False
+    attend_hot: bool = True
+    new_pages: int | None = None
+    draft_tokens: int = 16
+    alarm: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.mode is not Mode.EXACT and (self.index is None or self.selector is None):
+            raise self._impossible("it has no index or no selector", "name both, or use mode EXACT")
+        if self.mode is Mode.EXACT and self.codec is not None:
+            raise self._impossible("an exact policy keeps pages lossless", "leave `codec` out")
+        if self.page_tokens < 1 or self.sinks < 0 or (self.window is not None and self.window < 1):
+            raise self._impossible("page_tokens and window are at least 1, sinks at least 0", "change them")
+        if not 1 <= self.draft_tokens <= 64:
+            raise self._impossible("draft_tokens lies between 1 and 64", "change it")
+        if self.predicted_math and (self.query != "ahead" or self.executor != "in_place"):
+            raise self._impossible("predicted_math needs query='ahead' and executor='in_place'", "set both")
+
+    def _impossible(self, why: str, fix: str) -> ConfigError:
+        return ConfigError("SW-129", what=f"the policy {self.name!r} is impossible", why=why, fix=fix)

@@ -1,0 +1,36 @@
+"""The cold stores of one cache: one for each size of page, all within the same limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell.longctx.store.base import PageStore
+from stepwell.longctx.store.link import Link, Throttled
+from stepwell.longctx.store.tiers import Tiers
+
+
+class Stores:
+    """`link`: a modelled link, slower than the real one, for experiments."""
+
+    def __init__(self, host: int | str, disk: str | Sequence[str] | None, link: Link | None) -> None:
+        self._host, self._disk, self._link = host, disk, link
+        self._by_size: dict[int, PageStore] = {}
+
+    def of(self, page_bytes: int) -> PageStore:
+        """The store for pages of so many bytes."""
+        if page_bytes not in self._by_size:
+            store: PageStore = Tiers(page_bytes, self._host, self._disk)
+            self._by_size[page_bytes] = Throttled(store, self._link) if self._link is not None else store
+        return self._by_size[page_bytes]
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for store in self._by_size.values():
+            for tier, nbytes in store.bytes_by_tier().items():
+                found[tier] = found.get(tier, 0) + nbytes
+        return found
+
+    def close(self) -> None:
+        for store in self._by_size.values():
+            store.close()
+        self._by_size.clear()

@@ -1,0 +1,124 @@
+"""VERIFIED: tokens are drafted with a sparse policy and checked, several at a time, in one exact pass.
+
+The greedy tokens are full attention's own, whatever the draft: only what the exact pass would have said itself is
+accepted, and the first token that it says otherwise is taken from it (self-speculation with a compressed cache:
+VeriCache, arXiv 2605.17613). What drafting left in the cache is taken back before the check, which computes keys and
+values anew, so nothing of a sparse step ever stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stepwell.errors import Unsupported
+from stepwell.longctx.cache import TieredCache
+from stepwell.longctx.draft_length import DraftLength
+
+
+@torch.no_grad()
+def decode(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> torch.Tensor:
+    """A `custom_generate` of transformers: [B, n] to [B, n + generated] token ids, greedy. Rows of a batch advance
+    together, by what all of them accept. Raises Unsupported SW-717 for anything but greedy search."""
+    if generation_config.do_sample or generation_config.num_beams > 1 or generation_config.return_dict_in_generate:
+        raise Unsupported(
+            "SW-717",
+            what="a verified policy cannot sample, search with beams, or return more than tokens",
+            why="it checks that each token is the one that full attention finds most likely",
+            fix="call generate with do_sample=False and num_beams=1, or attach with an exact policy",
+        )
+    cache: TieredCache = model_kwargs["past_key_values"]
+    run = _Run(model, cache, model_kwargs.get("attention_mask"), logits_processor)
+    tokens, length = input_ids, DraftLength(cache.policy.draft_tokens)
+    end, pads = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    going = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    cache.activate_past_recording()
+    scores = run.forward(tokens[:, cache.get_seq_length() :], exact=True)[:, -1]
+    found = run.best(tokens, scores)[:, None]
+    while True:
+        for column in found.unbind(1):
+            if pads is not None and end is not None:
+                column = torch.where(going, column, pads)
+            tokens = torch.cat([tokens, column[:, None]], 1)
+            cache.ledger.generated += 1
+            if streamer is not None:
+                streamer.put(column.cpu())
+            going = going & ~stopping_criteria(tokens, None)
+            if not going.any():
+                _trim(cache, tokens.shape[1] - 1)
+                if streamer is not None:
+                    streamer.end()
+                return tokens
+        found = _round(run, tokens, length, going)
+
+
+def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Tensor) -> torch.Tensor:
+    """Drafts, checks, and brings the cache to all of `tokens` and what was accepted but its last: [B, 1 to k + 1]."""
+    ledger, count = run.cache.ledger, length.best()
+    before = ledger.brought()
+    drafted = tokens
+    for _ in range(count):
+        drafted = torch.cat([drafted, run.best(drafted, run.forward(drafted[:, -1:])[:, -1])[:, None]], 1)
+    run.cache.crop(-count)
+    between = ledger.brought()
+    scores = run.forward(drafted[:, -count - 1 :], exact=True)
+    after = ledger.brought()
+    start = tokens.shape[1]
+    found: list[torch.Tensor] = []
+    for nth in range(count + 1):
+        best = run.best(drafted[:, : start + nth], scores[:, nth])
+        found.append(best)
+        if nth == count or not (best == drafted[:, start + nth])[going].all():
+            break
+    accepted = len(found) - 1
+    run.cache.crop(-(count - accepted))
+    ledger.verifies += 1
+    ledger.drafted += count
+    ledger.accepted += accepted
+    length.learn(count, accepted, (between - before) / count, after - between)
+    return torch.stack(found, 1)
+
+
+def _trim(cache: TieredCache, length: int) -> None:
+    """Stopping early leaves accepted tokens in the cache that nobody will see."""
+    if (more := cache.get_seq_length() - length) > 0:
+        cache.crop(-more)
+
+
+class _Run:
+    def __init__(self, model: Any, cache: TieredCache, mask: torch.Tensor | None, processor: Any) -> None:
+        self.model, self.cache = model, cache
+        self._mask, self._process = mask, processor
+
+    def forward(self, tokens: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """Logits of all of `tokens`, which come behind what is in the cache: [B, q, vocabulary]."""
+        past = self.cache.get_seq_length()
+        mask, positions = self._mask, None
+        if mask is not None:
+            missing = past + tokens.shape[1] - mask.shape[1]
+            if missing > 0:
+                mask = torch.cat([mask, mask.new_ones(len(mask), missing)], 1)
+            mask = mask[:, : past + tokens.shape[1]]
+            positions = (mask.long().cumsum(1) - 1).clamp_min(0)[:, past:]
+        options = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache, "use_cache": True}
+        if not exact:
+            found: torch.Tensor = self.model(tokens, **options).logits
+            return found
+        with self.cache.exactly():
+            found = self.model(tokens, **options).logits
+        return found
+
+    def best(self, before: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """[B]: the most likely token behind `before`."""
+        chosen: torch.Tensor = self._process(before, scores.float()).argmax(-1)
+        return chosen
