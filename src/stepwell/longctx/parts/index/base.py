@@ -19,7 +19,8 @@ class KeyIndex(Protocol):
     """Whether `score` tells of tokens or of pages."""
 
     def add(self, keys: torch.Tensor) -> None:
-        """The keys of the next m pages as attention sees them (after RoPE): [L, H, m * P, D], in any float type."""
+        """The keys of the next m pages (at least one) as attention sees them (after RoPE): [L, H, m * P, D], in any
+        float type, the same each time."""
 
     def score(self, query: torch.Tensor) -> torch.Tensor:
         """Estimated q.k in float32, not scaled: query [L, H, G, D] to [L, H, G, N], or [L, H, G, n] for pages, where it

@@ -29,7 +29,7 @@ class Candidates:
     def pages(self, share: float) -> int:
         """As many pages as hold `share` of the context: at least one, at most all that there are."""
         wanted = round(share * self.tokens / self.page_tokens)
-        return max(1, min(wanted, self.score.shape[-1]))
+        return min(max(1, wanted), self.score.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,5 @@ class Selection:
 
 
 class Selector(Protocol):
-    def select(self, candidates: Candidates) -> Selection: ...
+    def select(self, candidates: Candidates) -> Selection:
+        """As wide as its widest lane; a lane without selectable pages selects none."""

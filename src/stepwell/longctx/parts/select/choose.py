@@ -1,0 +1,30 @@
+"""From marks or ranks to a `Selection`: the one place where pages are put in order."""
+
+from __future__ import annotations
+
+import torch
+
+from stepwell.longctx.parts.select.base import Selection
+
+_BEYOND = torch.iinfo(torch.int64).max
+
+
+def best(rank: torch.Tensor, count: int) -> Selection:
+    """The `count` pages of the highest rank in each lane ([L, n]); -inf is not selected. Which of equal pages at the
+    margin is open."""
+    top = rank.topk(min(count, rank.shape[-1]), dim=-1, sorted=False)
+    return ordered(top.indices, top.values > -torch.inf)
+
+
+def marked(marks: torch.Tensor) -> Selection:
+    """[L, n] bool."""
+    return ordered(torch.arange(marks.shape[-1], device=marks.device).expand_as(marks), marks)
+
+
+def ordered(pages: torch.Tensor, keep: torch.Tensor) -> Selection:
+    """Of page numbers [L, K] those marked in `keep`, ascending; as wide as the widest lane."""
+    ascending = torch.where(keep, pages, _BEYOND).sort(-1).values
+    width = int(keep.sum(-1).max())
+    ascending = ascending[:, :width]
+    valid = ascending != _BEYOND
+    return Selection(torch.where(valid, ascending, 0), valid)
