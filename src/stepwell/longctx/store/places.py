@@ -29,6 +29,10 @@ class Places:
     def room(self) -> int:
         return self.capacity - self.used
 
+    def reach(self, count: int) -> int:
+        """What `touched` will be once `count` more are taken."""
+        return self.touched + max(0, count - self._idles)
+
     def take(self, count: int) -> Numbers:
         """`count` places, ascending, with one owner each; the caller has made sure that there is room. What was given
         back last goes first."""
