@@ -52,10 +52,12 @@ CODES = _table(
     ("SW-206", "a driver does not give back a slab that it was told of"),
     ("SW-207", "an engine does not unmap host memory that was taken from it (warning)"),
     ("SW-208", "a GPU's driver refused to register a slab"),
+    ("SW-209", "the tiers of a long context, or the disk for a saved one, are full"),
     # 3xx IntegrityError: bytes are not what they should be
     ("SW-302", "a slot's generation changed while it was read"),
     ("SW-303", "the keyring is corrupt"),
     ("SW-304", "an invariant of the hierarchy does not hold"),
+    ("SW-305", "a page of a long context failed its check"),
     # 4xx IdentityMismatch: this is not the same model, layout or session
     ("SW-401", "the ranks of a session describe different shapes"),
     ("SW-402", "the model has no weight files to identify it by (warning)"),
@@ -71,6 +73,7 @@ CODES = _table(
     ("SW-505", "no well is running for this home"),
     ("SW-506", "a directory of the disk tier is used by another well"),
     ("SW-507", "the disk tier has trouble (warning)"),
+    ("SW-508", "the file of a long context cannot be read or written"),
     # 6xx AccessDenied: ownership and permissions
     ("SW-601", "home cannot be created, read or written"),
     ("SW-602", "home belongs to another user or can be written by others"),

@@ -172,7 +172,7 @@ class SystemFiles:
     def create(self, name: str, nbytes: int) -> SystemFile:
         fd = self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            _allocate(fd, nbytes)
+            allocate(fd, 0, nbytes)
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -262,14 +262,15 @@ def _regular(fd: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file")
 
 
-def _allocate(fd: int, nbytes: int) -> None:
-    """Space now or ENOSPC now. Not os.posix_fallocate, which would write the whole file where the filesystem cannot."""
-    code = _fallocate(fd, 0, 0, nbytes)
+def allocate(fd: int, offset: int, nbytes: int) -> None:
+    """Space for this range, up to which the file then reaches, now or ENOSPC now; where the filesystem cannot, length
+    only. Not os.posix_fallocate, which would write all of it there."""
+    code = _fallocate(fd, 0, offset, nbytes)
     if not code:
         return
     if code not in (*_UNSUPPORTED, errno.ENOSYS):
         raise OSError(code, os.strerror(code))
-    os.ftruncate(fd, nbytes)
+    os.ftruncate(fd, max(os.fstat(fd).st_size, offset + nbytes))
 
 
 def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> int:

@@ -1,0 +1,38 @@
+"""Whoever works on a store is inside; closing it waits until nobody is. So no thread ever writes to a descriptor whose
+number belongs to another file by now."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+class Gate:
+    """`with gate:` around each use. Raises ValueError where the store is closed, and in a forked child: it would seal
+    with nonces that its parent uses too."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._open = True
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():  # first: the lock may have been held when the process was forked
+            raise ValueError("a store of pages cannot be used in a forked process")
+        with self._changed:
+            if not self._open:
+                raise ValueError("this store of pages is closed")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Waits until nobody is inside, and lets nobody in any more. False: somebody else has closed it."""
+        with self._changed:
+            mine, self._open = self._open, False
+            self._changed.wait_for(lambda: self._inside == 0)
+            return mine
