@@ -75,9 +75,10 @@ class Attached:
 
     @torch.no_grad()
     def prefill(self, input_ids: torch.Tensor, cache: TieredCache, attention_mask: torch.Tensor | None = None) -> None:
-        """Computes all of `input_ids`, [B, n], that is not in the cache yet, but the last token: in parts, so that the
-        prompt may be longer than memory on the device. Each part is exact over what the tiers hold."""
-        end = input_ids.shape[1] - 1
+        """Computes all of `input_ids`, [B, n], that is not in the cache yet, but the last two tokens: in parts, so that
+        the prompt may be longer than memory on the device. Each part is exact over what the tiers hold; two are left,
+        since a pass over more than one token is exact in any mode, and the first answer hangs on it."""
+        end = input_ids.shape[1] - 2
         while (start := cache.get_seq_length()) < end:
             until = min(start + self._prefill_tokens, end)
             options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}

@@ -19,7 +19,7 @@ from stepwell.longctx.lanes import Lanes
 from stepwell.longctx.mass import estimate
 from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.base import KeyIndex
-from stepwell.longctx.parts.index.true import TrueKeys
+from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.residency.base import Residency
 from stepwell.longctx.policy import Mode
 from stepwell.longctx.pool import Pool
