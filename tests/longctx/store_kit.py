@@ -35,6 +35,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = type(self).make()
         self.owners: Counter[int] = Counter()
         self.content: dict[int, torch.Tensor] = {}
+        self.freed: set[int] = set()
 
     @rule(count=st.integers(0, PAGES + 1))
     def put(self, count: int) -> None:
@@ -50,6 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not set(places.tolist()) & set(self.content)
         for place, page in zip(places.tolist(), payload, strict=True):
             self.owners[place], self.content[place] = 1, page.clone()
+        self.freed -= set(self.content)
         payload.zero_()  # it is the caller's again
 
     @precondition(lambda self: self.content)
@@ -70,20 +72,23 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.owners.elements())), max_size=PAGES))
-        places = torch.tensor(chosen, dtype=torch.int64)
-        if any(often > self.owners[place] for place, often in Counter(chosen).items()):
-            with pytest.raises(ValueError, match="freed more often"):
-                self.store.free(places)
-            return
-        self.store.free(places)
+        owned = data.draw(st.permutations(sorted(self.owners.elements())))
+        chosen = owned[: data.draw(st.integers(0, len(owned)))]
+        self.store.free(torch.tensor(chosen, dtype=torch.int64))
         self.owners -= Counter(chosen)
+        self.freed |= {place for place in self.content if not self.owners[place]}
         self.content = {place: page for place, page in self.content.items() if self.owners[place]}
 
-    @precondition(lambda self: self.owners)
-    @rule(strange=st.sampled_from([-1, 1 << 62]))
-    def ask_for_what_nobody_owns(self, strange: int) -> None:
-        places = torch.tensor([next(iter(self.owners)), strange])
+    @precondition(lambda self: self.content)
+    @rule(data=st.data())
+    def free_too_often(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.content)))
+        with pytest.raises(ValueError, match="freed more often"):
+            self.store.free(torch.tensor([place] * (self.owners[place] + 1)))
+
+    @rule(data=st.data())
+    def ask_for_what_nobody_owns(self, data: st.DataObject) -> None:
+        places = torch.tensor([data.draw(st.sampled_from([-1, PAGES, 1 << 62, *sorted(self.freed)]))])
         for call in (self.store.get, self.store.retain, self.store.free):
             with pytest.raises(ValueError, match="a place that nobody owns"):
                 call(places)

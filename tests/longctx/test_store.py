@@ -17,6 +17,8 @@ from stepwell.longctx.store import host
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.disk import DiskFile
 from stepwell.longctx.store.host import HostPool
+from stepwell.longctx.store.link import Link, Throttled
+from stepwell.longctx.store.tiers import Tiers
 
 from .store_kit import PAGES, StoreMachine, check_shapes, pages
 
@@ -36,11 +38,23 @@ def aligned_extents(folder: Path) -> PageStore:
     return DiskFile(folder, 4000, PAGES * 4096, threads=2)
 
 
+def both(folder: Path) -> PageStore:
+    """Five pages in host memory, then four and three on disks."""
+    disk = [f"{folder}/{number}:{pages * PAGE}" for number, pages in enumerate((4, 3))]
+    return Tiers(PAGE, 5 * PAGE, disk, threads=2)
+
+
+def throttled(folder: Path) -> PageStore:
+    return Throttled(both(folder), Link(1e9))
+
+
 Make = Callable[[], PageStore]
 MAKERS: dict[str, Callable[[Path], PageStore]] = {
     "host": host_pool,
     "disk": small_extents,
     "direct": aligned_extents,
+    "tiers": both,
+    "throttled": throttled,
 }
 
 
