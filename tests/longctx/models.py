@@ -50,6 +50,8 @@ def make(kind: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0)
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.mul_(8.0 if "q_proj" in name or "k_proj" in name else 4.0)
+    if kind == "gemma2":  # SDPA has no soft caps: eager attention is what full attention means here
+        model.set_attn_implementation("eager")
     return model.to(dtype).eval()
 
 

@@ -46,7 +46,9 @@ def test_any_partition_in_any_order_is_the_whole(data):
     order = data.draw(st.permutations(range(6)))  # part 5 is always empty
     kept = {"scale": dim**-0.5, "softcap": softcap}
     parts = [
-        attend(query, keys[:, :, members == part], values[:, :, members == part], valid=valid[..., members == part], **kept)
+        attend(
+            query, keys[:, :, members == part], values[:, :, members == part], valid=valid[..., members == part], **kept
+        )
         for part in order
     ]
     expected = whole(query, keys, values, dim**-0.5, valid, softcap)

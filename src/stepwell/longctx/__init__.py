@@ -1,7 +1,19 @@
 """Contexts beyond the GPU: decode-time tiering of the KV cache in Hugging Face transformers.
 
+    with stepwell.longctx.attach(model, policy="stepwell", hot_tokens=2048, host="16GiB", disk="/nvme/kv:200GiB"):
+        model.generate(...)
+
 Pages of KV step down from the model's device to host memory and an unlinked file, and step up again when a policy
 selects them. EXACT streams all of them and is equal to full attention up to rounding; VERIFIED drafts with a sparse
 policy and checks in exact passes; SPARSE policies attend over what they select. docs/longctx.md tells how to use it,
 docs/design/longctx.md how it works.
 """
+
+from __future__ import annotations
+
+from stepwell.longctx import policies
+from stepwell.longctx.attach import Attached, attach
+from stepwell.longctx.cache import TieredCache
+from stepwell.longctx.policy import Mode, Policy
+
+__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies"]

@@ -63,9 +63,7 @@ class Brought:
         return Piece(lanes, pages, self._fetcher.start(lambda: source.read(lanes, pages), self._urgent))
 
 
-def side_by_side(
-    lanes: torch.Tensor, states: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def side_by_side(lanes: torch.Tensor, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Pages [m, H, P, D] of `count` lanes as [L, H, M * P, D], and which tokens of these are there, [L, M * P] bool
     (None: all)."""
     if count == 1:

@@ -10,8 +10,8 @@ from stepwell.longctx.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class HotBudget:
-    """Per layer and row. Up to `total` tokens nothing steps down. Beyond it: the first `sinks` tokens, a tail of between
-    `window` and `window + slack` recent ones, of which whole pages step down whenever it is full, and `pool` pages that
+    """Per layer and row. Up to `total` tokens nothing steps down. Beyond it: the first `sinks` tokens, a tail of
+    `window` to `window + slack` recent ones, of which whole pages step down whenever it is full, and `pool` pages that
     have stepped down and were brought back."""
 
     total: int

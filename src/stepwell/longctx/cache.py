@@ -132,7 +132,9 @@ class TieredCache(Cache):
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
-            TieredLayer(self.setting, number, group) if kind == TIERED else DynamicSlidingWindowLayer(text.sliding_window)
+            TieredLayer(self.setting, number, group)
+            if kind == TIERED
+            else DynamicSlidingWindowLayer(text.sliding_window)
             for number, kind in enumerate(layer_types(config))
         ]
         super().__init__(layers=layers)

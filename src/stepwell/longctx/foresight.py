@@ -9,12 +9,13 @@ are fetched early, and the actual query decides what is attended over, unless a 
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from stepwell.longctx.cache import TieredCache, TieredLayer
-from stepwell.longctx.step import foresee
+from stepwell.longctx.sparse import foresee
 
 FIRST = 3
 """The first layer whose query is worth foretelling."""
@@ -24,7 +25,7 @@ def install(model: torch.nn.Module) -> list[Any]:
     """Hooks on the decoder's layers; the handles, to remove them by. None where the model has no layers as Llama's."""
     layers = _decoder_layers(model)
     handles = []
-    for number, (this, following) in enumerate(zip(layers, layers[1:], strict=False)):
+    for number, (this, following) in enumerate(pairwise(layers)):
         if number + 1 >= FIRST and _kind(this) == _kind(following) and _can_ask(following):
             handles.append(this.register_forward_pre_hook(_Hook(number + 1, following), with_kwargs=True))
     return handles

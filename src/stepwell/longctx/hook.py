@@ -17,8 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from transformers.modeling_utils import AttentionInterface
 
 from stepwell.errors import Unsupported
+from stepwell.longctx.asked import Asked
+from stepwell.longctx.attention import attention
+from stepwell.longctx.hot import capped
 from stepwell.longctx.layer import LayerState
-from stepwell.longctx.step import Asked, attention
 
 NAME = "stepwell"
 _waiting: ContextVar[LayerState | None] = ContextVar("stepwell-layer", default=None)
@@ -112,8 +114,6 @@ def _untiered(
     sinks: torch.Tensor | None,
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if softcap is not None or sinks is not None:
-        return _capped(query, key, value, mask, scaling, softcap, sinks)
     steps, count = query.shape[2], key.shape[2]
     if (mask is not None and mask.dim() == 2) or (mask is None and steps > 1 and steps != count):
         mask = sdpa_mask(
@@ -125,26 +125,13 @@ def _untiered(
             allow_is_causal_skip=False,
             device=query.device,
         )
+    if softcap is not None or sinks is not None:
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        return capped(query, key, value, Asked(scale, softcap, sinks), mask), None
     found: tuple[torch.Tensor, None] = sdpa_attention_forward(
         module, query, key, value, mask, dropout=dropout, scaling=scaling, **options
     )
     return found
-
-
-def _capped(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What SDPA cannot: soft caps and learned sinks, over everything at once."""
-    from stepwell.longctx.untiered import whole
-
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return whole(query, key, value, Asked(scale, softcap, sinks), mask), None
 
 
 def _refused(what: str, why: str) -> Unsupported:

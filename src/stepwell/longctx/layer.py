@@ -154,7 +154,7 @@ class LayerState:
             self.sinks = self.tail.keys[:, :, :skip].clone(), self.tail.values[:, :, :skip].clone()
         if not self.settled:
             self.warmed = first and self._warm(keys, values)
-        self.tail.drop_front(skip + tokens)
+        self.tail.drop_front(skip + tokens, self.setting.budget.window + self.setting.budget.slack)
 
     def _open(self, keys: torch.Tensor) -> None:
         policy, lanes = self.setting.policy, keys.shape[0]

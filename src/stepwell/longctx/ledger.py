@@ -15,13 +15,14 @@ class Ledger:
 
     bytes: by (from, to, kind), as they crossed, scales included. Kinds: "spill", "draft" (pages for a sparse step),
     "exact" (pages streamed for an exact pass), "warm" (pages brought back when decoding began), "recall" (pages that
-    take residence after being attended in place), "partial" (queries and partial results of attending in place),
-    "unused" is not a kind: what a prefetch brought for nothing is counted in `mispredicted`, in pages.
+    take residence after being attended in place), "partial" (queries and partial results of attending in place).
     """
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     pages: Counter[str] = field(default_factory=Counter)  # selected, hits, fetched, prefetched, mispredicted, in_place
-    seconds: Counter[str] = field(default_factory=Counter)  # fetch: of the link; stall: of it, what the model waited for
+    seconds: Counter[str] = field(
+        default_factory=Counter
+    )  # fetch: of the link; stall: of it, what the model waited for
     steps: int = 0
     """Decode steps of a layer, in all layers together."""
     exact_passes: int = 0

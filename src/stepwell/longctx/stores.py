@@ -1,26 +1,29 @@
-"""The cold stores of one cache: one for each size of page, all within the same limits."""
+"""The cold stores of one cache: one for each size of page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from stepwell.longctx.store.base import PageStore
-from stepwell.longctx.store.link import Link, Throttled
+from stepwell.longctx.store.link import Link, Queue, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
 
 class Stores:
-    """`link`: a modelled link, slower than the real one, for experiments."""
+    """`link`: a modelled link that all of them share, slower than the real one, for experiments."""
 
-    def __init__(self, host: int | str, disk: str | Sequence[str] | None, link: Link | None) -> None:
-        self._host, self._disk, self._link = host, disk, link
+    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None) -> None:
+        self._host, self._disk = host, disk
+        self._queue = Queue(link) if link is not None else None
         self._by_size: dict[int, PageStore] = {}
 
     def of(self, page_bytes: int) -> PageStore:
-        """The store for pages of so many bytes."""
+        """The store for pages of so many bytes. Raises ConfigError and AccessDenied as `Tiers` does."""
         if page_bytes not in self._by_size:
-            store: PageStore = Tiers(page_bytes, self._host, self._disk)
-            self._by_size[page_bytes] = Throttled(store, self._link) if self._link is not None else store
+            store: PageStore = Tiers(page_bytes, self._host, self._disk, pinned=torch.cuda.is_available())
+            self._by_size[page_bytes] = Throttled(store, self._queue) if self._queue is not None else store
         return self._by_size[page_bytes]
 
     def bytes_by_tier(self) -> dict[str, int]:

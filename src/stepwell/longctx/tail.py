@@ -38,16 +38,18 @@ class Tail:
         count = keys.shape[2]
         if self._end + count > self._keys.shape[2]:
             wanted = len(self) + count
-            # A long prompt comes at once and mostly leaves at once: no spare room in proportion to that.
-            self._move(wanted + _SPARE if not len(self) else max(int(wanted * _GROW), wanted + _SPARE))
+            # A part of a prompt comes at once and mostly leaves at once: no spare room in proportion to that.
+            self._move(wanted + _SPARE if count > 1 else max(int(wanted * _GROW), wanted + _SPARE))
         self._keys[:, :, self._end : self._end + count] = keys
         self._values[:, :, self._end : self._end + count] = values
         self._end += count
 
-    def drop_front(self, count: int) -> None:
+    def drop_front(self, count: int, room: int) -> None:
+        """The buffer is left with room for about `room` tokens."""
         self._start += count
-        if self._keys.shape[2] > 4 * (len(self) + _SPARE):
-            self._move(2 * len(self) + _SPARE)
+        room = max(room, len(self)) + _SPARE
+        if self._keys.shape[2] > room:
+            self._move(room)
 
     def drop_back(self, count: int) -> None:
         self._end -= count

@@ -1,0 +1,37 @@
+"""Attention of one layer across the tiers."""
+
+from __future__ import annotations
+
+import torch
+
+from stepwell.longctx.asked import Asked
+from stepwell.longctx.exact import everything
+from stepwell.longctx.hot import all_hot, by_lane, hot_part
+from stepwell.longctx.layer import LayerState
+from stepwell.longctx.merge import finish, merge, sink
+from stepwell.longctx.policy import Mode
+from stepwell.longctx.sparse import selected_part
+
+
+def attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """[B, query heads, Q, D] to [B, Q, query heads, Dv], in the query's dtype. The Q newest tokens of the layer are the
+    query's own; each sees itself and what came before. Pages step down afterwards."""
+    layer.scale = asked.scale
+    steps = query.shape[2]
+    if layer.sinks is None:
+        output = all_hot(layer, query, asked)
+        if steps > 1 or not layer.settled:
+            layer.remember(layer.lanes.queries(query))
+    else:
+        lanes = layer.lanes.queries(query)
+        sparse = steps == 1 and layer.setting.policy.mode is not Mode.EXACT and not layer.setting.exact_now
+        if steps == 1:
+            layer.settle(asked.mask)
+        layer.remember(lanes)
+        hot = hot_part(layer, lanes, asked)
+        part = selected_part(layer, lanes, hot, asked) if sparse else everything(layer, lanes, hot, asked)
+        if asked.sinks is not None:
+            part = merge(part, sink(by_lane(layer.lanes, layer.rows_count, asked.sinks), part))
+        output = layer.lanes.outputs(finish(part)).to(query.dtype)
+    layer.spill()
+    return output

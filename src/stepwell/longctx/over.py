@@ -1,0 +1,44 @@
+"""Attention over pages: those that the pool has, and those that were fetched."""
+
+from __future__ import annotations
+
+import torch
+
+from stepwell.longctx.asked import Asked
+from stepwell.longctx.brought import Piece, side_by_side
+from stepwell.longctx.layer import LayerState
+from stepwell.longctx.merge import Part, attend
+
+
+def over_pool(
+    layer: LayerState, query: torch.Tensor, pages: torch.Tensor, valid: torch.Tensor | None, asked: Asked
+) -> Part:
+    """Over those of `pages`, [L, n] bool, that are in the pool."""
+    assert layer.pool is not None
+    there = layer.pool.tokens_of(pages)
+    if valid is not None:
+        there = there & valid.gather(1, layer.pool.positions())
+    return attend(
+        query,
+        layer.pool.keys,
+        layer.pool.values,
+        scale=asked.scale,
+        softcap=asked.softcap,
+        valid=there[:, None, None, None],
+    )
+
+
+def over_piece(
+    layer: LayerState, query: torch.Tensor, piece: Piece, valid: torch.Tensor | None, asked: Asked
+) -> tuple[Part, tuple[torch.Tensor, torch.Tensor]]:
+    """Over a piece that was fetched; and its states."""
+    states = piece.states.result()
+    count = query.shape[0]
+    (keys, there), (values, _) = (side_by_side(piece.lanes, each, count) for each in states)
+    if valid is not None:
+        seen = valid.unflatten(1, (-1, layer.shape.tokens))[piece.lanes, piece.pages]
+        seen, padded = side_by_side(piece.lanes, seen[:, None, :, None], count)
+        seen = seen[:, 0, :, 0]
+        there = seen if padded is None else seen & padded
+    visible = None if there is None else there[:, None, None, None]
+    return attend(query, keys, values, scale=asked.scale, softcap=asked.softcap, valid=visible), states

@@ -1,0 +1,181 @@
+"""Attention over what a policy selects, fetched or where it lies."""
+
+from __future__ import annotations
+
+import torch
+
+from stepwell.longctx.asked import Asked
+from stepwell.longctx.brought import Brought, Piece
+from stepwell.longctx.choose import as_mask, candidates, resident_pages, scoring_query, widen
+from stepwell.longctx.layer import LayerState
+from stepwell.longctx.mass import estimate
+from stepwell.longctx.merge import Part, attend, merge
+from stepwell.longctx.over import over_piece, over_pool
+from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.select.base import Candidates
+from stepwell.longctx.parts.select.cap import cap
+from stepwell.longctx.pool import Change
+
+
+def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Asked) -> Part:
+    policy, ledger = layer.setting.policy, layer.setting.ledger
+    valid, actual = layer.page_valid(asked.mask), query[..., 0, :]
+    shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
+    assert policy.selector is not None
+    selection = policy.selector.select(shown)
+    resident = resident_pages(layer)
+    if policy.new_pages is not None:
+        selection = cap(selection, resident, shown.score, policy.new_pages)
+    selected = as_mask(selection, layer.pages)
+    brought, layer.ahead.brought = layer.ahead.brought, None
+    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
+    missing = selected & ~resident & ~early
+    ledger.steps += 1
+    ledger.pages["selected"] += int(selected.sum())
+    ledger.pages["hits"] += int((selected & resident).sum())
+    ledger.pages["early"] += int((selected & early).sum())
+    ledger.pages["mispredicted"] += int((early & ~selected).sum())
+    late = _bring(layer, missing) if policy.executor == "fetch" else None
+    part = hot
+    pooled = resident if policy.attend_hot else resident & selected
+    if layer.pool is not None:
+        part = merge(part, over_pool(layer, query, pooled, valid, asked))
+    change = _exchange(layer, selected, resident, shown.score)
+    for fetched in (brought, late):
+        if fetched is None:
+            continue
+        for piece in fetched.pieces():
+            more, states = over_piece(layer, query, piece, valid, asked)
+            part = merge(part, more)
+            _install(layer, change, piece, states)
+    if late is None:
+        part = merge(part, _in_place(layer, query, missing, valid, asked, change))
+    attended = pooled | selected | early
+    _note(layer, shown, attended, actual, hot, valid, asked)
+    layer.before_query = actual
+    layer.ahead.query, layer.ahead.hot_lse = None, hot.lse[..., 0]
+    layer.steps += 1
+    return part
+
+
+def foresee(layer: LayerState, query: torch.Tensor) -> None:
+    """`query`: what the layer is expected to be asked next, [B, query heads, 1, D]. Pages that it would need are
+    fetched from now on; where the policy says so, it is what selects."""
+    policy, ahead = layer.setting.policy, layer.ahead
+    foretold = layer.lanes.queries(query)[..., 0, :]
+    if policy.query == "ahead":
+        ahead.query = foretold
+    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor != "fetch":
+        return
+    assert policy.selector is not None
+    shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
+    resident = resident_pages(layer)
+    selection = policy.selector.select(shown)
+    if policy.new_pages is not None:
+        selection = cap(selection, resident, shown.score, policy.new_pages)
+    wanted = as_mask(selection, layer.pages) & ~resident
+    ahead.brought = _bring(layer, wanted, urgent=False)
+
+
+def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:
+    setting = layer.setting
+    found = Brought(
+        layer.source(exact=False),
+        wanted,
+        layer.pages_at_once,
+        fetcher=setting.fetcher,
+        ledger=setting.ledger,
+        kind="draft",
+        urgent=urgent,
+    )
+    setting.ledger.pages["fetched"] += found.count
+    return found
+
+
+def _exchange(layer: LayerState, selected: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
+    """Who is in the pool from now on. New pages come in as they are fetched."""
+    if layer.pool is None or layer.residency is None:
+        return None
+    rank = layer.residency.rank(Step(layer.steps, selected, score, resident))
+    rank = rank.masked_fill(~(selected | resident), -torch.inf)
+    return layer.pool.exchange(layer.keep(rank))
+
+
+def _install(layer: LayerState, change: Change | None, piece: Piece, states: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Those of the piece's pages that have got a slot."""
+    if change is None or not len(change.lanes):
+        return
+    assert layer.pool is not None
+    position = torch.full((int(layer.pool.pages.shape[0]), layer.pages), -1, device=piece.lanes.device)
+    position[piece.lanes, piece.pages] = torch.arange(len(piece.lanes), device=piece.lanes.device)
+    of = position[change.lanes, change.pages]
+    here = of >= 0
+    keys, values = (each[of[here]] for each in states)
+    layer.pool.install(change.lanes[here], change.slots[here], keys, values)
+
+
+def _in_place(
+    layer: LayerState,
+    query: torch.Tensor,
+    wanted: torch.Tensor,
+    valid: torch.Tensor | None,
+    asked: Asked,
+    change: Change | None,
+) -> Part:
+    """Over `wanted` where it lies: on the CPU, which hands over partial results only; and pages that are to stay."""
+    setting, source = layer.setting, layer.source(exact=False)
+    setting.ledger.pages["in_place"] += int(wanted.sum())
+    asking = query
+    if setting.policy.predicted_math and layer.ahead.query is not None:
+        asking = layer.ahead.query[..., None, :]
+    there = asking.cpu()
+    seen = None if valid is None else valid.cpu()
+    part: Part | None = None
+    lanes, pages = wanted.nonzero(as_tuple=True)
+    for some in zip(lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True):
+        of_lanes, of_pages = some
+        states = setting.fetcher.start(lambda at=some: source.read(*at))
+        more, read = over_piece(layer, there, Piece(of_lanes, of_pages, states), seen, asked)
+        part = more if part is None else merge(part, more)
+        _install(layer, change, Piece(of_lanes, of_pages, states), read)
+    if change is not None:
+        setting.ledger.moved("cold", "hot", "recall", len(change.lanes) * source.codec.page_bytes)
+    if part is None:
+        none = there.new_empty(*there.shape[:2], 0, layer.shape.key_dim)
+        part = attend(there, none, none.new_empty(*none.shape[:3], layer.shape.value_dim), scale=1.0)
+    crossed = asking.nbytes + part.output.nbytes + part.peak.nbytes + part.total.nbytes
+    setting.ledger.moved("cold", "hot", "partial", crossed)
+    device = query.device
+    return Part(part.output.to(device), part.peak.to(device), part.total.to(device))
+
+
+def _note(
+    layer: LayerState,
+    shown: Candidates,
+    attended: torch.Tensor,
+    query: torch.Tensor,
+    hot: Part,
+    valid: torch.Tensor | None,
+    asked: Asked,
+) -> None:
+    ledger = layer.setting.ledger
+    ledger.uncovered(_left_out(shown.mass, attended), layer.setting.policy.alarm)
+    if layer.truth is None:
+        return
+    truly = estimate(
+        layer.truth.score(query),
+        hot.lse[..., 0],
+        granularity="token",
+        scale=asked.scale,
+        softcap=asked.softcap,
+        page_tokens=layer.shape.tokens,
+        tokens=len(layer),
+        valid=valid,
+    )
+    ledger.true_uncovered_sum += _left_out(truly.mass, attended)
+    ledger.audited += 1
+
+
+def _left_out(mass: torch.Tensor, attended: torch.Tensor) -> float:
+    """The share of attention on pages that were not attended over, averaged over heads and lanes."""
+    return float((mass * ~attended[:, None, None]).sum(-1).mean())
