@@ -1,0 +1,30 @@
+"""The newest pages stay: TTKV (arXiv 2604.19769), whose fast tier gives up its oldest pages first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.history import Stateless, page_numbers, staying
+from stepwell.longctx.shape import PageShape
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """By page number, in `warm` too. Sinks are the machine's to keep: they are not pages."""
+
+    def build(self, shape: PageShape) -> Newest:
+        return Newest()
+
+
+class Newest(Stateless):
+    """Its `Residency`."""
+
+    def rank(self, step: Step) -> torch.Tensor:
+        return staying(page_numbers(step.score).expand(step.score.shape), step)
+
+    def warm(self, importance: torch.Tensor) -> torch.Tensor:
+        numbers = page_numbers(importance).expand(importance.shape)
+        return numbers.masked_fill(importance == -torch.inf, -torch.inf)

@@ -1,0 +1,57 @@
+"""A resident set that changes now and then, or never: ScoutAttention's recall (arXiv 2603.27138)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stepwell.longctx.parts.figures import require
+from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.history import Stateless, staying
+from stepwell.longctx.shape import PageShape
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """After each `every`-th step (steps every - 1, 2 every - 1, ...) the pages with the greatest mass of those resident
+    or selected; after the others whoever was resident. In between, what is selected and not resident is attended over
+    where it lies."""
+
+    every: int
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, self, "a period is at least one step")
+
+    def build(self, shape: PageShape) -> Recalls:
+        return Recalls(self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Whoever is resident stays, nobody comes: what `warm` chose, until it is cropped."""
+
+    def build(self, shape: PageShape) -> Kept:
+        return Kept()
+
+
+class Recalls(Stateless):
+    """The `Residency` of `Periodic`."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def rank(self, step: Step) -> torch.Tensor:
+        return staying(step.score, step) if step.number % self._every == self._every - 1 else unchanged(step)
+
+
+class Kept(Stateless):
+    """The `Residency` of `Keep`."""
+
+    def rank(self, step: Step) -> torch.Tensor:
+        return unchanged(step)
+
+
+def unchanged(step: Step) -> torch.Tensor:
+    """Residents only, by mass in case that there is less room than there was; each of them finite."""
+    return step.score.clamp(min=-1.0).masked_fill(~step.resident, -torch.inf)
