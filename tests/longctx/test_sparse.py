@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import full, stepped
 
 from stepwell.longctx import Mode, Policy, attach, policies
 from stepwell.longctx.parts.index.exact import TrueKeys
@@ -14,8 +16,6 @@ from stepwell.longctx.parts.residency.lru import Lru
 from stepwell.longctx.parts.select.controls import Recent
 from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.topk import TopK
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import full, stepped
 
 EVERYTHING = Policy(
     "everything", index=MinMax(), selector=All(), residency=Lru(), page_tokens=8, window=16, draft_tokens=4
@@ -90,7 +90,7 @@ def test_what_was_left_out_is_estimated_as_it_is():
 def test_the_alarm_is_raised_when_a_policy_leaves_much_out():
     model, ids = make(), tokens(300)
     with attach(
-        model, replace(EVERYTHING, index=TrueKeys(), selector=Recent(0.01), residency=None, alarm=0.02), hot_tokens=80
+        model, replace(EVERYTHING, index=TrueKeys(), selector=Recent(0.01), residency=None, alarm=1e-3), hot_tokens=80
     ) as a:
         cache = a.new_cache()
         stepped(model, ids, cache, PARTS)
