@@ -27,7 +27,7 @@ def attach(
     policy: str | Policy = "stepwell",
     *,
     hot_tokens: int = 2048,
-    host: int | str = "4GiB",
+    host: int | str | None = "4GiB",
     disk: str | Sequence[str] | None = None,
     prefill_tokens: int = PREFILL_TOKENS,
 ) -> Iterator[Attached]:

@@ -116,7 +116,7 @@ class TieredCache(Cache):
         policy: str | Policy = "stepwell",
         *,
         hot_tokens: int = 2048,
-        host: int | str = "4GiB",
+        host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
         link: Link | None = None,

@@ -22,7 +22,7 @@ class Stores:
     def of(self, page_bytes: int) -> PageStore:
         """The store for pages of so many bytes. Raises ConfigError and AccessDenied as `Tiers` does."""
         if page_bytes not in self._by_size:
-            store: PageStore = Tiers(page_bytes, self._host, self._disk, pinned=torch.cuda.is_available())
+            store: PageStore = Tiers(page_bytes, self._host or None, self._disk, pinned=torch.cuda.is_available())
             self._by_size[page_bytes] = Throttled(store, self._queue) if self._queue is not None else store
         return self._by_size[page_bytes]
 
