@@ -75,7 +75,7 @@ class IndexContract:
     def test_crop_forgets(self, kind, case) -> None:
         shape, keys, query = case
         first, rest = keys[:, :, : 4 * PAGE], keys[:, :, 4 * PAGE :]
-        index = self.filled(kind, shape, first, rest)
+        index = self.filled(kind, shape, first, *rest.split(PAGE, dim=2))  # with room in reserve
         full, size = index.score(query), index.nbytes
         index.crop(12)
         index.crop(50)
