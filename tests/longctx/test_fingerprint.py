@@ -54,6 +54,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a bit of a buffer": lambda model: flip(model.model.rotary_emb.inv_freq),
     "two weights exchanged": lambda model: exchange(model.model.layers[0].self_attn, model.model.layers[1].self_attn),
     "the dtype": lambda model: model.to(torch.bfloat16),
+    "the class": lambda model: setattr(model, "__class__", type("Other", (type(model),), {})),
     "a setting": lambda model: setattr(model.config, "rms_norm_eps", 1e-3),
 }
 

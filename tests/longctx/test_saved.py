@@ -153,6 +153,8 @@ def test_another_key_model_or_version(saved: Path, monkeypatch: pytest.MonkeyPat
     refused(saved, IdentityMismatch, "another configuration.*SW-407", mark=bytes(32))
     with pytest.raises(ValueError, match="fingerprint"):
         read_context(saved, KEY, b"")
+    with pytest.raises(AccessDenied, match="SW-610"):
+        write_context(saved, KEY[:31], MANIFEST, some())
     with monkeypatch.context() as later:
         later.setattr(saved_format, "VERSION", 2)
         write_context(saved, KEY, MANIFEST, some())
@@ -282,6 +284,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", ".", "missing", "missing/file"):
         refused(tmp_path / name, AccessDenied, "SW-610")
+    refused(tmp_path / "pipe", AccessDenied, "not a regular file")
     for name in (".", "missing/file"):
         with pytest.raises(AccessDenied, match="SW-610"):
             write_context(tmp_path / name, KEY, MANIFEST, some())

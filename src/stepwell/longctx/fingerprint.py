@@ -41,7 +41,7 @@ def fingerprint(model: Any) -> bytes:
         if tensor.is_meta or tensor.layout != torch.strided:
             raise _unknown(f"{name} is not in memory")
         _add(hasher, f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        content = tensor.detach().cpu().reshape(-1).view(torch.uint8)
         _add(hasher, content.numpy().data)
     return bytes(hasher.digest())
 

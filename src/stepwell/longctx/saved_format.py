@@ -157,7 +157,7 @@ def file_key(key: bytes | memoryview, file_id: bytes) -> SegmentKey:
 
 def content(tensor: torch.Tensor) -> Bytes:
     """Its bytes as they lie in memory, little-endian, on the host; a copy only where they do not lie there in order."""
-    flat: Bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat: Bytes = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     return flat
 
 
