@@ -40,11 +40,12 @@ CODES = _table(
     ("SW-119", "the metrics of the well cannot be served at their address"),
     ("SW-121", "a trace, its format, or a generator or its parameter is not known"),
     ("SW-122", "a trace or a generator's parameter cannot be used"),
-    ("SW-123", "a file cannot take the rows of a simulation"),
+    ("SW-123", "a file cannot take the rows of a simulation or of an accuracy run"),
     ("SW-124", "a policy is not known"),
     ("SW-125", "a capacity to simulate cannot be used"),
     ("SW-126", "the description of a fleet is impossible"),
     ("SW-127", "a sweep cannot be spread over a Ray cluster"),
+    ("SW-128", "the tasks of an accuracy run, or what it is to compare, cannot be used"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
