@@ -46,6 +46,9 @@ CODES = _table(
     ("SW-126", "the description of a fleet is impossible"),
     ("SW-127", "a sweep cannot be spread over a Ray cluster"),
     ("SW-128", "the tasks of an accuracy run, or what it is to compare, cannot be used"),
+    ("SW-129", "a long-context policy is impossible"),
+    ("SW-130", "the hot budget of a long context is too small for its policy"),
+    ("SW-131", "a long-context policy is not known"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
@@ -98,6 +101,9 @@ CODES = _table(
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),
     ("SW-714", "the GPU, or the CUDA of torch, cannot be used"),
+    ("SW-715", "an attention cannot be tiered"),
+    ("SW-716", "a model cannot be tiered"),
+    ("SW-717", "an option of generate cannot be used with a cache across tiers"),
     # 8xx ProtocolError: messages between engine and well
     ("SW-801", "the engine side and the well speak different protocol versions"),
     ("SW-802", "a message is larger than the limit"),

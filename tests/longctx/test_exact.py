@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.longctx.models import CONFIGS, make, tokens
 from transformers import DynamicCache
 
 from stepwell.longctx import Mode, Policy, TieredCache, attach
-from tests.longctx.models import CONFIGS, make, tokens
 
 SMALL = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 

@@ -51,12 +51,11 @@ class Fetcher:
 
     def start(self, read: Callable[[], T], urgent: bool = True) -> Fetch[T]:
         future: Future[T] = Future()
-        request = _Request(0 if urgent else 1, next(self._count), lambda: self._run(read, future))
         if self._thread is not None:
-            self._queue.put(request)
+            self._queue.put(_Request(0 if urgent else 1, next(self._count), lambda: self._run(read, future)))
         else:
             began = time.perf_counter()
-            request.run()
+            self._run(read, future)
             self._ledger.seconds["stall"] += time.perf_counter() - began
         return Fetch(future, self._ledger)
 

@@ -69,12 +69,13 @@ def hot_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         padding = lanes.masks(asked.mask)[:, None, None, None]
         seen = padding[..., layer.before_tail :] if seen is None else seen & padding[..., layer.before_tail :]
         before = padding[..., : layer.sinks[0].shape[2]]
-    kept = {"scale": asked.scale, "softcap": asked.softcap}
-    part = attend(query, lanes.split(tail.keys), lanes.split(tail.values), valid=seen, **kept)
-    if not layer.sinks[0].shape[2]:
-        return part
-    keys, values = (lanes.split(states) for states in layer.sinks)
-    return merge(attend(query, keys, values, valid=before, **kept), part)
+
+    def over(states: tuple[torch.Tensor, torch.Tensor], visible: torch.Tensor | None) -> Part:
+        keys, values = (lanes.split(each) for each in states)
+        return attend(query, keys, values, scale=asked.scale, softcap=asked.softcap, valid=visible)
+
+    part = over((tail.keys, tail.values), seen)
+    return merge(over(layer.sinks, before), part) if layer.sinks[0].shape[2] else part
 
 
 def causal(query: torch.Tensor, count: int, mask: torch.Tensor | None) -> torch.Tensor | None:

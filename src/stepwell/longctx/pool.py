@@ -68,7 +68,7 @@ class Pool:
             return Change(lanes, pages, pages)
         counts = entering.sum(1)
         nth = torch.arange(len(lanes), device=lanes.device) - (counts.cumsum(0) - counts)[lanes]
-        empty_first = staying.to(torch.uint8).argsort(1, stable=True)
+        empty_first = staying.to(torch.uint8).argsort(dim=1, stable=True)
         slots = empty_first[lanes, nth]
         self._page_of[lanes, slots] = pages
         return Change(lanes, pages, slots)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from stepwell.longctx.asked import Asked
@@ -132,9 +134,10 @@ def _in_place(
     seen = None if valid is None else valid.cpu()
     part: Part | None = None
     lanes, pages = wanted.nonzero(as_tuple=True)
-    for some in zip(lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True):
-        of_lanes, of_pages = some
-        states = setting.fetcher.start(lambda at=some: source.read(*at))
+    for of_lanes, of_pages in zip(
+        lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True
+    ):
+        states = setting.fetcher.start(partial(source.read, of_lanes, of_pages))
         more, read = over_piece(layer, there, Piece(of_lanes, of_pages, states), seen, asked)
         part = more if part is None else merge(part, more)
         _install(layer, change, Piece(of_lanes, of_pages, states), read)

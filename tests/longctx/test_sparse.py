@@ -1,0 +1,157 @@
+"""Sparse steps: equal to full attention where a policy selects everything, and what they say of what they leave out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import full, stepped
+
+from stepwell.longctx import Mode, Policy, attach, policies
+from stepwell.longctx.parts.index.exact import TrueKeys
+from stepwell.longctx.parts.index.minmax import MinMax
+from stepwell.longctx.parts.residency.lru import Lru
+from stepwell.longctx.parts.select.controls import Recent
+from stepwell.longctx.parts.select.everything import All
+from stepwell.longctx.parts.select.topk import TopK
+
+EVERYTHING = Policy(
+    "everything", index=MinMax(), selector=All(), residency=Lru(), page_tokens=8, window=16, draft_tokens=4
+)
+PARTS = [150, *[1] * 100]
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"joint": False}, {"page_tokens": 1, "joint": False}, {"residency": None}, {"executor": "in_place"},
+    {"query": "previous"}, {"prefetch": True}, {"query": "ahead", "prefetch": True}, {"attend_hot": False},
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 2])
+def test_selecting_everything_is_exact(change, rows):
+    model, ids = make(), tokens(250, rows=rows)
+    mask = None
+    if rows == 2:
+        mask = torch.ones(2, 250, dtype=torch.long)
+        mask[1, :61] = 0
+    expected = full(model, ids, mask)
+    with attach(model, replace(EVERYTHING, **change), hot_tokens=120) as attached:
+        cache = attached.new_cache()
+        found = stepped(model, ids, cache, PARTS, mask)
+        off = (found - expected).abs()
+        assert (off if mask is None else off[mask.bool()]).max() < 1e-4 * expected.abs().max()
+        told = cache.ledger.snapshot()
+        assert told["uncovered_mass_max"] < 1e-5 and told["layer_steps"] == 4 * 100
+        cache.close()
+
+
+def test_early_fetches_bring_what_is_needed_and_are_counted():
+    model, ids = make(), tokens(250)
+    with attach(
+        model, replace(EVERYTHING, prefetch=True, residency=None, selector=TopK(0.2)), hot_tokens=80
+    ) as attached:
+        cache = attached.new_cache()
+        stepped(model, ids, cache, PARTS)
+        pages = cache.ledger.pages
+        assert pages["early"] > 0 and pages["early"] + pages["mispredicted"] <= pages["fetched"]
+        cache.close()
+
+
+@pytest.mark.parametrize("name", [name for name in policies.names if name != "exact"])
+def test_named_policies_run_and_stay_within_their_budget(name):
+    model, ids = make(), tokens(700)
+    with attach(model, name, hot_tokens=400) as attached:
+        cache = attached.new_cache()
+        stepped(model, ids, cache, [640, *[1] * 60])
+        cache.measure()
+        told = cache.ledger.snapshot()
+        pool = sum(layer.state.pool.nbytes for layer in cache.tiered if layer.state.pool is not None)
+        tails = sum(layer.state.tail.nbytes for layer in cache.tiered)
+        per_token = 2 * 16 * 4 * 2 * 4  # K and V, head size, float32, KV heads, layers
+        assert pool + tails <= (400 + 4 * 70) * per_token
+        assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 4 * 60 and 0 <= told["uncovered_mass"] <= 1
+        cache.close()
+
+
+def test_what_was_left_out_is_estimated_as_it_is():
+    model, ids = make(), tokens(300)
+    with attach(model, replace(EVERYTHING, index=TrueKeys(), selector=TopK(0.1), residency=None), hot_tokens=80) as a:
+        cache = a.new_cache()
+        cache.setting.audit = True
+        stepped(model, ids, cache, PARTS + [1] * 50)
+        told = cache.ledger.snapshot()
+        assert (
+            told["true_uncovered_mass"] == pytest.approx(told["uncovered_mass"], rel=1e-3)
+            and told["uncovered_mass"] > 0
+        )
+        cache.close()
+
+
+def test_the_alarm_is_raised_when_a_policy_leaves_much_out():
+    model, ids = make(), tokens(300)
+    with attach(
+        model, replace(EVERYTHING, index=TrueKeys(), selector=Recent(0.01), residency=None, alarm=1e-3), hot_tokens=80
+    ) as a:
+        cache = a.new_cache()
+        stepped(model, ids, cache, PARTS)
+        assert cache.ledger.alarms > 0
+        cache.close()
+
+
+def verified(**change):
+    return replace(EVERYTHING, mode=Mode.VERIFIED, selector=TopK(0.1), index=TrueKeys(), **change)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    "change", [{}, {"page_tokens": 1, "joint": False}, {"selector": Recent(0.02)}, {"lossy": True}]
+)
+def test_verified_tokens_are_full_attentions(change, rows):
+    change = dict(change)
+    if change.pop("lossy", False):
+        change["codec"] = policies.named("yakv").codec
+    model, ids = make(), tokens(220, rows=rows)
+    mask = torch.ones_like(ids)
+    mask[-1, : 60 * (rows - 1)] = 0
+    options = {"max_new_tokens": 90, "do_sample": False, "attention_mask": mask}
+    expected = model.generate(ids, **options)
+    with attach(model, replace(verified(), **change), hot_tokens=100, prefill_tokens=64) as attached:
+        found = model.generate(ids, **options)
+        assert torch.equal(found, expected)
+        told = attached.ledger.snapshot()
+        assert told["verifies"] > 0 and told["accepted"] <= told["drafted"] and told["generated"] == 90
+
+
+def test_verified_goes_on_where_it_stopped():
+    model, ids, more = make(), tokens(200), tokens(30, seed=3)
+    options = {"max_new_tokens": 25, "do_sample": False}
+    one = model.generate(ids, **options)
+    two = model.generate(torch.cat([one, more], 1), **options)
+    with attach(model, verified(), hot_tokens=100, prefill_tokens=64) as attached:
+        cache = attached.new_cache()
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options), one)
+        assert cache.get_seq_length() == 224
+        assert torch.equal(model.generate(torch.cat([one, more], 1), past_key_values=cache, **options), two)
+        cache.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_verified_with_windows_and_norms(kind):
+    model, ids = make(kind), tokens(220)
+    options = {"max_new_tokens": 60, "do_sample": False}
+    expected = model.generate(ids, **options)
+    with attach(model, verified(), hot_tokens=100, prefill_tokens=64):
+        assert torch.equal(model.generate(ids, **options), expected)
+
+
+def test_verified_stops_where_generate_stops():
+    model, ids = make(), tokens(200)
+    plain = model.generate(ids, max_new_tokens=60, do_sample=False)
+    end = int(plain[0, 230])
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": end}
+    expected = model.generate(ids, **options)
+    with attach(model, verified(), hot_tokens=100) as attached:
+        cache = attached.new_cache()
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options), expected)
+        assert cache.get_seq_length() == expected.shape[1] - 1
+        cache.close()
