@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import clear, config, explain
+from stepwell.cli import bench, clear, config, explain
 from stepwell.cli.fleet import simulate_fleet
 from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
@@ -31,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
 app.command()(clear.clear)
 app.command()(clear.namespaces)
 app.command()(simulate)

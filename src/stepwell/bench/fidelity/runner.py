@@ -1,0 +1,199 @@
+"""Runs a document under a policy, and under full attention. The only file here that knows `stepwell.longctx`'s machine.
+
+Every run starts from the same prefilled KV and is fed the same tokens, one at a time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from stepwell.bench.fidelity.document import SINKS, WINDOW
+from stepwell.bench.fidelity.prefill import Prefilled
+from stepwell.bench.fidelity.wishes import ORACLE, RANDOM, RECENCY, Config
+from stepwell.errors import ConfigError
+
+Tier = Literal["host", "disk"]
+_FP16 = 2
+_SPARE_BYTES = 64 << 20
+REFERENCE = "stepwell"
+"""Whose codec, pages and index the controls have where no other sparse policy is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What the ledger says of one run. Shares are of the whole context, in a step and layer on average: what was
+    selected, and what was fetched (prefetched pages that nobody selected included). Masses of attention left out are
+    estimated; `true_uncovered_mass` is measured where that was asked for, else 0."""
+
+    bytes_cold_to_hot: int
+    bytes_all_fp16: int
+    index_bytes: int
+    hot_bytes: int
+    hit_rate: float = 0.0
+    selected_share: float = 1.0
+    fetched_share: float = 0.0
+    uncovered_mass: float = 0.0
+    true_uncovered_mass: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`logits`: [T, V] float32."""
+
+    logits: torch.Tensor
+    moved: Moved
+
+
+class Runner(Protocol):
+    def run(self, prefilled: Prefilled) -> Outcome: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Full attention, all of it hot, one token at a time: what remains between it and the reference is rounding."""
+
+    model: Any
+
+    @torch.no_grad()
+    def run(self, prefilled: Prefilled) -> Outcome:
+        cache = prefilled.copy()
+        logits = [_step(self.model, token, cache) for token in prefilled.feed]
+        cold = max(0, cache.get_seq_length() - len(prefilled.feed) - SINKS - WINDOW)
+        numbers = prefilled.token_numbers
+        hot = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return Outcome(torch.cat(logits), Moved(0, _FP16 * numbers * cold * len(logits), 0, hot))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """A policy of `stepwell.longctx`. `hot_share`: of the prompt; never less than the policy needs. `disk`: the folder
+    for the disk tier, where that is asked for."""
+
+    model: Any
+    policy: Any
+    tier: Tier
+    hot_share: float
+    disk: Path | None = None
+    audit: bool = False
+
+    @torch.no_grad()
+    def run(self, prefilled: Prefilled) -> Outcome:
+        from stepwell.longctx import TieredCache, attach
+
+        tokens = prefilled.dense.get_seq_length()
+        # Lossless float32 pages are the largest; twice as much leaves room for a second copy.
+        room = 2 * prefilled.token_numbers * 4 * (tokens + len(prefilled.feed)) + _SPARE_BYTES
+        at = self.disk or Path(tempfile.gettempdir())
+        places: dict[str, Any] = {"host": room} if self.tier == "host" else {"host": 0, "disk": f"{at}:{room}"}
+        cache = TieredCache(
+            self.model.config, self.policy, hot_tokens=self._hot_tokens(tokens), audit=self.audit, **places
+        )
+        try:
+            cache.adopt(prefilled.dense, prefilled.queries)
+            logits, cold_numbers = [], 0
+            with attach(self.model):
+                for token in prefilled.feed:
+                    cold_numbers += _cold_numbers(cache)
+                    logits.append(_step(self.model, token, cache))
+            cache.measure()
+            return Outcome(torch.cat(logits), _moved(cache, cold_numbers, tokens))
+        finally:
+            cache.close()
+
+    def _hot_tokens(self, tokens: int) -> int:
+        least = _least_hot(self.policy)
+        keeps_nothing = self.policy.residency is None and self.policy.window is not None
+        return least if keeps_nothing else max(round(self.hot_share * tokens), least)
+
+
+def granularity(page_tokens: int) -> str:
+    """As rows say it."""
+    return "token" if page_tokens == 1 else f"page {page_tokens}"
+
+
+def policy_of(config: Config, budget: float, like: Any = None) -> Any:
+    """A policy at a budget and a granularity. Controls are as the policy `like` (the reference, if None) in all but
+    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what `policies.named`
+    raises for a name that it does not know."""
+    from stepwell.longctx import policies
+    from stepwell.longctx.parts.index.exact import TrueKeys
+    from stepwell.longctx.parts.select.controls import Random, Recent
+    from stepwell.longctx.parts.select.topk import TopK
+
+    if config.control:
+        policy = like or policies.named(REFERENCE)
+        controls: dict[str, dict[str, Any]] = {
+            ORACLE: {"selector": TopK(budget), "index": TrueKeys(), "page_tokens": 1, "joint": False},
+            RECENCY: {"selector": Recent(budget)},
+            RANDOM: {"selector": Random(budget)},
+        }
+        alone = {"residency": None, "prefetch": False, "new_pages": None, "query": "actual"}
+        where = {"executor": "fetch", "predicted_math": False, "window": policy.window or WINDOW}
+        policy = replace(policy, name=config.name, **alone, **where, **controls[config.name])
+    else:
+        policy = policies.named(config.name)
+        policy = replace(policy, selector=_budgeted(policy.selector, budget))
+    return policy if config.page_tokens is None else replace(policy, page_tokens=config.page_tokens)
+
+
+def _budgeted(selector: Any, budget: float) -> Any:
+    """The same selector, with at most this share of the context. One without such a figure stays as it is."""
+    names = {field.name for field in fields(selector)} if is_dataclass(selector) else set()
+    if "share" in names:
+        return replace(selector, share=budget)
+    if "ceiling" in names:
+        floor = {"floor": min(selector.floor, budget)} if "floor" in names else {}
+        return replace(selector, ceiling=budget, **floor)
+    return selector
+
+
+def _least_hot(policy: Any) -> int:
+    """The fewest hot tokens that the policy takes, found by asking for too few: it alone knows its slack."""
+    from stepwell.longctx.budget import HotBudget
+
+    low, high = 1, 1 << 20
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            HotBudget.divide(middle, policy)
+        except ConfigError:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _step(model: Any, token: int, cache: Any) -> torch.Tensor:
+    """[1, V] float32."""
+    logits: torch.Tensor = model(torch.tensor([[token]], device=model.device), past_key_values=cache).logits
+    return logits[0, -1:].float()
+
+
+def _cold_numbers(cache: Any) -> int:
+    """Numbers in K and V of all that has stepped down, in all layers."""
+    states = [layer.state for layer in cache.tiered if layer.state is not None]
+    return sum(state.pages * state.lanes.of_rows(state.rows_count) * state.shape.numbers for state in states)
+
+
+def _moved(cache: Any, cold_numbers: int, tokens: int) -> Moved:
+    told = cache.ledger.snapshot()
+    state = next(layer.state for layer in cache.tiered)
+    # Pages that would be all of the context in every step.
+    all_pages = told["layer_steps"] * state.lanes.of_rows(state.rows_count) * tokens / state.shape.tokens
+    fetched = told["bytes_cold_to_hot"] / state.source(exact=False).codec.page_bytes if state.pages else 0.0
+    return Moved(
+        bytes_cold_to_hot=told["bytes_cold_to_hot"],
+        bytes_all_fp16=_FP16 * cold_numbers,
+        index_bytes=told["index_bytes"],
+        hot_bytes=told["hot_bytes"],
+        hit_rate=told["hit_rate"],
+        selected_share=told["pages"].get("selected", 0) / all_pages if all_pages else 0.0,
+        fetched_share=fetched / all_pages if all_pages else 0.0,
+        uncovered_mass=told["uncovered_mass"],
+        true_uncovered_mass=told["true_uncovered_mass"],
+    )

@@ -1,0 +1,46 @@
+"""A table, a question about it, and after its answer another question: what mattered at the end of the prompt is not
+what matters then. Only the second answer counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from stepwell.bench.fidelity.document import Document, far
+from stepwell.bench.fidelity.tasks.base import Draft, fit, spans_of, too_short
+from stepwell.bench.fidelity.tasks.words import number, words
+from stepwell.bench.fidelity.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class MultiTurn:
+    """`asked`: keys in each question."""
+
+    asked: int = 4
+    blind: bool = False
+
+    def document(self, text: Text, tokens: int, random: Random) -> Document:
+        keys = words(text, random, max(4 * self.asked, tokens // 5))
+        table = {key: number(random) for key in keys}
+        lines = [f"{key} : {value}\n" for key, value in table.items()]
+        longest = _question(sorted(keys, key=text.count)[-self.asked :])
+        count = fit(text, lines, tokens, longest)
+        body = text.encode("".join(lines[:count]), first=True)
+        spans = spans_of(body, lines[:count])
+        gold = far(spans, len(body.ids))
+        if len(gold) < 2 * self.asked:
+            raise too_short("multi_turn", tokens, f"only {len(gold)} lines may be asked for, not {2 * self.asked}")
+        chosen = random.sample(gold, 2 * self.asked)
+        first, second = chosen[: self.asked], chosen[self.asked :]
+        prompt = text.encode("".join(lines[:count]) + _question([keys[at] for at in first]), first=True)
+        draft = Draft("".join(lines[at] for at in first))
+        draft.add(_question([keys[at] for at in second]))
+        for at in second:
+            draft.add(f"{keys[at]} : ").add(table[keys[at]], "digits", keys[at]).add("\n")
+        continuation = text.encode(draft.text)
+        fields = draft.fields(continuation, [(spans[at],) for at in second])
+        return Document(prompt.ids, continuation.ids, fields, intensity=self.asked)
+
+
+def _question(keys: list[str]) -> str:
+    return f"\nQuestion: which numbers have {', '.join(keys)}?\nAnswer:\n"

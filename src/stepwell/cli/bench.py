@@ -1,0 +1,78 @@
+"""`stepwell bench`: what tells of a user's own models. Benchmarks of stepwell itself: `python -m stepwell.bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepwell.cli.options import Json
+from stepwell.cli.output import emit
+
+app = typer.Typer(help="Measure what tiering does to a model.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what tiering does to a model."""
+
+
+@app.command()
+def fidelity(
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a Hugging Face model (default: SmolLM2-135M-Instruct, as the demo).")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Your documents: prompt, gold, continuation; one a line.")
+    ] = None,
+    tasks_named: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Of ours, such as 'kvtable(32),json_extract,nat' (all).")
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="NAME, NAME:token or NAME:page32; full, oracle, recency, random."),
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="N,...", help="Tokens of the prompts (2K).")] = None,
+    budgets: Annotated[
+        str | None, typer.Option(metavar="SHARE,...", help="Of the context, in each step (6.25%,12.5%,25%).")
+    ] = None,
+    documents: Annotated[int | None, typer.Option(min=1, help="Documents of each seed (5).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds (3).")] = None,
+    tier: Annotated[str, typer.Option(help="Where cold pages lie: host or disk.")] = "host",
+    disk: Annotated[Path | None, typer.Option(help="Folder of the disk tier (default: for temporary files).")] = None,
+    hot: Annotated[str, typer.Option(metavar="SHARE", help="Of the prompt, kept on the model's device.")] = "25%",
+    audit: Annotated[bool, typer.Option("--audit", help="Also measure the attention that was truly left out.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Little of it, in less than five minutes on two cores.")
+    ] = False,
+    limit_seconds: Annotated[float | None, typer.Option(min=1, help="Begin no document that would end later.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Keep the rows with the machine's facts.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="A report with plots, in one file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How accurate is a policy, and what does it move? Beside full attention, on tasks that need many facts.
+
+    JSON: {"rows": [...]}; rows have task, policy, tier, granularity, budget, tokens, digits, kl_mean, top1,
+    field_accuracy, full_field_accuracy, bytes_cold_to_hot, bytes_all_fp16, index_bytes, hot_bytes, and more.
+    """
+    from stepwell.bench.fidelity import program, report
+    from stepwell.demo.progress import PlainProgress
+
+    wanted = program.Wanted(
+        model=model, own=tasks, policies=policies, tasks=tasks_named, lengths=lengths, budgets=budgets,
+        documents=documents, seeds=seeds, quick=quick, tier=tier, hot=hot, disk=disk, audit=audit,
+        limit_s=limit_seconds,
+    )  # fmt: skip
+    for path in (out, html):
+        if path is not None:
+            report.check(path)
+    result = program.run(wanted, PlainProgress())
+    about = report.About(result.model, result.facts)
+    if out is not None:
+        report.write_json(out, result.rows, about)
+    if html is not None:
+        report.write_html(html, result.rows, about)
+    emit(report.plain(result.rows), as_json=as_json, text=report.table(result.rows, about))
