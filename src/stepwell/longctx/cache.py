@@ -138,6 +138,10 @@ class TieredCache(Cache):
             for number, kind in enumerate(layer_types(config))
         ]
         super().__init__(layers=layers)
+        self.tokens: torch.Tensor | None = None
+        """[B, n] ids of what is in it, as far as `attach` has seen them."""
+        self.mask: torch.Tensor | None = None
+        """[B, n] of the padding in `tokens`; None: there is none."""
         self._stores = stores
         self._finish = weakref.finalize(self, _close, fetcher, stores)
 
