@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from stepwell.errors import AccessDenied, CapacityError, ConfigError, IdentityMismatch, IntegrityError
-from stepwell.longctx import attach
 from tests.longctx.models import make, tokens
 from tests.longctx.test_exact import SMALL
 from tests.longctx.test_sparse import EVERYTHING
+
+from stepwell.errors import AccessDenied, CapacityError, ConfigError, IdentityMismatch, IntegrityError
+from stepwell.longctx import attach
 
 KEY = bytes(range(32))
 OPTIONS = {"max_new_tokens": 20, "do_sample": False}

@@ -11,7 +11,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from stepwell.errors import ConfigError, StepwellError, Unsupported
-from stepwell.longctx import contexts, foresight, hook, verified
+from stepwell.longctx import contexts, foresight, hook, selfcheck, verified
 from stepwell.longctx.cache import TieredCache
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.policies import named
@@ -48,6 +48,7 @@ def attach(
     handles: list[Any] = []
     try:
         model.set_attn_implementation(hook.NAME)
+        selfcheck.check(model)
         if chosen.prefetch or chosen.query == "ahead":
             handles = foresight.install(model)
         model.generate = lambda *args, **kwargs: attached.generate(plain, *args, **kwargs)

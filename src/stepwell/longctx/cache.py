@@ -122,6 +122,7 @@ class TieredCache(Cache):
         link: Link | None = None,
     ) -> None:
         hook.register()
+        kinds = layer_types(config)
         chosen = named(policy) if isinstance(policy, str) else policy
         self.policy = chosen
         self.ledger = Ledger()
@@ -135,7 +136,7 @@ class TieredCache(Cache):
             TieredLayer(self.setting, number, group)
             if kind == TIERED
             else DynamicSlidingWindowLayer(text.sliding_window)
-            for number, kind in enumerate(layer_types(config))
+            for number, kind in enumerate(kinds)
         ]
         super().__init__(layers=layers)
         self.tokens: torch.Tensor | None = None
