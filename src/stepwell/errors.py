@@ -49,6 +49,7 @@ CODES = _table(
     ("SW-129", "a long-context policy is impossible"),
     ("SW-130", "the hot budget of a long context is too small for its policy"),
     ("SW-131", "a long-context policy is not known"),
+    ("SW-132", "a prompt does not begin with what is in its cache"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
@@ -62,6 +63,7 @@ CODES = _table(
     ("SW-303", "the keyring is corrupt"),
     ("SW-304", "an invariant of the hierarchy does not hold"),
     ("SW-305", "a page of a long context failed its check"),
+    ("SW-306", "a saved context, or the key file of saved contexts, is damaged"),
     # 4xx IdentityMismatch: this is not the same model, layout or session
     ("SW-401", "the ranks of a session describe different shapes"),
     ("SW-402", "the model has no weight files to identify it by (warning)"),
@@ -69,6 +71,7 @@ CODES = _table(
     ("SW-404", "a member does not belong to the session that it names"),
     ("SW-405", "requests with an adapter bypass stepwell (warning)"),
     ("SW-406", "a namespace has blocks of other weights and is in quarantine (alarm)"),
+    ("SW-407", "a saved context is of another model, or of another version of the format"),
     # 5xx BackendDown: the well or a tier does not serve
     ("SW-501", "a well is already running for this home"),
     ("SW-502", "the well did not start"),
@@ -88,6 +91,7 @@ CODES = _table(
     ("SW-607", "the keyring has no keys for the tenant"),
     ("SW-608", "a directory of the disk tier cannot be used, is not ours, or is open to others"),
     ("SW-609", "a directory of the disk tier lies on a network filesystem or in memory"),
+    ("SW-610", "a saved context, or the key to it, cannot be opened, or the key is another one"),
     # 7xx Unsupported: cannot be served correctly here, yet
     ("SW-701", "this platform is not Linux"),
     ("SW-702", "the system has no memfd_create"),

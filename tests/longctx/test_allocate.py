@@ -70,6 +70,16 @@ def test_budget_goes_where_it_helps() -> None:
     assert allocate(gains, costs, 8.0).choices == (3, 3)
 
 
+def test_what_does_not_fit_ends_its_item() -> None:
+    found = allocate([[0.0, 10.0, 10.5]], [[0.0, 10.0, 11.0]], 5.0)
+    assert (found.choices, found.gain, found.cost, found.bound) == ((0,), 0.0, 0.0, 5.0)
+
+
+def test_the_bound_is_that_of_the_first_misfit() -> None:
+    found = allocate([[0.0, 10.0], [0.0, 1.0], [0.0, 0.1]], [[0.0, 10.0], [0.0, 6.0], [0.0, 5.0]], 9.0)
+    assert (found.choices, found.gain, found.bound) == ((0, 1, 0), 1.0, 9.0)
+
+
 def test_many_items_are_near_the_bound() -> None:
     chance = np.random.default_rng(3)
     gains = np.sort(chance.random((270, 5)), axis=1)

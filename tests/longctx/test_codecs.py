@@ -78,6 +78,11 @@ def test_strides_do_not_matter(kind: CodecKind) -> None:
     assert not strange.is_contiguous() and not wide.is_contiguous()
     codec = kind.build(shape, torch.float32)
     assert torch.equal(codec.encode(strange, wide), codec.encode(keys, values))
+    shape = SHAPES[1]  # here even a flat view has gaps
+    keys, values = kv(shape, torch.float32)
+    gaps = [numbers.repeat_interleave(2, dim=-1)[..., ::2] for numbers in (keys, values)]
+    codec = kind.build(shape, torch.float32)
+    assert torch.equal(codec.encode(*gaps), codec.encode(keys, values))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,9 +122,10 @@ def test_sizes_are_exact_scales_included() -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
-def test_quantised_is_within_half_a_step(bits: int, size: float) -> None:
+@pytest.mark.parametrize("offset", [0.0, 1000.0, -1000.0])
+def test_quantised_is_within_half_a_step(bits: int, size: float, offset: float) -> None:
     shape = SHAPES[0]
-    keys, values = kv(shape, torch.float32, size=size)
+    keys, values = (numbers + offset for numbers in kv(shape, torch.float32, size=size))
     codec = Quantised(bits, bits).build(shape, torch.float32)
     for came, went in zip(codec.decode(codec.encode(keys, values)), (keys, values), strict=True):
         span = went.amax(-1, keepdim=True) - went.amin(-1, keepdim=True)
@@ -129,10 +135,11 @@ def test_quantised_is_within_half_a_step(bits: int, size: float) -> None:
         assert (error <= (step + 2.0**-22) / 2 + went.abs() * 2.0**-22).all()
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
 @pytest.mark.parametrize("keys_by", ["channel", "token"])
-def test_int8_is_within_half_a_scale(keys_by: str) -> None:
+def test_int8_is_within_half_a_scale(keys_by: str, size: float) -> None:
     shape = SHAPES[0]
-    keys, values = kv(shape, torch.float32)
+    keys, values = kv(shape, torch.float32, size=size)
     codec = Int8(keys_by).build(shape, torch.float32)  # type: ignore[arg-type]
     back = codec.decode(codec.encode(keys, values))
     for came, went, axis in zip(back, (keys, values), (-2 if keys_by == "channel" else -1, -1), strict=True):
@@ -170,7 +177,10 @@ def test_strange_rows_stay_finite_and_near(kind: CodecKind, dtype: torch.dtype) 
     ).to(dtype)
     keys = rows.expand(1, 1, 8, 8)
     codec = kind.build(shape, dtype)
-    for came in codec.decode(codec.encode(keys, keys)):
+    payload = codec.encode(keys, keys)
+    within = keys.float().clamp(-65504.0, 65504.0)
+    assert torch.equal(payload, kind.build(shape, torch.float32).encode(within, within))
+    for came in codec.decode(payload):
         assert came.isfinite().all()
         assert (came[0, 0, 3, ::2] > 50000).all() and (came[0, 0, 3, 1::2] < -50000).all()  # saturated, same side
         if not isinstance(kind, Int8):
@@ -197,6 +207,7 @@ def test_halves_never_fall_short() -> None:
     known = numbers.half().float()
     assert torch.equal(half_above(known).float(), known) and torch.equal(half_below(known).float(), known)
     assert half_above(torch.tensor([1e9, -1e9])).tolist() == [65504.0, -65504.0]
+    assert half_above(torch.tensor(65480.0)) == 65504.0 and half_below(torch.tensor(-65480.0)) == -65504.0
 
 
 def test_figures_that_cannot_be() -> None:

@@ -301,12 +301,14 @@ def test_closing_waits_for_who_is_reading(tmp_path: Path) -> None:
     reader.start()
     reading.wait()
     closer.start()
-    closer.join(0.05)
-    assert closer.is_alive()
-    os.fstat(store.files[0].fd)
-    go_on.set()
-    closer.join()
-    reader.join()
+    try:
+        closer.join(0.05)
+        assert closer.is_alive()
+        os.fstat(store.files[0].fd)
+    finally:
+        go_on.set()
+        closer.join()
+        reader.join()
     assert torch.equal(got[0], content)
 
 

@@ -15,6 +15,7 @@ from tests.longctx.contracts import IndexContract
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.index.base import IndexKind
 from stepwell.longctx.parts.index.exact import TrueKeys
+from stepwell.longctx.parts.index.growing import Growing
 from stepwell.longctx.parts.index.landmark import MeanLandmark
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import GRIDS, RotatedKeys
@@ -137,6 +138,28 @@ def test_size_of_rotated_keys() -> None:
         index = kind.build(shape)
         index.add(torch.randn(2, 3, 7 * 16, 64))
         assert index.nbytes == 2 * 3 * 7 * size
+
+
+def test_rows_are_moved_seldom() -> None:
+    """Adding page by page copies what is there a few times, not each time."""
+    kept = Growing(torch.zeros(1, 1, 1, 4))
+    places = set()
+    for page in range(1000):
+        kept.append(torch.full((1, 1, 1, 4), float(page)))
+        places.add((kept.used.data_ptr(), kept.used.stride()))
+    assert len({stride for _, stride in places}) <= 10
+    assert kept.used[0, 0, 1:, 0].tolist() == list(map(float, range(1000)))
+
+
+def test_keys_of_any_size_score_finitely() -> None:
+    most = torch.finfo(torch.bfloat16).max
+    keys = (torch.randint(0, 2, (1, 2, 64, 64), generator=torch.Generator().manual_seed(0)) * 2 - 1) * most
+    for bits in GRIDS:
+        for centred in (True, False):
+            index = RotatedKeys(bits, centred).build(PageShape(2, 1, 16, 64, 64))
+            index.add(keys.bfloat16())
+            scores = index.score(torch.ones(1, 2, 1, 64))
+            assert scores.isfinite().all() and scores.abs().max() > 1e5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -110,12 +110,13 @@ def test_against_a_plain_model(kind: ResidencyKind, data: st.DataObject) -> None
         match data.draw(st.sampled_from(["step"] * 6 + ["grow", "crop", "rows"])):
             case "grow":
                 more = data.draw(st.integers(1, 3))
-                resident = torch.nn.functional.pad(resident, (0, more))
+                resident = torch.nn.functional.pad(resident, (0, more), value=data.draw(st.booleans()))
                 pages = [lane + [Page(came=now) for _ in range(more)] for lane in pages]
-            case "crop":
-                n = data.draw(st.integers(1, resident.shape[1]))
+            case "crop":  # and others come in the place of some
+                n, more = data.draw(st.integers(1, resident.shape[1])), data.draw(st.integers(0, 3))
                 residency.crop(n)
-                resident, pages = resident[:, :n], [lane[:n] for lane in pages]
+                resident = torch.nn.functional.pad(resident[:, :n], (0, more), value=data.draw(st.booleans()))
+                pages = [lane[:n] + [Page(came=now) for _ in range(more)] for lane in pages]
             case "rows":
                 rows = data.draw(st.lists(st.integers(0, len(pages) - 1), min_size=1, max_size=4))
                 residency.rows(torch.tensor(rows))
@@ -186,6 +187,13 @@ def test_a_window_keeps_no_more_than_its_steps() -> None:
         resident = kept(residency.rank(Step(now, marks[now], torch.ones(1, 5), resident)), 5)
         sizes.append(resident.nonzero()[:, 1].tolist())
     assert sizes == [[0, 1, 2, 3, 4], [0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+def test_what_is_resident_stays_whatever_its_score() -> None:
+    marks = torch.tensor([[True, False]])
+    step = Step(0, ~marks, torch.tensor([[-torch.inf, 1.0]]), marks)
+    for kind in (Keep(), Periodic(2)):
+        assert kept(kind.build(SHAPE).rank(step), 2).tolist() == [[True, False]]
 
 
 def test_warm_again_after_steps() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.select.base import Candidates, Selection, Selector
 from stepwell.longctx.parts.select.cap import cap
+from stepwell.longctx.parts.select.choose import best
 from stepwell.longctx.parts.select.controls import Random, Recent
 from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.threshold import BelowMax
@@ -30,9 +31,9 @@ def candidates(draw: st.DrawFn) -> Candidates:
     if draw(st.booleans()):
         logits = logits.round()  # ties
     barred = torch.rand(lanes, n, generator=chance) < draw(st.sampled_from([0.0, 0.3, 1.0]))
-    logits = logits.masked_fill(barred[:, None, None], -torch.inf)
+    allowed = logits.masked_fill(barred[:, None, None], -torch.inf)
     always = torch.randn(lanes, heads, group, 1, generator=chance) + 2
-    shares = torch.cat([always, logits], -1).softmax(-1)
+    shares = torch.cat([always, allowed], -1).softmax(-1)
     mass = shares[..., 1:]
     score = mass.amax(2).sum(1).masked_fill(barred, -torch.inf)
     return Candidates(mass, shares[..., 0], score, logits, n * page + hot, page)
@@ -174,6 +175,10 @@ def test_cap(case: Candidates, selector: Selector, new_pages: int, seed: int) ->
         left = absent - fetched
         if left and fetched:
             assert case.score[lane, list(fetched)].min() >= case.score[lane, list(left)].max()
+
+
+def test_more_than_there_is() -> None:
+    assert lanes_of(best(torch.tensor([[0.1, -torch.inf, 0.3]]), 10)) == [[0, 2]]
 
 
 def test_no_pages_at_all() -> None:

@@ -90,7 +90,7 @@ def test_what_was_left_out_is_estimated_as_it_is():
 def test_the_alarm_is_raised_when_a_policy_leaves_much_out():
     model, ids = make(), tokens(300)
     with attach(
-        model, replace(EVERYTHING, index=TrueKeys(), selector=Recent(0.01), residency=None, alarm=1e-3), hot_tokens=80
+        model, replace(EVERYTHING, index=TrueKeys(), selector=Recent(0.01), residency=None), hot_tokens=80
     ) as a:
         cache = a.new_cache()
         stepped(model, ids, cache, PARTS)

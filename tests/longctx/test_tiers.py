@@ -93,8 +93,9 @@ def test_places_and_sizes_as_people_write_them(tmp_path: Path) -> None:
 def test_nothing_stays_open_when_one_place_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(AccessDenied, match="SW-608"):
+    with pytest.raises(AccessDenied, match="SW-608") as raised:
         Tiers(PAGE, PAGE, f"{tmp_path}/good:1M,{tmp_path}/file:1M")
+    assert raised.tb is not None  # which keeps all that was made alive
     assert set(os.listdir("/proc/self/fd")) == before
 
 

@@ -19,7 +19,8 @@ from stepwell.tiers.base import Incoming, Reading
 from stepwell.tiers.disk.recovery import Kind, look
 from stepwell.tiers.disk.tier import DiskTier, Site
 
-FILES = sorted(path.name for path in golden.FOLDER.iterdir())
+# Those of saved contexts have a test of their own, which needs torch.
+FILES = sorted(path.name for path in golden.FOLDER.iterdir() if path.suffix != ".ctx")
 
 
 def test_there_is_a_file_of_each_kind() -> None:

@@ -20,6 +20,7 @@ from stepwell.io.paths import Rendezvous, prepare_home
 from stepwell.ops.uninstall import Part, remove, survey
 from stepwell.serve import disks
 from stepwell.serve.disks import remember, remembered
+from stepwell.vault.keyfile import CONTEXT_KEY_NAME, open_key
 from stepwell.vault.keyring import Keyring
 
 SEGMENT = f"{7:016x}.seg"
@@ -38,6 +39,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     prepare_home(home)
     Keyring.open(home / "keyring")
+    open_key(home / CONTEXT_KEY_NAME)
     for name in ("stepwell.log", "stepwell.log.1", "fingerprints.json", ".fingerprints.json.abcd1234"):
         (home / name).write_text("x")
     (home / "stepwell.yaml").write_text(f"disk: {tmp_path}/disk:50%\n")

@@ -33,7 +33,8 @@ _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 
 It holds the keys that seal cached blocks (keyring), a list of the directories where
-those lie (disks.json), a log, and the settings if you wrote any (stepwell.yaml).
+those lie (disks.json), a log, and the settings if you wrote any (stepwell.yaml). The
+key to contexts that you saved yourself is longctx.key.
 It is only a cache: once no `stepwell serve` is running, this directory may be deleted.
 Engines then recompute what was cached, nothing else is lost. Blocks on disk can never
 be read again without the keyring, so rather let `stepwell uninstall` delete both. Do

@@ -116,12 +116,13 @@ class TieredCache(Cache):
         policy: str | Policy = "stepwell",
         *,
         hot_tokens: int = 2048,
-        host: int | str = "4GiB",
+        host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
         link: Link | None = None,
     ) -> None:
         hook.register()
+        kinds = layer_types(config)
         chosen = named(policy) if isinstance(policy, str) else policy
         self.policy = chosen
         self.ledger = Ledger()
@@ -135,9 +136,13 @@ class TieredCache(Cache):
             TieredLayer(self.setting, number, group)
             if kind == TIERED
             else DynamicSlidingWindowLayer(text.sliding_window)
-            for number, kind in enumerate(layer_types(config))
+            for number, kind in enumerate(kinds)
         ]
         super().__init__(layers=layers)
+        self.tokens: torch.Tensor | None = None
+        """[B, n] ids of what is in it, as far as `attach` has seen them."""
+        self.mask: torch.Tensor | None = None
+        """[B, n] of the padding in `tokens`; None: there is none."""
         self._stores = stores
         self._finish = weakref.finalize(self, _close, fetcher, stores)
 

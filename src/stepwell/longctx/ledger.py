@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 _RECENT = 32
@@ -20,9 +20,8 @@ class Ledger:
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     pages: Counter[str] = field(default_factory=Counter)  # selected, hits, fetched, prefetched, mispredicted, in_place
-    seconds: Counter[str] = field(
-        default_factory=Counter
-    )  # fetch: of the link; stall: of it, what the model waited for
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """fetch: reading and decoding; stall: what the model waited for it."""
     steps: int = 0
     """Decode steps of a layer, in all layers together."""
     exact_passes: int = 0
@@ -39,6 +38,7 @@ class Ledger:
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes in use now: hot, index, host, disk."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _above: bool = field(default=False, repr=False)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT), repr=False)
 
     def moved(self, source: str, target: str, kind: str, nbytes: int) -> None:
@@ -50,16 +50,15 @@ class Ledger:
             self.seconds["fetch"] += seconds
 
     def uncovered(self, share: float, alarm: float) -> bool:
-        """Notes the estimated share of attention that a step left out. Whether the recent ones, on average, have just
-        gone above `alarm`."""
-        before = self._recent and sum(self._recent) / len(self._recent) > alarm
+        """Notes the estimated share of attention that a step left out. Whether that is the moment at which the recent
+        ones' average has gone above `alarm`."""
         self._recent.append(share)
         self.uncovered_sum += share
         self.uncovered_max = max(self.uncovered_max, share)
         above = len(self._recent) == _RECENT and sum(self._recent) / _RECENT > alarm
-        if above and not before:
-            self.alarms += 1
-        return bool(above and not before)
+        risen, self._above = above and not self._above, above
+        self.alarms += risen
+        return risen
 
     def brought(self, *kinds: str) -> int:
         """Bytes that came up from cold tiers, of these kinds or of all but partial results."""

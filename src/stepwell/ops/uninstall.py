@@ -29,6 +29,7 @@ from stepwell.serve import calibration, quarantine
 from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
+from stepwell.vault.keyfile import CONTEXT_KEY_NAME
 
 Kind = Literal["home", "data", "demo"]
 
@@ -37,7 +38,7 @@ _NAMES: dict[Kind, re.Pattern[str]] = {
     "data": re.compile("|".join((recovery.NAME.pattern, *map(re.escape, recovery.OURS)))),
     # What a killed process may have left half made is among them; a stepwell.yaml was written by a person.
     "home": re.compile(
-        rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
+        rf"({KEYRING_NAME}|{re.escape(CONTEXT_KEY_NAME)})(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
         rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
         rf"|{re.escape(quarantine.LIST_NAME)}|{re.escape(quarantine.NEW_LIST_NAME)}"
         rf"|{re.escape(calibration.COSTS_NAME)}|{re.escape(calibration.NEW_COSTS_NAME)}"

@@ -72,5 +72,5 @@ class Scaled:
 def _encoded(numbers: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = numbers.float().clamp(-FP16_MAX, FP16_MAX)
     scales = half_above(numbers.abs().amax(axis, keepdim=True) / LEVELS)
-    codes = (numbers / scales.float().clamp(min=2.0**-24)).round_().clamp_(-LEVELS, LEVELS)
+    codes = (numbers / scales.float().clamp(min=2.0**-24)).round_()  # 0 / 0 has no code
     return codes.to(torch.int8), scales

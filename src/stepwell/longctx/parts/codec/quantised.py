@@ -76,5 +76,5 @@ def _encoded(numbers: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
     offsets = numbers - least.float()
     levels = 2**bits - 1
     step = half_above(offsets.amax(-1, keepdim=True) / levels)
-    codes = (offsets / step.float().clamp(min=2.0**-24)).round_().clamp_(0, levels)
+    codes = (offsets / step.float().clamp(min=2.0**-24)).round_()  # 0 / 0 has no code
     return pack(codes.to(torch.uint8), bits), least, step

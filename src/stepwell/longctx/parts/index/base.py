@@ -24,7 +24,7 @@ class KeyIndex(Protocol):
 
     def score(self, query: torch.Tensor) -> torch.Tensor:
         """Estimated q.k in float32, not scaled: query [L, H, G, D] to [L, H, G, N], or [L, H, G, n] for pages, where it
-        stands for each of a page's tokens."""
+        stands for each of a page's tokens. Without gradients."""
 
     def crop(self, pages: int) -> None:
         """Forgets all but the first `pages`."""

@@ -33,4 +33,4 @@ class Keys(Stored):
     def score(self, query: torch.Tensor) -> torch.Tensor:
         if self.empty:
             return self.nothing(query)
-        return query.float() @ self.used(0).float().mT
+        return query.detach().float() @ self.used(0).float().mT

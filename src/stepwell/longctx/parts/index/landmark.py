@@ -39,14 +39,11 @@ class Means(Stored):
         self._every = every
 
     def add(self, keys: torch.Tensor) -> None:
-        means = keys.float().unflatten(2, (-1, self._every)).mean(3)
-        if keys.dtype == torch.bfloat16:
-            self.extend(means.bfloat16())
-        else:
-            self.extend(means.clamp(-FP16_MAX, FP16_MAX).half())
+        means = keys.unflatten(2, (-1, self._every)).mean(3)
+        self.extend(means.clamp(-FP16_MAX, FP16_MAX).half() if keys.dtype == torch.float32 else means)
 
     def score(self, query: torch.Tensor) -> torch.Tensor:
         if self.empty:
             return self.nothing(query)
-        scores = query.float() @ self.used(0).float().mT
+        scores = query.detach().float() @ self.used(0).float().mT
         return scores.unflatten(-1, (-1, self._each)).amax(-1)

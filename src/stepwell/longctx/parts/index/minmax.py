@@ -40,6 +40,6 @@ class Corners(Stored):
     def score(self, query: torch.Tensor) -> torch.Tensor:
         if self.empty:
             return self.nothing(query)
-        query = query.float()
+        query = query.detach().float()
         # Where q_i is negative the least channel gives the greater product.
         return query.clamp(max=0.0) @ self.used(0).float().mT + query.clamp(min=0.0) @ self.used(1).float().mT

@@ -78,7 +78,7 @@ class CodedKeys(Stored):
         if self.empty:
             return self.nothing(query)
         codes, factors = self.used(0), self.used(1)
-        query = query.float()
+        query = query.detach().float()
         lanes, heads, group, dim = query.shape
         width = codes.shape[-1]
         turned = (query @ rotation(dim, query.device)).unflatten(-1, (width, -1))
@@ -105,7 +105,6 @@ class CodedKeys(Stored):
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)
 def _grid(bits: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The 2^bits numbers that codes stand for, ascending, and the cuts between their cells."""
     upper = torch.tensor(GRIDS[bits])
@@ -114,7 +113,6 @@ def _grid(bits: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)
 def _bytes(bits: int, device: torch.device) -> torch.Tensor:
     """[256, codes a byte]: the numbers that each byte stands for."""
     shifts = torch.arange(0, 8, bits)

@@ -15,7 +15,6 @@ def padded(dim: int) -> int:
 
 
 @lru_cache(maxsize=32)
-@torch.inference_mode(False)  # it outlives the mode that it is first asked for in
 def rotation(dim: int, device: torch.device) -> torch.Tensor:
     """[dim, padded(dim)] float32 with orthonormal rows: random signs, then a Hadamard matrix (Sylvester's). q.k is
     (q R).(k R). The same in every process and on every device."""

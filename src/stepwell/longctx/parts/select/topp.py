@@ -33,8 +33,7 @@ class TopP:
         selectable = candidates.score > -torch.inf
         mean = candidates.mass.mean((1, 2)).masked_fill(~selectable, -1.0)
         top = mean.topk(candidates.pages(self.ceiling), dim=-1, sorted=True)
-        gains = top.values.clamp(min=0.0)
-        before = candidates.hot_mass.mean((1, 2)).unsqueeze(-1) + gains.cumsum(-1) - gains
+        before = candidates.hot_mass.mean((1, 2)).unsqueeze(-1) + top.values.cumsum(-1) - top.values
         wanted = before < self.mass
         wanted[:, : candidates.pages(self.floor)] = True
         return ordered(top.indices, wanted & (top.values >= 0.0))
