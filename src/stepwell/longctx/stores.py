@@ -12,11 +12,12 @@ from stepwell.longctx.store.tiers import Tiers
 
 
 class Stores:
-    """`link`: a modelled link that all of them share, slower than the real one, for experiments."""
+    """`link`: a modelled link that all of them share, slower than the real one, for experiments; given as a queue, it
+    may be changed on the way."""
 
-    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None) -> None:
+    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | Queue | None) -> None:
         self._host, self._disk = host, disk
-        self._queue = Queue(link) if link is not None else None
+        self._queue = Queue(link) if isinstance(link, Link) else link
         self._by_size: dict[int, PageStore] = {}
 
     def of(self, page_bytes: int) -> PageStore:

@@ -118,8 +118,8 @@ def granularity(page_tokens: int) -> str:
 
 def policy_of(config: Config, budget: float, like: Any = None) -> Any:
     """A policy at a budget and a granularity. Controls are as the policy `like` (the reference, if None) in all but
-    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what `policies.named`
-    raises for a name that it does not know."""
+    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what
+    `policies.named` raises for a name that it does not know."""
     from stepwell.longctx import policies
     from stepwell.longctx.parts.index.exact import TrueKeys
     from stepwell.longctx.parts.select.controls import Random, Recent
