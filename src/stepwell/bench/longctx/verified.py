@@ -117,7 +117,8 @@ def run(stage: Stage) -> Result:
     counts = {"documents": len(done) * size.rows, "batches_left": left}
     return Result("longctx-verified", rows, counts, [
         f"{subject.name}: English and tables of 1K and 2K tokens, {size.rows} documents at a time, {size.tokens} "
-        f"tokens generated for each, hot_tokens={HOT}, host memory, policy 'verified' (2-bit token scores, K8V4 drafts){told}",
+        f"tokens generated for each, hot_tokens={HOT}, host memory, policy 'verified' (2-bit token scores, K8V4 "
+        f"drafts){told}",
     ])  # fmt: skip
 
 
