@@ -18,7 +18,7 @@ from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
 from stepwell.longctx.profile import Profile
 from stepwell.longctx.setting import Setting
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import Link, Queue
 from stepwell.longctx.stores import Stores
 from stepwell.longctx.support import TIERED, layer_types
 
@@ -120,7 +120,7 @@ class TieredCache(Cache):
         host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
-        link: Link | None = None,
+        link: Link | Queue | None = None,
     ) -> None:
         hook.register()
         kinds = layer_types(config)
