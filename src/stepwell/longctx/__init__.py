@@ -14,6 +14,7 @@ from __future__ import annotations
 from stepwell.longctx import policies
 from stepwell.longctx.attach import Attached, attach
 from stepwell.longctx.cache import TieredCache
+from stepwell.longctx.metrics import prometheus
 from stepwell.longctx.policy import Mode, Policy
 
-__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies"]
+__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies", "prometheus"]
