@@ -129,7 +129,7 @@ class TieredCache(Cache):
         self.ledger = Ledger()
         budget = HotBudget.divide(hot_tokens, chosen)
         stores = Stores(host, disk, link)
-        fetcher = Fetcher(self.ledger, beside=disk is not None or link is not None)
+        fetcher = Fetcher(self.ledger, beside=bool(disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
         self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, profile, audit)
         text = config.get_text_config(decoder=True)
