@@ -210,7 +210,7 @@ class LayerState:
         change = self.pool.exchange(self.keep(self.residency.warm(mass.amax(2).sum(1))))
         pages = _pages(keys, self.shape.tokens), _pages(values, self.shape.tokens)
         of = [states[change.lanes, change.pages] for states in pages]
-        self.pool.install(change.lanes, change.slots, *of)
+        self.pool.install(change, *of)
         return True
 
     def keep(self, rank: torch.Tensor) -> torch.Tensor:
@@ -271,10 +271,10 @@ class LayerState:
         change = self.pool.exchange(keep)
         source = self.source(exact=False)
         for start in range(0, len(change.lanes), self.pages_at_once):
-            some = slice(start, start + self.pages_at_once)
-            states = source.read(change.lanes[some], change.pages[some])
+            some = change.only(slice(start, start + self.pages_at_once))
+            states = source.read(some.lanes, some.pages)
             self.setting.ledger.moved("cold", "hot", "warm", len(states[0]) * source.codec.page_bytes)
-            self.pool.install(change.lanes[some], change.slots[some], *states)
+            self.pool.install(some, *states)
 
     # --- changes from outside ----------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def _install(layer: LayerState, change: Change | None, piece: Piece, states: tup
     of = position[change.lanes, change.pages]
     here = of >= 0
     keys, values = (each[of[here]] for each in states)
-    layer.pool.install(change.lanes[here], change.slots[here], keys, values)
+    layer.pool.install(change.only(here), keys, values)
 
 
 def _in_place(
