@@ -96,5 +96,5 @@ def indexes(
     from stepwell.bench.fidelity import wishes
 
     asked = wishes.counts(records, "--records")
-    found = program.run(wishes.lengths(lengths), asked, wishes.budgets(budgets), queries, seed)
+    found = program.run(wishes.lengths(lengths), asked, wishes.shares(budgets, "--budgets"), queries, seed)
     emit(program.plain(found), as_json=as_json, text=program.table(found))
