@@ -16,8 +16,9 @@ from stepwell.longctx.layer import LayerState
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
+from stepwell.longctx.profile import Profile
 from stepwell.longctx.setting import Setting
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import Link, Queue
 from stepwell.longctx.stores import Stores
 from stepwell.longctx.support import TIERED, layer_types
 
@@ -119,7 +120,7 @@ class TieredCache(Cache):
         host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
-        link: Link | None = None,
+        link: Link | Queue | None = None,
     ) -> None:
         hook.register()
         kinds = layer_types(config)
@@ -129,7 +130,8 @@ class TieredCache(Cache):
         budget = HotBudget.divide(hot_tokens, chosen)
         stores = Stores(host, disk, link)
         fetcher = Fetcher(self.ledger, beside=disk is not None or link is not None)
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, audit)
+        profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
+        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, profile, audit)
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
@@ -171,6 +173,24 @@ class TieredCache(Cache):
             ours.state.spill()
             ours.state.settle(None)
         self.measure()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.setting.profile is not None and self.setting.profile.ready:
+            self._divide(self.setting.profile)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _divide(self, profile: Profile) -> None:
+        """Between two layers' attention, when nobody uses a pool."""
+        pools = {
+            state.number: state.pool
+            for layer in self.tiered
+            if (state := layer.state) is not None and state.pool is not None
+        }
+        for number, slots in profile.divide({number: pool.slots for number, pool in pools.items()}).items():
+            pools[number].resize(slots)
+        self.setting.profile = None
 
     def measure(self) -> None:
         """Notes in the ledger how many bytes are where now."""

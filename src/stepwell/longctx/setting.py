@@ -9,6 +9,7 @@ from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.policy import Policy
+from stepwell.longctx.profile import Profile
 from stepwell.longctx.store.base import PageStore
 
 
@@ -22,5 +23,6 @@ class Setting:
     ledger: Ledger
     fetcher: Fetcher
     store_for: Callable[[int], PageStore] = field(repr=False)
+    profile: Profile | None = None
     audit: bool = False
     exact_now: bool = False

@@ -32,6 +32,8 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     if policy.new_pages is not None:
         selection = cap(selection, resident, shown.score, policy.new_pages)
     selected = as_mask(selection, layer.pages)
+    if layer.setting.profile is not None and layer.pool is not None:
+        layer.setting.profile.note(layer.number, selected)
     brought, layer.ahead.brought = layer.ahead.brought, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early

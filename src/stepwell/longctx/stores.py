@@ -14,12 +14,13 @@ _TRIAL = 4096
 
 
 class Stores:
-    """`link`: a modelled link that all of them share, slower than the real one, for experiments. Raises ConfigError and
-    AccessDenied as `Tiers` does: a directory that cannot be used is told before anything is computed."""
+    """`link`: a modelled link that all of them share, slower than the real one, for experiments; given as a queue, it
+    may be changed on the way. Raises ConfigError and AccessDenied as `Tiers` does: a directory that cannot be used is
+    told before anything is computed."""
 
-    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None) -> None:
+    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | Queue | None) -> None:
         self._host, self._disk = host, disk
-        self._queue = Queue(link) if link is not None else None
+        self._queue = Queue(link) if isinstance(link, Link) else link
         self._by_size: dict[int, PageStore] = {}
         self._make(_TRIAL).close()
 
