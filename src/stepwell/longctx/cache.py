@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -203,9 +204,14 @@ class TieredCache(Cache):
         sizes = {"hot": hot, "index": sum(state.index_bytes for state in states)}
         self.ledger.sizes = sizes | self._stores.bytes_by_tier()
 
-    def exactly(self) -> Exactly:
+    def exactly(self) -> AbstractContextManager[None]:
         """`with cache.exactly():` steps of one token attend over everything, too, whatever the policy."""
-        return Exactly(self.setting)
+        return _set(self.setting, "exact_now")
+
+    def drafting(self) -> AbstractContextManager[None]:
+        """`with cache.drafting():` steps of a VERIFIED policy are sparse: whoever calls this checks them. Elsewhere they
+        attend over everything."""
+        return _set(self.setting, "drafting")
 
     def close(self) -> None:
         """Gives back memory and disk space. Idempotent; also happens when the cache is no longer referenced."""
@@ -214,15 +220,14 @@ class TieredCache(Cache):
         self._finish()
 
 
-class Exactly:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-
-    def __enter__(self) -> None:
-        self._setting.exact_now = True
-
-    def __exit__(self, *_: object) -> None:
-        self._setting.exact_now = False
+@contextmanager
+def _set(setting: Setting, name: str) -> Iterator[None]:
+    before = getattr(setting, name)
+    setattr(setting, name, True)
+    try:
+        yield
+    finally:
+        setattr(setting, name, before)
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:
