@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from stepwell.bench.longctx import __main__ as program
-from stepwell.bench.longctx import hits, predicted, verified
+from stepwell.bench.longctx import hits, predicted, verified, virtual
 from stepwell.bench.longctx.likeness import likeness
 from stepwell.bench.longctx.parts import Parts
 from stepwell.bench.longctx.pipeline import balance, hidden
 from stepwell.bench.longctx.stage import Stage
 from stepwell.bench.longctx.trace import Chosen, Recorder, replay
 from stepwell.bench.longctx.verified import TIE, Agreement, agreement
+from stepwell.bench.longctx.virtual import Ask, Need
 from stepwell.longctx.parts.residency.lru import Lru
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.topk import TopK
+from stepwell.longctx.store.link import Link
 
 FAR, NEAR = 2 * TIE, TIE / 2
 
@@ -67,6 +69,25 @@ def test_hidden_time() -> None:
     assert hidden(1.0, 3.0) == 0.0  # waiting includes what queued before it
     assert hidden(0.0, 0.0) == 1.0
     assert balance(100.0, 0.5) == 200.0
+
+
+def test_a_virtual_link_delays_the_model_by_what_is_not_there_yet() -> None:
+    link = Link(100.0)
+    alone = [Ask(0.0, 0, 100, urgent=True), Need(0.4, 0)]
+    assert virtual.replay(alone, link) == virtual.Replayed(1.0, pytest.approx(0.6))
+    assert virtual.replay([Ask(0.0, 0, 100, urgent=True), Need(1.5, 0)], link) == virtual.Replayed(1.0, 0.0)
+    later = [*alone, Ask(0.5, 2, 100, urgent=True), Need(1.0, 2)]
+    found = virtual.replay(later, link)
+    assert found.stall == pytest.approx(0.6 + 0.5), "what comes later is delayed by all waiting before it"
+    assert virtual.replay(alone, Link(100.0, latency=0.1)).stall == pytest.approx(0.7)
+
+
+def test_urgent_requests_overtake_on_the_virtual_link_what_has_not_begun() -> None:
+    early = [Ask(0.0, 0, 100, urgent=False), Ask(0.1, 1, 100, urgent=False), Ask(0.2, 2, 100, urgent=True)]
+    assert virtual.replay([*early, Need(0.2, 2)], Link(100.0)).stall == pytest.approx(1.8)
+    assert virtual.replay([*early, Need(0.2, 2), Need(0.3, 1)], Link(100.0)).fetch == pytest.approx(3.0)
+    with pytest.raises(KeyError):
+        virtual.replay([Need(0.0, 7)], Link(100.0))
 
 
 def _candidates(score: torch.Tensor) -> Candidates:

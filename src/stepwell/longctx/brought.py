@@ -12,6 +12,8 @@ from stepwell.longctx.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
 
 States = tuple[torch.Tensor, torch.Tensor]
+_EARLY = 4
+"""Pages of a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +39,23 @@ class Brought:
         kind: str,
         urgent: bool = True,
     ) -> None:
-        """`wanted`: [L, n] bool. Reading begins at once; what is `urgent` overtakes what is not."""
+        """`wanted`: [L, n] bool. Reading begins at once; what is `urgent` overtakes what is not, and therefore what is
+        not is read in small pieces, `at_once` pages of them without being asked again."""
         self.wanted = wanted
         self._source, self._fetcher, self._ledger, self._kind = source, fetcher, ledger, kind
         lanes, pages = wanted.nonzero(as_tuple=True)
         self._urgent = urgent
         self.count = len(lanes)
-        self._parts = list(zip(lanes.split(at_once), pages.split(at_once), strict=True)) if self.count else []
-        self._started = [self._start(*part) for part in self._parts[:1]]
+        each = at_once if urgent else min(at_once, _EARLY)
+        self._parts = list(zip(lanes.split(each), pages.split(each), strict=True)) if self.count else []
+        self._started = [self._start(*part) for part in self._parts[: at_once // each]]
 
     def pieces(self) -> Iterator[Piece]:
         """Once only. Raises IntegrityError where a page did not come back as it was."""
         for number in range(len(self._parts)):
-            following = number + 1
-            if following < len(self._parts) and self._fetcher.beside:
-                self._started.append(self._start(*self._parts[following]))
-            elif number >= len(self._started):
-                self._started.append(self._start(*self._parts[number]))
+            due = number + 2 if self._fetcher.beside else number + 1
+            for part in self._parts[len(self._started) : due]:
+                self._started.append(self._start(*part))
             yield self._started[number]
             self._started[number] = None  # type: ignore[call-overload]  # what was used is not held
 

@@ -28,9 +28,9 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     resident = resident_pages(layer)
     if policy.new_pages is not None:
         selection = cap(selection, resident, shown.score, policy.new_pages)
-    selected = as_mask(selection, layer.pages)
     brought, layer.ahead.brought = layer.ahead.brought, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
+    selected = as_mask(selection, layer.pages)
     missing = selected & ~resident & ~early
     ledger.steps += 1
     ledger.pages["selected"] += int(selected.sum())
@@ -42,7 +42,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
         part = merge(part, over_pool(layer, query, pooled, valid, asked))
-    change = _exchange(layer, selected, resident, shown.score)
+    change = _exchange(layer, selected | early, resident, shown.score)
     for fetched in (brought, late):
         if fetched is None:
             continue
@@ -94,12 +94,12 @@ def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> B
     return found
 
 
-def _exchange(layer: LayerState, selected: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
+def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
     """Who is in the pool from now on. New pages come in as they are fetched."""
     if layer.pool is None or layer.residency is None:
         return None
-    rank = layer.residency.rank(Step(layer.steps, selected, score, resident))
-    rank = rank.masked_fill(~(selected | resident), -torch.inf)
+    rank = layer.residency.rank(Step(layer.steps, attended, score, resident))
+    rank = rank.masked_fill(~(attended | resident), -torch.inf)
     return layer.pool.exchange(layer.keep(rank))
 
 
