@@ -12,8 +12,6 @@ from stepwell.longctx.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
 
 States = tuple[torch.Tensor, torch.Tensor]
-_EARLY = 4
-"""Pages of a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +36,17 @@ class Brought:
         ledger: Ledger,
         kind: str,
         urgent: bool = True,
+        begin: int = 1,
     ) -> None:
-        """`wanted`: [L, n] bool. Reading begins at once; what is `urgent` overtakes what is not, and therefore what is
-        not is read in small pieces, `at_once` pages of them without being asked again."""
+        """`wanted`: [L, n] bool. Reading of the first `begin` pieces begins at once; what is `urgent` overtakes what is
+        not."""
         self.wanted = wanted
         self._source, self._fetcher, self._ledger, self._kind = source, fetcher, ledger, kind
         lanes, pages = wanted.nonzero(as_tuple=True)
         self._urgent = urgent
         self.count = len(lanes)
-        each = at_once if urgent else min(at_once, _EARLY)
-        self._parts = list(zip(lanes.split(each), pages.split(each), strict=True)) if self.count else []
-        self._started = [self._start(*part) for part in self._parts[: at_once // each]]
+        self._parts = list(zip(lanes.split(at_once), pages.split(at_once), strict=True)) if self.count else []
+        self._started = [self._start(*part) for part in self._parts[:begin]]
 
     def pieces(self) -> Iterator[Piece]:
         """Once only. Raises IntegrityError where a page did not come back as it was."""

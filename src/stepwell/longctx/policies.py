@@ -53,15 +53,16 @@ _NAMED = {
         _TOKENS,
         Policy("exact", Mode.EXACT, window=None),
         replace(_TOKENS, name="verified", mode=Mode.VERIFIED, selector=TopK(0.125), draft_tokens=32),
-        # Landmarks are means of pages, not of k-means clusters; windows are equal for all heads.
+        # Landmarks are means of pages, not of k-means clusters; windows are divided among layers, not heads.
         Policy(
             "kvdrive",
             index=MeanLandmark(),
             selector=TopK(0.0625),
-            residency=StepWindow(steps=3),
+            residency=StepWindow(steps=8),
             codec=Half(),
             joint=False,
             attend_hot=False,
+            profile_steps=32,
         ),
         # The paper does not say how blocks are scored: min/max here.
         Policy(

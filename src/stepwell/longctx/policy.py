@@ -34,7 +34,8 @@ class Policy:
     lie, on the CPU, and brings only partial results.
 
     `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
-    so many pages are fetched in a step and layer. `draft_tokens`: at most so many are drafted between two checks.
+    so many pages are fetched in a step and layer. `profile_steps`: after so many steps the pool's slots are divided
+    anew among the layers, by what each gains there. `draft_tokens`: at most so many are drafted between two checks.
     `alarm`: the estimated share of attention left out, averaged over 32 steps, above which accuracy is at risk.
     """
 
@@ -54,6 +55,7 @@ class Policy:
     predicted_math: bool = False
     attend_hot: bool = True
     new_pages: int | None = None
+    profile_steps: int | None = None
     draft_tokens: int = 16
     alarm: float = 0.2
 
@@ -66,6 +68,8 @@ class Policy:
             raise self._impossible("page_tokens and window are at least 1, sinks at least 0", "change them")
         if not 1 <= self.draft_tokens <= 64:
             raise self._impossible("draft_tokens lies between 1 and 64", "change it")
+        if self.prefetch and self.executor == "in_place":
+            raise self._impossible("pages that are attended over where they lie are not fetched early", "leave one out")
         if self.predicted_math and (self.query != "ahead" or self.executor != "in_place"):
             raise self._impossible("predicted_math needs query='ahead' and executor='in_place'", "set both")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.brought import Brought, Piece
 from stepwell.longctx.choose import as_mask, candidates, resident_pages, scoring_query, widen
+from stepwell.longctx.hot import hot_part
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.mass import estimate
 from stepwell.longctx.merge import Part, attend, merge
@@ -18,19 +20,26 @@ from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.pool import Change
 
+_log = logging.getLogger("stepwell.longctx")
+_EARLY = 4
+"""Pages of a lane in a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
-def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Asked) -> Part:
+
+def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+    """Sinks, tail, what the pool has, and what was selected; and who is in the pool from then on."""
     policy, ledger = layer.setting.policy, layer.setting.ledger
-    valid, actual = layer.page_valid(asked.mask), query[..., 0, :]
+    valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
     shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
     assert policy.selector is not None
     selection = policy.selector.select(shown)
     resident = resident_pages(layer)
     if policy.new_pages is not None:
         selection = cap(selection, resident, shown.score, policy.new_pages)
-    brought, layer.ahead.brought = layer.ahead.brought, None
-    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     selected = as_mask(selection, layer.pages)
+    if layer.setting.profile is not None and layer.pool is not None:
+        layer.setting.profile.note(layer.number, selected)
+    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
+    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
     ledger.steps += 1
     ledger.pages["selected"] += int(selected.sum())
@@ -67,7 +76,8 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     foretold = layer.lanes.queries(query)[..., 0, :]
     if policy.query == "ahead":
         ahead.query = foretold
-    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor != "fetch":
+    beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
+    if not (policy.prefetch and beside) or ahead.hot_lse is None or ahead.brought is not None:
         return
     assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
@@ -80,15 +90,18 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
 
 
 def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:
-    setting = layer.setting
+    """As many pages as may be in memory at a time are asked for at once; early ones in small pieces."""
+    setting, most = layer.setting, layer.pages_at_once
+    each = most if urgent else min(_EARLY * wanted.shape[0], most)
     found = Brought(
         layer.source(exact=False),
         wanted,
-        layer.pages_at_once,
+        each,
         fetcher=setting.fetcher,
         ledger=setting.ledger,
         kind="draft",
         urgent=urgent,
+        begin=most // each,
     )
     setting.ledger.pages["fetched"] += found.count
     return found
@@ -161,8 +174,14 @@ def _note(
     valid: torch.Tensor | None,
     asked: Asked,
 ) -> None:
-    ledger = layer.setting.ledger
-    ledger.uncovered(_left_out(shown.mass, attended), layer.setting.policy.alarm)
+    ledger, alarm = layer.setting.ledger, layer.setting.policy.alarm
+    if ledger.uncovered(_left_out(shown.mass, attended), alarm) and ledger.alarms == 1:
+        _log.warning(
+            "accuracy is at risk: policy %s leaves out more than %.0f %% of attention, as it estimates itself; give it "
+            "more hot tokens or a greater share, or use an exact or verified policy",
+            layer.setting.policy.name,
+            100 * alarm,
+        )
     if layer.truth is None:
         return
     truly = estimate(

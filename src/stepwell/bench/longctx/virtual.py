@@ -53,6 +53,9 @@ class Recording:
         self.events.append(Ask(time.perf_counter(), number, nbytes, urgent))
         return _Recorded(self._inner.start(read, urgent), number, self.events)
 
+    def later(self, work: Callable[[], None], nbytes: int) -> None:
+        self._inner.later(work, nbytes)
+
     def close(self) -> None:
         self._inner.close()
 
