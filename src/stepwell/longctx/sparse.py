@@ -21,6 +21,8 @@ from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.pool import Change
 
 _log = logging.getLogger("stepwell.longctx")
+_EARLY = 4
+"""Pages of a lane in a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
 
 def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
@@ -49,7 +51,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
         part = merge(part, over_pool(layer, query, pooled, valid, asked))
-    change = _exchange(layer, selected, resident, shown.score)
+    change = _exchange(layer, selected | early, resident, shown.score)
     for fetched in (brought, late):
         if fetched is None:
             continue
@@ -88,26 +90,29 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
 
 
 def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:
-    setting = layer.setting
+    """As many pages as may be in memory at a time are asked for at once; early ones in small pieces."""
+    setting, most = layer.setting, layer.pages_at_once
+    each = most if urgent else min(_EARLY * wanted.shape[0], most)
     found = Brought(
         layer.source(exact=False),
         wanted,
-        layer.pages_at_once,
+        each,
         fetcher=setting.fetcher,
         ledger=setting.ledger,
         kind="draft",
         urgent=urgent,
+        begin=most // each,
     )
     setting.ledger.pages["fetched"] += found.count
     return found
 
 
-def _exchange(layer: LayerState, selected: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
+def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
     """Who is in the pool from now on. New pages come in as they are fetched."""
     if layer.pool is None or layer.residency is None:
         return None
-    rank = layer.residency.rank(Step(layer.steps, selected, score, resident))
-    rank = rank.masked_fill(~(selected | resident), -torch.inf)
+    rank = layer.residency.rank(Step(layer.steps, attended, score, resident))
+    rank = rank.masked_fill(~(attended | resident), -torch.inf)
     return layer.pool.exchange(layer.keep(rank))
 
 

@@ -111,7 +111,7 @@ def run(stage: Stage) -> Result:
             batch = _batch(subject.text, task, tokens, range(number * size.rows, (number + 1) * size.rows))
             parts.add(name, _compare(subject.model, batch, size.tokens), stage)
     done = [found for name, found in parts.items() if name.startswith("batch")]
-    rows = [*_agreement_rows(done), *_alone_rows(parts, size)]
+    rows = [*agreement_rows(done), *_alone_rows(parts, size)]
     left = len(size.batches) - len(done)
     told = f"; {left} batches of documents are left: run it again, it goes on" if left else ""
     counts = {"documents": len(done) * size.rows, "batches_left": left}
@@ -122,7 +122,7 @@ def run(stage: Stage) -> Result:
     ])  # fmt: skip
 
 
-def _agreement_rows(done: Sequence[dict[str, float]]) -> list[Row]:
+def agreement_rows(done: Sequence[dict[str, float]]) -> list[Row]:
     total = sum((Agreement(int(one["tokens"]), int(one["ties"]), int(one["mismatches"])) for one in done), Agreement())
     what = "tokens that differ from full attention's, near ties aside"
     if not done:
