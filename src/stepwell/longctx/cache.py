@@ -14,6 +14,8 @@ from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.near.keys import NearKeys
+from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
 from stepwell.longctx.setting import Setting
@@ -126,9 +128,12 @@ class TieredCache(Cache):
         self.policy = chosen
         self.ledger = Ledger()
         budget = HotBudget.divide(hot_tokens, chosen)
-        stores = Stores(host, disk, link)
-        fetcher = Fetcher(self.ledger, beside=disk is not None or link is not None)
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, audit)
+        near = chosen.executor == "near_data"
+        if near and chosen.index is not None:
+            describe(chosen.index)  # one that the other process cannot make is told now
+        stores = Stores(host, disk, link, near=near)
+        fetcher = Fetcher(self.ledger, beside=near or disk is not None or link is not None)
+        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, stores.near, audit)
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
@@ -174,6 +179,7 @@ class TieredCache(Cache):
                    for each in (layer.keys, layer.values)]  # fmt: skip
         hot = sum(state.hot_bytes for state in states) + sum(each.nbytes for each in windows)
         sizes = {"hot": hot, "index": sum(state.index_bytes for state in states)}
+        sizes["near"] = sum(state.index.far_bytes for state in states if isinstance(state.index, NearKeys))
         self.ledger.sizes = sizes | self._stores.bytes_by_tier()
 
     def exactly(self) -> Exactly:

@@ -37,7 +37,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     ledger.pages["hits"] += int((selected & resident).sum())
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
-    late = _bring(layer, missing) if policy.executor == "fetch" else None
+    late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
@@ -67,7 +67,7 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     foretold = layer.lanes.queries(query)[..., 0, :]
     if policy.query == "ahead":
         ahead.query = foretold
-    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor != "fetch":
+    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor == "in_place":
         return
     assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))

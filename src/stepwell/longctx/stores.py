@@ -6,25 +6,37 @@ from collections.abc import Sequence
 
 import torch
 
+from stepwell.longctx.near.pages import NearPages
+from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.link import Link, Queue, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
 
 class Stores:
-    """`link`: a modelled link that all of them share, slower than the real one, for experiments."""
+    """`link`: a modelled link that all of them share, slower than the real one, for experiments. `near`: pages lie in a
+    process of their own."""
 
-    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None) -> None:
+    def __init__(
+        self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None, *, near: bool = False
+    ) -> None:
         self._host, self._disk = host, disk
+        self.near = NearProcess(host, disk) if near else None
         self._queue = Queue(link) if link is not None else None
         self._by_size: dict[int, PageStore] = {}
 
     def of(self, page_bytes: int) -> PageStore:
-        """The store for pages of so many bytes. Raises ConfigError and AccessDenied as `Tiers` does."""
+        """The store for pages of so many bytes. Raises ConfigError and AccessDenied as `Tiers` does, BackendDown if
+        the process that is to own it does not start."""
         if page_bytes not in self._by_size:
-            store: PageStore = Tiers(page_bytes, self._host or None, self._disk, pinned=torch.cuda.is_available())
+            store = self._make(page_bytes)
             self._by_size[page_bytes] = Throttled(store, self._queue) if self._queue is not None else store
         return self._by_size[page_bytes]
+
+    def _make(self, page_bytes: int) -> PageStore:
+        if self.near is not None:
+            return NearPages(self.near, page_bytes)
+        return Tiers(page_bytes, self._host or None, self._disk, pinned=torch.cuda.is_available())
 
     def bytes_by_tier(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -34,6 +46,9 @@ class Stores:
         return found
 
     def close(self) -> None:
-        for store in self._by_size.values():
-            store.close()
+        if self.near is not None:
+            self.near.close()  # and with it all that it owns
+        else:
+            for store in self._by_size.values():
+                store.close()
         self._by_size.clear()
