@@ -49,6 +49,7 @@ CODES = _table(
     ("SW-129", "a long-context policy is impossible"),
     ("SW-130", "the hot budget of a long context is too small for its policy"),
     ("SW-131", "a long-context policy is not known"),
+    ("SW-132", "a prompt does not begin with what is in its cache"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

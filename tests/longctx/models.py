@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ CONFIGS = {
 def make(kind: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """In eval mode; the same seed gives the same weights. Attention is sharper than a random model's would be, so that
     a key that is missing shows."""
-    config = CONFIGS[kind]
+    config = copy.deepcopy(CONFIGS[kind])
     torch.manual_seed(seed)
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     with torch.no_grad():

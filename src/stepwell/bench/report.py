@@ -92,6 +92,8 @@ def _short(value: float) -> str:
     """Three or four figures that matter."""
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
+    if abs(value) < 0.001:
+        return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 

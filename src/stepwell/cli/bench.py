@@ -76,3 +76,25 @@ def fidelity(
     if html is not None:
         report.write_html(html, result.rows, about)
     emit(report.plain(result.rows), as_json=as_json, text=report.table(result.rows, about))
+
+
+@app.command()
+def indexes(
+    lengths: Annotated[str, typer.Option(metavar="N,...", help="Tokens, up to millions.")] = "64K",
+    records: Annotated[str, typer.Option(metavar="M,...", help="Facts that a query needs at once.")] = "1,16",
+    budgets: Annotated[str, typer.Option(metavar="SHARE,...", help="Of the context.")] = "3.125%,6.25%,12.5%",
+    queries: Annotated[int, typer.Option(min=1, help="Queries, each with records of its own.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Which key indexes find what was planted? Constructed attention, no model; seconds for each length.
+
+    JSON: {"rows": [...]}; rows have world, tokens, records, rho, outliers, drift, index, granularity, budget,
+    needle_recall, needle_recall_ci, index_bytes, bytes_all_fp16, and more.
+    """
+    from stepwell.bench.fidelity import indexes as program
+    from stepwell.bench.fidelity import wishes
+
+    asked = wishes.counts(records, "--records")
+    found = program.run(wishes.lengths(lengths), asked, wishes.budgets(budgets), queries, seed)
+    emit(program.plain(found), as_json=as_json, text=program.table(found))

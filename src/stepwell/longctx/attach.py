@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from stepwell.errors import StepwellError, Unsupported
-from stepwell.longctx import foresight, hook, verified
+from stepwell.errors import ConfigError, StepwellError, Unsupported
+from stepwell.longctx import contexts, foresight, hook, selfcheck, verified
 from stepwell.longctx.cache import TieredCache
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.policies import named
@@ -47,6 +48,7 @@ def attach(
     handles: list[Any] = []
     try:
         model.set_attn_implementation(hook.NAME)
+        selfcheck.check(model)
         if chosen.prefetch or chosen.query == "ahead":
             handles = foresight.install(model)
         model.generate = lambda *args, **kwargs: attached.generate(plain, *args, **kwargs)
@@ -78,6 +80,7 @@ class Attached:
         """Computes all of `input_ids`, [B, n], that is not in the cache yet, but the last two tokens: in parts, so that
         the prompt may be longer than memory on the device. Each part is exact over what the tiers hold; two are left,
         since a pass over more than one token is exact in any mode, and the first answer hangs on it."""
+        _check_begins(input_ids, cache)
         end = input_ids.shape[1] - 2
         while (start := cache.get_seq_length()) < end:
             until = min(start + self._prefill_tokens, end)
@@ -88,6 +91,25 @@ class Attached:
                 options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)[:, start:]
             with cache.exactly():
                 self._model(input_ids[:, start:until], **options)
+        _note_tokens(cache, input_ids, attention_mask)
+
+    def save(self, path: str | Path, cache: TieredCache, *, key: bytes | None = None) -> None:
+        """Keeps a prefilled cache in a file, sealed with `key` (32 bytes) or the key in stepwell's home, and bound to
+        the contents of the model. Raises CapacityError SW-209 (the disk is full), AccessDenied SW-610, BackendDown
+        SW-508; what was at `path` is there still, then."""
+        contexts.save(self._model, cache, Path(path), key)
+
+    def open(self, path: str | Path, *, key: bytes | None = None) -> TieredCache:
+        """A cache with what was saved; its `tokens` are the ids in it, with which the next prompt must begin. Raises
+        AccessDenied SW-610 (another key), IdentityMismatch SW-407 (another model), IntegrityError SW-306 (cut or
+        changed), CapacityError SW-209 (these tiers do not hold it)."""
+        cache = self.new_cache()
+        try:
+            contexts.open_into(self._model, cache, Path(path), key)
+        except BaseException:
+            cache.close()
+            raise
+        return cache
 
     def generate(self, plain: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """`model.generate`, `plain` being the one that is there without stepwell."""
@@ -104,14 +126,16 @@ class Attached:
             kwargs["custom_generate"] = verified.decode
         try:
             if ids is not None:
+                _check_begins(ids, cache)
                 copies = self._copies(kwargs)
                 if ids.shape[1] - cache.get_seq_length() > self._prefill_tokens:
                     self.prefill(ids, cache, kwargs.get("attention_mask"))
                     if copies > 1:
                         cache.batch_repeat_interleave(copies)
-            return plain(
-                inputs, past_key_values=cache, stopping_criteria=StoppingCriteriaList(criteria), **_without(kwargs)
-            )
+            rest = {name: value for name, value in kwargs.items() if name != "past_key_values"}
+            found = plain(inputs, past_key_values=cache, stopping_criteria=StoppingCriteriaList(criteria), **rest)
+            _note_tokens(cache, seen.tokens, kwargs.get("attention_mask"))
+            return found
         except StepwellError as error:
             error.tokens = seen.tokens if seen.tokens is not None else ids  # type: ignore[attr-defined]
             raise
@@ -128,8 +152,33 @@ class Attached:
         return int(max(beams, returned))
 
 
-def _without(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name != "past_key_values"}
+def _note_tokens(cache: TieredCache, tokens: torch.Tensor | None, mask: torch.Tensor | None) -> None:
+    length = cache.get_seq_length()
+    if tokens is None or tokens.shape[1] < length:
+        cache.tokens = cache.mask = None
+        return
+    cache.tokens, cache.mask = tokens[:, :length].clone(), None
+    if mask is not None and not bool(mask.all()):
+        ones = mask.new_ones(len(mask), max(length - mask.shape[1], 0))
+        cache.mask = torch.cat([mask, ones], 1)[:, :length].clone()
+
+
+def _check_begins(ids: torch.Tensor, cache: TieredCache) -> None:
+    """A prompt that does not begin with what is in the cache would be answered from another text, in silence."""
+    known = cache.tokens
+    if known is None or known.shape[1] != cache.get_seq_length():
+        return
+    if (
+        ids.shape[0] != len(known)
+        or ids.shape[1] <= known.shape[1]
+        or not torch.equal(ids[:, : known.shape[1]].to(known.device), known)
+    ):
+        raise ConfigError(
+            "SW-132",
+            what="the prompt does not begin with what is in its cache, or has nothing behind it",
+            why=f"the cache holds {known.shape[1]} tokens of another text, and generation would go on from those",
+            fix="give the ids in `cache.tokens` and what comes behind them, crop the cache, or use a new one",
+        )
 
 
 def _refuse(kwargs: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
+from stepwell.longctx.profile import Profile
 from stepwell.longctx.setting import Setting
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import Link, Queue
 from stepwell.longctx.stores import Stores
 from stepwell.longctx.support import TIERED, layer_types
 
@@ -121,9 +122,10 @@ class TieredCache(Cache):
         host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
-        link: Link | None = None,
+        link: Link | Queue | None = None,
     ) -> None:
         hook.register()
+        kinds = layer_types(config)
         chosen = named(policy) if isinstance(policy, str) else policy
         self.policy = chosen
         self.ledger = Ledger()
@@ -133,16 +135,21 @@ class TieredCache(Cache):
             describe(chosen.index)  # one that the other process cannot make is told now
         stores = Stores(host, disk, link, near=near)
         fetcher = Fetcher(self.ledger, beside=near or disk is not None or link is not None)
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, stores.near, audit)
+        profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
+        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile, audit)
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
             TieredLayer(self.setting, number, group)
             if kind == TIERED
             else DynamicSlidingWindowLayer(text.sliding_window)
-            for number, kind in enumerate(layer_types(config))
+            for number, kind in enumerate(kinds)
         ]
         super().__init__(layers=layers)
+        self.tokens: torch.Tensor | None = None
+        """[B, n] ids of what is in it, as far as `attach` has seen them."""
+        self.mask: torch.Tensor | None = None
+        """[B, n] of the padding in `tokens`; None: there is none."""
         self._stores = stores
         self._finish = weakref.finalize(self, _close, fetcher, stores)
 
@@ -171,6 +178,24 @@ class TieredCache(Cache):
             ours.state.spill()
             ours.state.settle(None)
         self.measure()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.setting.profile is not None and self.setting.profile.ready:
+            self._divide(self.setting.profile)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _divide(self, profile: Profile) -> None:
+        """Between two layers' attention, when nobody uses a pool."""
+        pools = {
+            state.number: state.pool
+            for layer in self.tiered
+            if (state := layer.state) is not None and state.pool is not None
+        }
+        for number, slots in profile.divide({number: pool.slots for number, pool in pools.items()}).items():
+            pools[number].resize(slots)
+        self.setting.profile = None
 
     def measure(self) -> None:
         """Notes in the ledger how many bytes are where now."""

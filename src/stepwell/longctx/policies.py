@@ -32,7 +32,7 @@ STEPWELL = Policy(
     "stepwell",
     index=RotatedKeys(bits=2, centred=True),
     selector=TopP(mass=0.97, floor=0.03, ceiling=0.25),
-    residency=StepWindow(steps=4),
+    residency=StepWindow(steps=16),
     codec=Quantised(8, 4),
     page_tokens=16,
     prefetch=True,
@@ -52,15 +52,16 @@ _NAMED = {
         _TOKENS,
         Policy("exact", Mode.EXACT, window=None),
         replace(_TOKENS, name="verified", mode=Mode.VERIFIED, selector=TopK(0.125), draft_tokens=32),
-        # Landmarks are means of pages, not of k-means clusters; windows are equal for all heads.
+        # Landmarks are means of pages, not of k-means clusters; windows are divided among layers, not heads.
         Policy(
             "kvdrive",
             index=MeanLandmark(),
             selector=TopK(0.0625),
-            residency=StepWindow(steps=3),
+            residency=StepWindow(steps=8),
             codec=Half(),
             joint=False,
             attend_hot=False,
+            profile_steps=32,
         ),
         # The paper does not say how blocks are scored: min/max here.
         Policy(

@@ -36,7 +36,8 @@ class Policy:
     None: of what the selector takes at most, by its `share` or `ceiling`. Others have no order of their own.
 
     `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
-    so many pages are fetched in a step and layer. `draft_tokens`: at most so many are drafted between two checks.
+    so many pages are fetched in a step and layer. `profile_steps`: after so many steps the pool's slots are divided
+    anew among the layers, by what each gains there. `draft_tokens`: at most so many are drafted between two checks.
     `alarm`: the estimated share of attention left out, averaged over 32 steps, above which accuracy is at risk.
     """
 
@@ -57,6 +58,7 @@ class Policy:
     predicted_math: bool = False
     attend_hot: bool = True
     new_pages: int | None = None
+    profile_steps: int | None = None
     draft_tokens: int = 16
     alarm: float = 0.2
 

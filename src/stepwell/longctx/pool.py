@@ -81,6 +81,18 @@ class Pool:
         of_keys[lanes, :, slots] = keys
         of_values[lanes, :, slots] = values
 
+    def resize(self, slots: int) -> None:
+        """From now on with so many slots; where that is fewer, what was in the others is forgotten."""
+        kept, tokens = min(slots, self.slots), self._shape.tokens
+        for name in ("keys", "values"):
+            old: torch.Tensor = getattr(self, name)
+            new = old.new_zeros(*old.shape[:2], slots * tokens, old.shape[3])
+            new[:, :, : kept * tokens] = old[:, :, : kept * tokens]
+            setattr(self, name, new)
+        pages = self._page_of.new_full((len(self._page_of), slots), _NOBODY)
+        pages[:, :kept] = self._page_of[:, :kept]
+        self._page_of, self.slots = pages, slots
+
     def crop(self, pages: int) -> None:
         """Forgets all but the first `pages`."""
         self._page_of = torch.where(self._page_of < pages, self._page_of, _NOBODY)

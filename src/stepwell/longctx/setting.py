@@ -10,6 +10,7 @@ from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.policy import Policy
+from stepwell.longctx.profile import Profile
 from stepwell.longctx.store.base import PageStore
 
 
@@ -25,5 +26,6 @@ class Setting:
     fetcher: Fetcher
     store_for: Callable[[int], PageStore] = field(repr=False)
     near: NearProcess | None = field(default=None, repr=False)
+    profile: Profile | None = None
     audit: bool = False
     exact_now: bool = False

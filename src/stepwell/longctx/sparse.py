@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import torch
@@ -18,6 +19,8 @@ from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.pool import Change
 
+_log = logging.getLogger("stepwell.longctx")
+
 
 def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Asked) -> Part:
     policy, ledger = layer.setting.policy, layer.setting.ledger
@@ -29,6 +32,8 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     if policy.new_pages is not None:
         selection = cap(selection, resident, shown.score, policy.new_pages)
     selected = as_mask(selection, layer.pages)
+    if layer.setting.profile is not None and layer.pool is not None:
+        layer.setting.profile.note(layer.number, selected)
     brought, layer.ahead.brought = layer.ahead.brought, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
@@ -161,8 +166,14 @@ def _note(
     valid: torch.Tensor | None,
     asked: Asked,
 ) -> None:
-    ledger = layer.setting.ledger
-    ledger.uncovered(_left_out(shown.mass, attended), layer.setting.policy.alarm)
+    ledger, alarm = layer.setting.ledger, layer.setting.policy.alarm
+    if ledger.uncovered(_left_out(shown.mass, attended), alarm) and ledger.alarms == 1:
+        _log.warning(
+            "accuracy is at risk: policy %s leaves out more than %.0f %% of attention, as it estimates itself; give it "
+            "more hot tokens or a greater share, or use an exact or verified policy",
+            layer.setting.policy.name,
+            100 * alarm,
+        )
     if layer.truth is None:
         return
     truly = estimate(

@@ -12,30 +12,36 @@ from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.link import Link, Queue, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
+_TRIAL = 4096
+
 
 class Stores:
-    """`link`: a modelled link that all of them share, slower than the real one, for experiments. `near`: pages lie in a
-    process of their own."""
+    """`link`: a modelled link that all of them share, slower than the real one, for experiments; given as a queue, it
+    may be changed on the way. `near`: they lie in a process of their own. Raises ConfigError and AccessDenied as
+    `Tiers` does: a directory that cannot be used is told before anything is computed."""
 
     def __init__(
-        self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | None, *, near: bool = False
+        self,
+        host: int | str | None,
+        disk: str | Sequence[str] | None,
+        link: Link | Queue | None,
+        *,
+        near: bool = False,
     ) -> None:
         self._host, self._disk = host, disk
+        self._queue = Queue(link) if isinstance(link, Link) else link
         self.near = NearProcess(host, disk) if near else None
-        self._queue = Queue(link) if link is not None else None
         self._by_size: dict[int, PageStore] = {}
+        self._make(_TRIAL).close()
 
     def of(self, page_bytes: int) -> PageStore:
-        """The store for pages of so many bytes. Raises ConfigError and AccessDenied as `Tiers` does, BackendDown if
-        the process that is to own it does not start."""
+        """The store for pages of so many bytes. Raises BackendDown if the process that is to own it does not start."""
         if page_bytes not in self._by_size:
-            store = self._make(page_bytes)
+            store = NearPages(self.near, page_bytes) if self.near is not None else self._make(page_bytes)
             self._by_size[page_bytes] = Throttled(store, self._queue) if self._queue is not None else store
         return self._by_size[page_bytes]
 
-    def _make(self, page_bytes: int) -> PageStore:
-        if self.near is not None:
-            return NearPages(self.near, page_bytes)
+    def _make(self, page_bytes: int) -> Tiers:
         return Tiers(page_bytes, self._host or None, self._disk, pinned=torch.cuda.is_available())
 
     def bytes_by_tier(self) -> dict[str, int]:

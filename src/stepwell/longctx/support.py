@@ -15,12 +15,14 @@ def layer_types(config: Any) -> list[str]:
     """Of each layer of the model's decoder. Raises Unsupported SW-716 for what cannot be tiered."""
     from transformers.cache_utils import get_layer_types_and_kwargs
 
+    if getattr(config, "is_encoder_decoder", False):
+        raise _unsupported(config, "it has an encoder, whose keys are not a growing context")
     text = config.get_text_config(decoder=True)
+    if not (getattr(text, "num_attention_heads", None) and getattr(text, "num_key_value_heads", None)):
+        raise _unsupported(text, "its configuration names no attention heads with keys and values")
     for setting, why in _REFUSED.items():
         if getattr(text, setting, None):
             raise _unsupported(text, f"it has {setting}={getattr(text, setting)!r}: {why}")
-    if getattr(config, "is_encoder_decoder", False):
-        raise _unsupported(config, "it has an encoder, whose keys are not a growing context")
     types: list[str] = get_layer_types_and_kwargs(text)[0]
     for kind in sorted(set(types)):
         if kind != TIERED and kind not in _BUILT_IN:

@@ -64,13 +64,17 @@ class Recall:
     index_bytes: int
     bytes_all_fp16: int
 
+    @property
+    def granularity(self) -> str:
+        return granularity(self.page_tokens)
+
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "task": "constructed",
             **asdict(self.made),
             "index": self.index,
-            "granularity": granularity(self.page_tokens),
+            "granularity": self.granularity,
             "budget": self.budget,
             "needle_recall": self.recall.value,
             "needle_recall_ci": (self.recall.low, self.recall.high),

@@ -1,12 +1,12 @@
-"""Goes through tasks, lengths, documents, budgets and policies. Each document is prefilled once, exactly, for all."""
+"""Goes through tasks, lengths, documents, budgets and policies. Each document is prefilled once, exactly, for all;
+documents of one length are then decoded side by side, each as a row of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from stepwell.bench.fidelity.text import Text
 from stepwell.bench.fidelity.wishes import FULL, ORACLE, Config
 
 Say = Callable[[str], None]
-Found = dict[Point, list[Measured]]
+SIDE_BY_SIDE_TOKENS = 16 << 10
+"""Of prompts, in one batch: what they take in memory, some times over, is modest beside a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is run. `documents` of each of `seeds`, for every task and length; `own` documents beside those or instead.
-    `limit_s`: no document is begun that, as long as the longest so far, would end later; one is always run."""
+    `limit_s`: no batch is begun that, if it took as long as the longest so far, would end later; one is always run."""
 
     configs: Sequence[Config]
     tasks: Sequence[str] = ()
@@ -45,51 +46,57 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One document, and what its rows are called. `tokens`: 0 where documents are as long as they are."""
+    """Documents to run side by side, and what their rows are called. `tokens` and `intensity`: 0 where each has its
+    own."""
 
     task: str
     tokens: int
+    intensity: int
     blind: bool
-    title: str
-    make: Callable[[], Document]
+    documents: Sequence[Document]
 
 
 def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> list[Row]:
     """The rows, in the order of the plan. Raises ConfigError for tasks or policies that cannot be."""
+    for name in plan.tasks:
+        tasks.named(name)  # a wrong name is told at once
+    for config, budget in product(plan.configs, plan.budgets):
+        if config.name != FULL:
+            policy_of(config, budget)
     began = time.monotonic()
-    found: Found = {}
-    jobs = list(_jobs(text, plan))
+    found: dict[Point, list[Measured]] = {}
     longest = 0.0
-    for number, job in enumerate(jobs, 1):
+    for job in _jobs(text, plan):
         at = time.monotonic()
-        if plan.limit_s is not None and number > 1 and at - began + longest > plan.limit_s:
-            say(
-                f"stopped after {number - 1} of {len(jobs)} documents: the next may not end within {plan.limit_s:.0f} s"
-            )
+        if plan.limit_s is not None and found and at - began + longest > plan.limit_s:
+            say(f"stopped: what comes next may not end within {plan.limit_s:.0f} s")
             break
-        prefilled = prefill(model, job.make())
+        prefilled = prefill(model, job.documents)
         say(
-            f"{number}/{len(jobs)} {job.title}: {len(prefilled.feed)} steps, prefilled in {time.monotonic() - at:.1f} s"
+            f"{job.task}, {len(job.documents)} documents of {job.documents[0].tokens} tokens: {len(prefilled.feed)} "
+            f"steps; prefilled in {time.monotonic() - at:.1f} s"
         )
-        for point, one in _policies(model, plan, job, prefilled, say):
-            found.setdefault(point, []).append(one)
+        for point, measured in _policies(model, plan, job, prefilled, say):
+            found.setdefault(point, []).append(measured)
         longest = max(longest, time.monotonic() - at)
-    return [row(point, documents, plan.seeds) for point, documents in found.items()]
+    return [row(point, measured, plan.seeds) for point, measured in found.items()]
 
 
 def _jobs(text: Text, plan: Plan) -> Iterator[Job]:
-    """One document of every task and length first, so that a run that is stopped early has something of each."""
+    """Some documents of every task and length first, so that a run that is stopped early has something of each."""
     for own in plan.own:
-        yield Job(own.task, 0, False, f"line {own.line}", partial(attrgetter("document"), own))
-    for name in plan.tasks:
-        tasks.named(name)  # a wrong name is told at once
-    for number in range(plan.documents):
-        for seed in range(plan.seeds):
-            for tokens in plan.lengths:
-                for name in plan.tasks:
-                    title = f"{name}, {tokens} tokens, seed {seed}, document {number}"
-                    make = partial(tasks.document, name, text, tokens, seed, number)
-                    yield Job(tasks.base_name(name), tokens, tasks.named(name).blind, title, make)
+        yield Job(own.task, 0, 0, False, [own.document])
+    wanted = list(product(range(plan.documents), range(plan.seeds)))
+    for first in range(0, len(wanted), plan.documents):
+        for tokens, name in product(plan.lengths, plan.tasks):
+            made = [
+                tasks.document(name, text, tokens, seed, number)
+                for number, seed in wanted[first : first + plan.documents]
+            ]
+            size = max(1, SIDE_BY_SIDE_TOKENS // tokens)
+            for at in range(0, len(made), size):
+                some, blind = made[at : at + size], tasks.named(name).blind
+                yield Job(tasks.base_name(name), tokens, some[0].intensity, blind, some)
 
 
 def _policies(model: Any, plan: Plan, job: Job, prefilled: Prefilled, say: Say) -> Iterator[tuple[Point, Measured]]:
@@ -99,11 +106,12 @@ def _policies(model: Any, plan: Plan, job: Job, prefilled: Prefilled, say: Say) 
         began = time.monotonic()
         outcome = runner.run(prefilled)
         seconds = time.monotonic() - began
-        compared = compare(prefilled.document, prefilled.logits, outcome.logits)
-        intensity = prefilled.document.intensity if job.tokens else 0
-        point = Point(job.task, config.name, plan.tier, of, budget, job.tokens, intensity, job.blind)
-        say(f"  {config.name} at {budget:.2%}, {of}: KL {compared.kl.mean():.4f}, {seconds:.1f} s")
-        return point, Measured(prefilled.document.tokens, compared, outcome.moved, seconds)
+        each = zip(prefilled.documents, prefilled.logits, outcome.logits, strict=True)
+        compared = [compare(document, full, logits) for document, full, logits in each]
+        point = Point(job.task, config.name, plan.tier, of, budget, job.tokens, job.intensity, job.blind)
+        kl = sum(float(one.kl.mean()) for one in compared) / len(compared)
+        say(f"  {config.name} at {budget:.2%}, {of}: KL {kl:.4f}, {seconds:.1f} s")
+        return point, Measured(prefilled.documents[0].tokens, compared, outcome.moved, seconds)
 
     ordered = sorted(plan.configs, key=lambda config: config.control)
     for config in ordered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,35 +22,72 @@ LAST_QUERIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`dense`: the KV of all of the prompt but its last token; nobody changes it. `queries`: of each layer, those of
-    the last tokens in it, [1, query heads, n, D], after RoPE. `feed`: the tokens that decode steps take, one after the
-    other: the prompt's last one, then the continuation without its own last one. `logits`: [T, V] float32, full
-    attention's after each of them, from one pass over all."""
+    """Documents with prompts of one length, side by side. `dense`: the KV of all of each prompt but its last token;
+    nobody changes it. `queries`: of each layer, those of the last tokens in it, [B, query heads, n, D], after RoPE.
+    `feed`: [T, B], the tokens that decode steps take: of each document the prompt's last one, then the continuation
+    without its own last one; a document that ends before the longest goes on with its last token, and nobody looks.
+    `logits`: of each document [its steps, V] float32, full attention's, from one pass over all of them."""
 
-    document: Document
+    documents: Sequence[Document]
     dense: DynamicCache
-    queries: list[torch.Tensor]
-    feed: tuple[int, ...]
-    logits: torch.Tensor
+    queries: Sequence[torch.Tensor]
+    feed: torch.Tensor
+    logits: Sequence[torch.Tensor]
 
     def copy(self) -> DynamicCache:
         """The KV once more, to be changed."""
         return copy.deepcopy(self.dense)
 
     @property
+    def common_steps(self) -> int:
+        """Steps that all documents have."""
+        return min(len(logits) for logits in self.logits)
+
+    @property
     def token_numbers(self) -> int:
-        """Numbers in K and V of one token, in all layers."""
+        """Numbers in K and V of one token of one document, in all layers."""
         return sum(layer.keys.shape[1] * (layer.keys.shape[-1] + layer.values.shape[-1]) for layer in self.dense.layers)
+
+    def of_documents(self, steps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What T steps gave, [B, V] each, as `logits` is."""
+        return [torch.stack([step[row] for step in steps[: len(logits)]]) for row, logits in enumerate(self.logits)]
 
 
 @torch.no_grad()
-def prefill(model: Any, document: Document) -> Prefilled:
-    feed = (document.prompt[-1], *document.continuation[:-1])
+def prefill(model: Any, documents: Sequence[Document]) -> Prefilled:
+    """One after the other, so that a document's KV does not depend on its neighbours. Raises ValueError for prompts of
+    different lengths."""
+    if len({document.tokens for document in documents}) != 1:
+        raise ValueError("prompts side by side have one length")
+    feeds = [(document.prompt[-1], *document.continuation[:-1]) for document in documents]
+    steps = max(map(len, feeds))
+    alone = [_alone(model, document, feed) for document, feed in zip(documents, feeds, strict=True)]
+    dense = alone[0].dense
+    for layer, *others in zip(*(one.dense.layers for one in alone), strict=True):
+        layer.keys = torch.cat([layer.keys, *(other.keys for other in others)])
+        layer.values = torch.cat([layer.values, *(other.values for other in others)])
+    return Prefilled(
+        documents,
+        dense,
+        [torch.cat(queries) for queries in zip(*(one.queries for one in alone), strict=True)],
+        torch.tensor([feed + feed[-1:] * (steps - len(feed)) for feed in feeds]).T.contiguous(),
+        [one.logits for one in alone],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    dense: DynamicCache
+    queries: list[torch.Tensor]
+    logits: torch.Tensor
+
+
+def _alone(model: Any, document: Document, feed: tuple[int, ...]) -> _Alone:
     dense = DynamicCache(config=model.config)
     with _captured(model) as queries:
         model(_row(document.prompt[:-1], model), past_key_values=dense, logits_to_keep=1)
     logits = model(_row(feed, model), past_key_values=copy.deepcopy(dense)).logits[0].float()
-    return Prefilled(document, dense, list(queries.values()), feed, logits)
+    return _Alone(dense, list(queries.values()), logits)
 
 
 def _row(ids: tuple[int, ...], model: Any) -> torch.Tensor:

@@ -50,8 +50,8 @@ def table(rows: Sequence[Row], about: About) -> str:
         lines += [
             "",
             f"{_title(first)}: {first.documents} documents, {first.steps} steps, "
-            + (f"{first.digits} tokens of facts" if first.digits else "every next token counts as a fact")
-            + (f" ({BLIND})" if first.blind else ""),
+            + (f"{first.digits} tokens of facts" if first.digits else "every next token counts as a fact"),
+            *([f"  {BLIND}"] if first.blind else []),
             f"  {'policy':<12} {'unit':<8} {'budget':>7} {'KL mean':>8} {'p99':>7} {'top-1':>6} "
             f"{'facts':>6} {'- full':>17} {'x less':>7} {'index':>8}",
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepwell.bench.fidelity.metrics import Compared, summarise
@@ -28,10 +28,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One document under one policy."""
+    """Documents that were run side by side under one policy."""
 
     prompt_tokens: int
-    compared: Compared
+    compared: Sequence[Compared]
     moved: Moved
     seconds: float
 
@@ -91,8 +91,14 @@ class Row:
 
 def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
     """Raises ValueError for no documents."""
-    summary = summarise([one.compared for one in found])
+    summary = summarise([compared for one in found for compared in one.compared])
     moved = [one.moved for one in found]
+    counts = [len(one.compared) for one in found]
+
+    def mean(values: Iterable[float]) -> float:
+        """Of what is of a document, or of all those side by side on average."""
+        return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
+
     estimates = (summary.kl, summary.top1, summary.dnll, summary.field_accuracy)
     kl_ci, top1_ci, dnll_ci, field_ci = ((of.low, of.high) for of in estimates)
     return Row(
@@ -101,7 +107,7 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
         tier=point.tier,
         granularity=point.granularity,
         budget=point.budget,
-        tokens=point.tokens or round(_mean([one.prompt_tokens for one in found])),
+        tokens=point.tokens or round(mean(one.prompt_tokens for one in found)),
         digits=summary.digits,
         kl_mean=summary.kl.value,
         top1=summary.top1.value,
@@ -109,8 +115,8 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
         full_field_accuracy=summary.full_field_accuracy.value,
         bytes_cold_to_hot=sum(one.bytes_cold_to_hot for one in moved),
         bytes_all_fp16=sum(one.bytes_all_fp16 for one in moved),
-        index_bytes=round(_mean([one.index_bytes for one in moved])),
-        hot_bytes=round(_mean([one.hot_bytes for one in moved])),
+        index_bytes=round(sum(one.index_bytes for one in moved) / sum(counts)),
+        hot_bytes=round(sum(one.hot_bytes for one in moved) / sum(counts)),
         kl_p99=summary.kl_p99,
         kl_max=summary.kl_max,
         dnll=summary.dnll.value,
@@ -122,11 +128,11 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
         field_difference_ci=(summary.field_difference.low, summary.field_difference.high),
         whole_fields=summary.whole_fields,
         full_whole_fields=summary.full_whole_fields,
-        hit_rate=_mean([one.hit_rate for one in moved]),
-        selected_share=_mean([one.selected_share for one in moved]),
-        fetched_share=_mean([one.fetched_share for one in moved]),
-        uncovered_mass=_mean([one.uncovered_mass for one in moved]),
-        true_uncovered_mass=_mean([one.true_uncovered_mass for one in moved]),
+        hit_rate=mean(one.hit_rate for one in moved),
+        selected_share=mean(one.selected_share for one in moved),
+        fetched_share=mean(one.fetched_share for one in moved),
+        uncovered_mass=mean(one.uncovered_mass for one in moved),
+        true_uncovered_mass=mean(one.true_uncovered_mass for one in moved),
         steps=summary.tokens,
         documents=summary.documents,
         seeds=seeds,
@@ -134,7 +140,3 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
         intensity=point.intensity,
         blind=point.blind,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

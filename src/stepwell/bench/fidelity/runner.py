@@ -1,4 +1,4 @@
-"""Runs a document under a policy, and under full attention. The only file here that knows `stepwell.longctx`'s machine.
+"""Runs documents under a policy, and under full attention. The only file here that knows `stepwell.longctx`'s machine.
 
 Every run starts from the same prefilled KV and is fed the same tokens, one at a time.
 """
@@ -6,6 +6,7 @@ Every run starts from the same prefilled KV and is fed the same tokens, one at a
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,9 +27,10 @@ REFERENCE = "stepwell"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What the ledger says of one run. Shares are of the whole context, in a step and layer on average: what was
-    selected, and what was fetched (prefetched pages that nobody selected included). Masses of attention left out are
-    estimated; `true_uncovered_mass` is measured where that was asked for, else 0."""
+    """What the ledger says of the steps that all documents of a run have. Sizes are of all documents together. Shares
+    are of the whole context, in a step and layer on average: what was selected, and what was fetched (prefetched pages
+    that nobody selected included). Masses of attention left out are estimated; `true_uncovered_mass` is measured where
+    that was asked for, else 0."""
 
     bytes_cold_to_hot: int
     bytes_all_fp16: int
@@ -43,9 +45,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`logits`: [T, V] float32."""
+    """`logits`: of each document [its steps, V] float32."""
 
-    logits: torch.Tensor
+    logits: Sequence[torch.Tensor]
     moved: Moved
 
 
@@ -62,11 +64,11 @@ class Full:
     @torch.no_grad()
     def run(self, prefilled: Prefilled) -> Outcome:
         cache = prefilled.copy()
-        logits = [_step(self.model, token, cache) for token in prefilled.feed]
-        cold = max(0, cache.get_seq_length() - len(prefilled.feed) - SINKS - WINDOW)
-        numbers = prefilled.token_numbers
+        cold = max(0, cache.get_seq_length() - SINKS - WINDOW) * len(prefilled.documents)
+        logits = [_step(self.model, tokens, cache) for tokens in prefilled.feed]
         hot = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        return Outcome(torch.cat(logits), Moved(0, _FP16 * numbers * cold * len(logits), 0, hot))
+        whole = _FP16 * prefilled.token_numbers * cold * prefilled.common_steps
+        return Outcome(prefilled.of_documents(logits), Moved(0, whole, 0, hot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Tiered:
 
         tokens = prefilled.dense.get_seq_length()
         # Lossless float32 pages are the largest; twice as much leaves room for a second copy.
-        room = 2 * prefilled.token_numbers * 4 * (tokens + len(prefilled.feed)) + _SPARE_BYTES
+        count = len(prefilled.documents) * (tokens + len(prefilled.feed))
+        room = 2 * 4 * prefilled.token_numbers * count + _SPARE_BYTES
         at = self.disk or Path(tempfile.gettempdir())
         places: dict[str, Any] = {"host": room} if self.tier == "host" else {"host": 0, "disk": f"{at}:{room}"}
         cache = TieredCache(
@@ -95,13 +98,16 @@ class Tiered:
         )
         try:
             cache.adopt(prefilled.dense, prefilled.queries)
-            logits, cold_numbers = [], 0
+            logits, cold_numbers, moved = [], 0, None
             with attach(self.model):
-                for token in prefilled.feed:
+                for step, token in enumerate(prefilled.feed, 1):
                     cold_numbers += _cold_numbers(cache)
                     logits.append(_step(self.model, token, cache))
-            cache.measure()
-            return Outcome(torch.cat(logits), _moved(cache, cold_numbers, tokens))
+                    if step == prefilled.common_steps:
+                        cache.measure()
+                        moved = _moved(cache, cold_numbers, tokens)
+            assert moved is not None
+            return Outcome(prefilled.of_documents(logits), moved)
         finally:
             cache.close()
 
@@ -118,8 +124,8 @@ def granularity(page_tokens: int) -> str:
 
 def policy_of(config: Config, budget: float, like: Any = None) -> Any:
     """A policy at a budget and a granularity. Controls are as the policy `like` (the reference, if None) in all but
-    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what `policies.named`
-    raises for a name that it does not know."""
+    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what
+    `policies.named` raises for a name that it does not know."""
     from stepwell.longctx import policies
     from stepwell.longctx.parts.index.exact import TrueKeys
     from stepwell.longctx.parts.select.controls import Random, Recent
@@ -168,10 +174,10 @@ def _least_hot(policy: Any) -> int:
     return low
 
 
-def _step(model: Any, token: int, cache: Any) -> torch.Tensor:
-    """[1, V] float32."""
-    logits: torch.Tensor = model(torch.tensor([[token]], device=model.device), past_key_values=cache).logits
-    return logits[0, -1:].float()
+def _step(model: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
+    """[B] to [B, V] float32."""
+    logits: torch.Tensor = model(tokens[:, None].to(model.device), past_key_values=cache).logits
+    return logits[:, -1].float()
 
 
 def _cold_numbers(cache: Any) -> int:

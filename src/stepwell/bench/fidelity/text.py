@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,29 @@ _WORD = re.compile(r"[Ġ▁]([a-z]{4,9})")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, and the characters [start, stop) that each of them stands for."""
+    """Token ids, and the characters [start, stop) that each of them stands for. `special`: how many at the beginning
+    stand for none."""
 
     ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
+    special: int = 0
+
+    def last(self, count: int) -> Encoded:
+        """So many tokens: the special ones and the end of the text. All, if there are not so many."""
+        gone = max(0, len(self.ids) - count)
+        kept = slice(self.special + gone, None)
+        return Encoded(
+            self.ids[: self.special] + self.ids[kept], self.offsets[: self.special] + self.offsets[kept], self.special
+        )
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The tokens [first, last) that have a part in characters [start, stop). Raises ValueError if there are
         none."""
-        inside = [at for at, (a, b) in enumerate(self.offsets) if a < stop and b > start]
-        if not inside:
+        first = bisect_right(self.offsets, start, lo=self.special, key=itemgetter(1))
+        last = bisect_left(self.offsets, stop, lo=self.special, key=itemgetter(0))
+        if first >= last:
             raise ValueError(f"no token stands for characters {start} to {stop}")
-        return inside[0], inside[-1] + 1
+        return first, last
 
 
 class Text:
@@ -66,7 +79,8 @@ class Text:
         while ids and found.special_tokens_mask[len(ids) - 1]:
             ids.pop()
             offsets.pop()
-        return Encoded(tuple(ids), tuple(offsets))
+        special = sum(found.special_tokens_mask[: len(ids)])
+        return Encoded(tuple(ids), tuple(offsets), special)
 
     def count(self, text: str) -> int:
         return len(self.encode(text).ids)

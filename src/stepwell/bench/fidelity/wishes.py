@@ -66,6 +66,14 @@ def lengths(listed: str) -> list[int]:
     return found
 
 
+def counts(listed: str, option: str) -> list[int]:
+    """Numbers above 0, separated by commas. Raises ConfigError SW-128."""
+    found = _parts(listed, option)
+    if wrong := [text for text in found if not text.isdecimal() or not int(text)]:
+        raise _unusable(f"{option} {wrong[0]!r} is no count", "a count is a number above 0")
+    return [int(text) for text in found]
+
+
 def names(listed: str) -> list[str]:
     """Raises ConfigError SW-128 if there is none."""
     return _parts(listed, "--tasks-named")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -24,8 +24,8 @@ class Task(Protocol):
         """It cannot tell good policies from bad ones, and is there to show just that."""
 
     def document(self, text: Text, tokens: int, random: Random) -> Document:
-        """Of about `tokens` tokens of prompt: at most so many, and less by no more than a record or a paragraph.
-        Raises ConfigError SW-128 if that is too short for the task."""
+        """Of exactly `tokens` tokens of prompt: what is too much is cut off at its beginning. Raises ConfigError SW-128
+        if that is too short for the task."""
 
 
 @dataclass(slots=True)
@@ -52,22 +52,31 @@ class Draft:
         return tuple(found)
 
 
-def fit(text: Text, units: Sequence[str], tokens: int, around: str = "") -> int:
-    """How many of `units`, from the first on, fit into `tokens` tokens together with `around`."""
+def fill(text: Text, units: Sequence[str], tokens: int, around: str = "") -> int:
+    """How many of `units`, from the first on, make at least `tokens` tokens together with `around`; all, if they do
+    not."""
     room = tokens - text.count(around)
-    count = bisect_right(list(accumulate(text.count(unit) for unit in units)), room)
-    while count and len(text.encode("".join(units[:count]) + around, first=True).ids) > tokens:
-        count -= 1
+    count = min(len(units), bisect_left(list(accumulate(text.count(unit) for unit in units)), room) + 1)
+    while count < len(units) and len(text.encode("".join(units[:count]) + around, first=True).ids) < tokens:
+        count += 1
     return count
 
 
-def spans_of(encoded: Encoded, pieces: Iterable[str], start: int = 0) -> list[Span]:
-    """The tokens of pieces that follow each other from character `start` on."""
-    spans = []
+def spans_of(encoded: Encoded, pieces: Iterable[str]) -> list[Span]:
+    """The tokens of pieces that follow each other from the first character on; (0, 0) for one that was cut off."""
+    spans, start = [], 0
     for piece in pieces:
-        spans.append(encoded.span(start, start + len(piece)))
+        spans.append(span_of(encoded, start, piece))
         start += len(piece)
     return spans
+
+
+def span_of(encoded: Encoded, start: int, piece: str) -> Span:
+    """The same of a piece that begins at this character."""
+    try:
+        return encoded.span(start, start + len(piece))
+    except ValueError:
+        return 0, 0
 
 
 def too_short(task: str, tokens: int, why: str) -> ConfigError:

@@ -7,23 +7,25 @@ from itertools import accumulate
 from random import Random
 
 from stepwell.bench.fidelity.document import SINKS, WINDOW
-from stepwell.bench.fidelity.tasks.base import Span, fit
+from stepwell.bench.fidelity.tasks.base import Span, fill, span_of
 from stepwell.bench.fidelity.tasks.prose import paragraphs
 from stepwell.bench.fidelity.text import Encoded, Text
 
 _AROUND_DEPTH = 0.05
-_SLACK = 8  # text in one piece may have fewer tokens than in parts
+_SLACK = 8  # needles change how the text beside them is cut into tokens, if a little
 
 
 def hide(
     text: Text, needles: Sequence[str], tokens: int, random: Random, depth: float | None = None, tail: str = ""
 ) -> tuple[Encoded, list[Span]]:
-    """A prompt of at most `tokens` tokens that ends with `tail`, and the tokens of each needle in it. Needles keep
-    their order: within a twentieth of `depth`, or anywhere; not within the first and last tokens if there is another
-    place."""
-    hay = paragraphs(random, 6 * tokens)
-    hay = hay[: fit(text, hay, tokens, "".join(needles) + tail)]
-    places = sorted(_places(text, hay, tail, len(needles), random, depth))
+    """A prompt of `tokens` tokens that ends with `tail`, and the tokens of each needle in it. Needles keep their order:
+    within a twentieth of `depth`, or anywhere; not within the first and last tokens if there is another place."""
+    hay, characters = paragraphs(random, 6 * tokens), 6 * tokens
+    while (count := fill(text, hay, tokens, "".join(needles) + tail)) == len(hay):
+        characters *= 2
+        hay = paragraphs(random, characters)
+    hay = hay[:count]
+    places = sorted(_places(text, hay, tokens, "".join(needles), tail, random, depth, len(needles)))
     pieces: list[str] = []
     starts: list[int] = []
     at = 0
@@ -32,19 +34,30 @@ def hide(
         starts.append(sum(map(len, pieces)))
         pieces.append(needle)
         at = place
-    prompt = text.encode("".join([*pieces, *hay[at:], tail]), first=True)
-    spans = [prompt.span(start, start + len(needle)) for start, needle in zip(starts, needles, strict=True)]
-    return prompt, spans
+    prompt = text.encode("".join([*pieces, *hay[at:], tail]), first=True).last(tokens)
+    return prompt, [span_of(prompt, start, needle) for start, needle in zip(starts, needles, strict=True)]
 
 
-def _places(text: Text, hay: Sequence[str], tail: str, count: int, random: Random, depth: float | None) -> list[int]:
-    """Before which paragraphs: those that keep clear of the prompt's first and last tokens, if there are any."""
-    lengths = [text.count(part) for part in hay]
-    before = list(accumulate(lengths, initial=0))
-    after = sum(lengths) + text.count(tail)
-    clear = [at for at, ahead in enumerate(before) if ahead >= SINKS + _SLACK and after - ahead >= WINDOW + _SLACK]
-    clear = clear or [len(hay) // 2]
+def _places(
+    text: Text,
+    hay: Sequence[str],
+    tokens: int,
+    needles: str,
+    tail: str,
+    random: Random,
+    depth: float | None,
+    count: int,
+) -> list[int]:
+    """Before which paragraphs: those that keep clear of the prompt's first and last tokens, if there are any. What the
+    text has too many of is cut off at its beginning."""
+    whole = text.encode("".join(hay) + tail, first=True)
+    starts = list(accumulate(map(len, hay), initial=0))
+    before = [span_of(whole, start, part)[0] for start, part in zip(starts, hay, strict=False)]
+    total, slack = len(whole.ids), _SLACK + count
+    gone = total + text.count(needles) - tokens
+    clear = [at for at, ahead in enumerate(before) if ahead - gone >= SINKS + slack and total - ahead >= WINDOW + slack]
+    clear = clear or [len(hay) - 1]
     if depth is not None:
-        near = [at for at in clear if abs(before[at] - depth * after) <= _AROUND_DEPTH * after]
-        clear = near or [min(clear, key=lambda at: abs(before[at] - depth * after))]
+        near = [at for at in clear if abs(before[at] - gone - depth * tokens) <= _AROUND_DEPTH * tokens]
+        clear = near or [min(clear, key=lambda at: abs(before[at] - gone - depth * tokens))]
     return random.choices(clear, k=count)

@@ -9,7 +9,7 @@ from itertools import product
 from random import Random
 
 from stepwell.bench.fidelity.document import Document, far
-from stepwell.bench.fidelity.tasks.base import Draft, fit, spans_of, too_short
+from stepwell.bench.fidelity.tasks.base import Draft, fill, spans_of, too_short
 from stepwell.bench.fidelity.text import Text
 
 _FIRST = (
@@ -42,8 +42,8 @@ class JsonExtract:
         listed = random.random() < 0.5
         told = [(_LIST if listed else random.choice(_PROSE)).format(**record) for record in records]
         tail = "\nAs JSON:\n"
-        count = fit(text, told, tokens, tail)
-        prompt = text.encode("".join(told[:count]) + tail, first=True)
+        count = fill(text, told, tokens, tail)
+        prompt = text.encode("".join(told[:count]) + tail, first=True).last(tokens)
         spans = spans_of(prompt, told[:count])
         gold = far(spans, len(prompt.ids))
         if len(gold) < self.asked:

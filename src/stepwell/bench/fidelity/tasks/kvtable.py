@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from stepwell.bench.fidelity.document import Document, far
-from stepwell.bench.fidelity.tasks.base import Draft, fit, spans_of, too_short
+from stepwell.bench.fidelity.tasks.base import Draft, fill, spans_of, too_short
 from stepwell.bench.fidelity.tasks.words import number, words
 from stepwell.bench.fidelity.text import Text
 
@@ -26,8 +26,8 @@ class KVTable:
         keys = words(text, random, max(8, tokens // 5))
         table = {key: number(random) for key in keys}
         lines = [f"{key} : {value}\n" for key, value in table.items()]
-        count = fit(text, lines, tokens)
-        prompt = text.encode("".join(lines[:count]), first=True)
+        count = fill(text, lines, tokens)
+        prompt = text.encode("".join(lines[:count]), first=True).last(tokens)
         spans = spans_of(prompt, lines[:count])
         gold = far(spans, len(prompt.ids))
         if len(gold) < self.asked:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from stepwell.bench.fidelity.document import Document, far
-from stepwell.bench.fidelity.tasks.base import Draft, fit, spans_of, too_short
+from stepwell.bench.fidelity.document import SINKS, Document, far
+from stepwell.bench.fidelity.tasks.base import Draft, fill, spans_of, too_short
 from stepwell.bench.fidelity.tasks.words import number, words
 from stepwell.bench.fidelity.text import Text
 
@@ -20,19 +20,23 @@ class MultiTurn:
     blind: bool = False
 
     def document(self, text: Text, tokens: int, random: Random) -> Document:
-        keys = words(text, random, max(4 * self.asked, tokens // 5))
+        keys = words(text, random, max(4 * self.asked, tokens // 4))
         table = {key: number(random) for key in keys}
         lines = [f"{key} : {value}\n" for key, value in table.items()]
-        longest = _question(sorted(keys, key=text.count)[-self.asked :])
-        count = fit(text, lines, tokens, longest)
-        body = text.encode("".join(lines[:count]), first=True)
-        spans = spans_of(body, lines[:count])
-        gold = far(spans, len(body.ids))
+        count = fill(text, lines, tokens)
+        body = "".join(lines[:count])
+        # What a question takes is cut off at the beginning, so nothing there is asked for: nor in the window, without
+        # any question behind it.
+        longest = _question(sorted(keys[:count], key=text.count)[-self.asked :])
+        spans = spans_of(text.encode(body, first=True).last(tokens), lines[:count])
+        spare = SINKS + text.count(longest)
+        gold = [at for at in far(spans, tokens) if spans[at][0] >= spare]
         if len(gold) < 2 * self.asked:
             raise too_short("multi_turn", tokens, f"only {len(gold)} lines may be asked for, not {2 * self.asked}")
         chosen = random.sample(gold, 2 * self.asked)
         first, second = chosen[: self.asked], chosen[self.asked :]
-        prompt = text.encode("".join(lines[:count]) + _question([keys[at] for at in first]), first=True)
+        prompt = text.encode(body + _question([keys[at] for at in first]), first=True).last(tokens)
+        spans = spans_of(prompt, lines[:count])
         draft = Draft("".join(lines[at] for at in first))
         draft.add(_question([keys[at] for at in second]))
         for at in second:

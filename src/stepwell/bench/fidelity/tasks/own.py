@@ -128,5 +128,5 @@ def _unusable(what: str, why: str) -> ConfigError:
         "SW-128",
         what=what,
         why=why,
-        fix='give one JSON object a line: {"prompt": TEXT, "gold": {FIELD: TEXT}}; docs/longctx.md has examples',
+        fix='give one JSON object a line: {"prompt": TEXT, "gold": {FIELD: TEXT}}; docs/fidelity.md has examples',
     )
