@@ -120,9 +120,10 @@ def test_nothing_that_was_not_told_of_comes_first(process):
     shape = PageShape(1, 1, 1, 16, 16)
     near = NearKeys(process, Ledger(), 6, TrueKeys(), shape)
     near.add(torch.zeros(1, 1, 777, 16))
-    found = near.estimate(torch.ones(1, 1, 1, 16), torch.zeros(1, 1, 1), scale=1, softcap=None, tokens=800, count=50)
-    told = found.score > found.score.min()
-    assert told.sum() == 50
+    for hot in torch.linspace(0, 1, 9):
+        lse = hot.view(1, 1, 1)
+        found = near.estimate(torch.ones(1, 1, 1, 16), lse, scale=1.0, softcap=None, tokens=800, count=50)
+        assert (found.score > found.score.min()).sum() == 50
 
 
 def test_scoring_moves_a_twentieth_of_what_reading_keys_would(process):

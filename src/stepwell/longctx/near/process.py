@@ -43,7 +43,6 @@ class NearProcess:
     def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, patience: float = PATIENCE_S) -> None:
         self._host, self._disk = host, disk if disk is None or isinstance(disk, str) else [*map(str, disk)]
         self._patience = patience
-        self._pid = os.getpid()
         self._gate = Gate()
         self._starting = threading.Lock()
         self._locks = {"pages": threading.Lock(), "scores": threading.Lock()}
@@ -74,9 +73,8 @@ class NearProcess:
         return answer
 
     def close(self) -> None:
-        """Kills it, and gives back what belonged to it here. Idempotent; does nothing in a forked child."""
-        if self._pid != os.getpid():
-            return
+        """Kills it, and gives back what belonged to it here. Idempotent. A forked child does not end it: it is not its
+        own."""
         self._end("it was closed")  # whoever waits for an answer is told so
         if self._gate.close():
             self._end("it was closed")  # it may have been started in between
