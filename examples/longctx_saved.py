@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     def ids_of(text: str) -> torch.Tensor:
         return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
 
+    print("Another process:" if options.open else "A process:")
     with attach(model, "stepwell", hot_tokens=parse_size(options.hot)) as attached:
         began = time.perf_counter()
         if options.open:
@@ -81,11 +82,10 @@ def main(arguments: list[str] | None = None) -> None:
         cache.close()
 
     if not options.open:
-        print("Another process:", flush=True)
+        sys.stdout.flush()
         again = [sys.executable, __file__, "--open", str(options.file), "--hot", options.hot]
         subprocess.run([*again, *(["--model", str(options.model)] if options.model else [])], check=True)
 
 
 if __name__ == "__main__":
-    print("A process:")
     main()

@@ -115,6 +115,26 @@ def test_the_best_pages_and_their_masses_are_those_of_an_index_here(process, kin
     assert left.abs().max() < 2e-3  # what is not told of is not forgotten
 
 
+def test_rows_that_change_places_take_their_padding_along(process):
+    shape, kind = PageShape(1, 1, 1, 8, 8), TrueKeys()
+    made = torch.Generator().manual_seed(3)
+    keys, query = torch.randn(2, 1, 50, 8, generator=made), torch.randn(2, 1, 1, 8, generator=made)
+    valid = torch.ones(2, 50, dtype=torch.bool)
+    valid[1, :30] = False
+    near, here = NearKeys(process, Ledger(), 9, kind, shape), kind.build(shape)
+    near.add(keys)
+    here.add(keys)
+    hot, options = torch.zeros(2, 1, 1), {"scale": 1.0, "softcap": None, "tokens": 60}
+    for lanes in ([0, 1], [1, 0], [1, 1], [0, 0]):
+        order = torch.tensor(lanes)
+        for index in (near, here):
+            index.rows(order)
+        query, valid = query[order], valid[order]
+        found = near.estimate(query, hot, count=9, valid=valid, **options)
+        expected = estimate(here.score(query), hot, granularity="token", page_tokens=1, valid=valid, **options)
+        assert torch.equal(TopK(0.15).select(found).pages, TopK(0.15).select(expected).pages)
+
+
 def test_nothing_that_was_not_told_of_comes_first(process):
     """Where all weights are equal, rounding decides: it must not prefer what nobody has scored."""
     shape = PageShape(1, 1, 1, 16, 16)
@@ -269,8 +289,11 @@ def test_no_process_and_no_descriptor_is_left(tmp_path):
         cache = attached.new_cache()
         assert cache.setting.near.pid is None  # not before it is needed
         stepped(model, ids, cache, [150, *[1] * 5])
-        pid = cache.setting.near.pid
-        assert alive(pid)
+        pid, index = cache.setting.near.pid, cache.tiered[0].state.index
+        assert alive(pid) and index.far_bytes > 0
+        cache.reset()
+        assert index.far_bytes == 0  # what nobody asks for any more is not kept
+        stepped(model, ids, cache, [150])
         cache.close()
         cache.close()
         assert not Path(f"/proc/{pid}").exists() and descriptors() == before  # not even a zombie

@@ -79,12 +79,10 @@ class NearKeys:
 
     def crop(self, pages: int) -> None:
         self._pages = min(self._pages, pages)
-        self._told = []
         with contextlib.suppress(BackendDown):
             self.far_bytes = self._process.call("scores", wire.Crop(self._layer, pages)).usage["index"]
 
     def rows(self, lanes: torch.Tensor) -> None:
-        self._told = []
         self.far_bytes = self._process.call("scores", wire.Rows(self._layer), [lanes]).usage["index"]
 
     def _news(self, valid: torch.Tensor | None, always: torch.Tensor | None) -> tuple[int | None, list[torch.Tensor]]:
