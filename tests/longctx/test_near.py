@@ -320,6 +320,33 @@ def test_one_that_hangs_is_given_up():
         store.get(torch.zeros(1, dtype=torch.int64))
 
 
+def test_a_call_that_is_interrupted_ends_it():
+    """Its answer would be taken for that of the next call."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with closing(NearProcess("1MiB", None)) as process:
+        store = NearPages(process, PAGE)
+        os.kill(process.pid, signal.SIGSTOP)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                store.bytes_by_tier()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        with pytest.raises(BackendDown, match="interrupted"):
+            store.get(torch.zeros(1, dtype=torch.int64))
+
+
+def test_it_leaves_no_core_dump(process):
+    NearPages(process, PAGE)
+    filter_of = Path(f"/proc/{process.pid}/coredump_filter")
+    assert not filter_of.exists() or int(filter_of.read_text(), 16) == 0
+
+
 def test_a_bug_there_ends_it_and_says_what_it_was():
     with closing(NearProcess("1MiB", None)) as process:
         with pytest.raises(BackendDown, match="KeyError"):
