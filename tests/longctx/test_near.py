@@ -56,6 +56,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+
+
 def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
@@ -205,13 +211,14 @@ def test_a_kind_that_cannot_be_made_there_is_refused_before_anything_runs(kind):
     ({"page_tokens": 8, "joint": True, "index": MinMax(), "codec": policies.named("yakv").codec}, "gemma2", 1),
     ({"residency": HitRate(), "attend_hot": False}, "qwen3", 1),
 ])  # fmt: skip
-def test_near_data_selects_what_a_fetch_would(change, kind, rows):
+def test_near_data_selects_what_a_fetch_would(change, kind, rows, tmp_path):
     model, ids = make(kind), tokens(210, rows=rows)
     mask = torch.ones(rows, 210, dtype=torch.long)
     mask[1:, :61] = 0
     found = []
     for executor in ("fetch", "near_data"):
-        with attach(model, replace(HERE, executor=executor, **change), hot_tokens=120) as attached:
+        policy, disk = replace(HERE, executor=executor, **change), [f"{tmp_path}:64MiB"]
+        with attach(model, policy, hot_tokens=120, host="32KiB", disk=disk) as attached:
             cache = attached.new_cache()
             logits = stepped(model, ids, cache, PARTS, mask if rows > 1 else None)
             cache.measure()
@@ -224,7 +231,9 @@ def test_near_data_selects_what_a_fetch_would(change, kind, rows):
     assert also["bytes_cold_to_hot"] == told["bytes_cold_to_hot"] > 0
     assert also["uncovered_mass"] == pytest.approx(told["uncovered_mass"], abs=2e-3) and told["uncovered_mass"] > 0
     assert also["index_bytes"] == 0 and also["near_index_bytes"] == told["index_bytes"] > 0
-    assert also["host_bytes"] == told["host_bytes"] > 0 and also["bytes_score"] > told["bytes_score"] == 0
+    assert all(also[tier] == told[tier] for tier in ("host_bytes", "disk_bytes"))
+    assert also["host_bytes"] + also["disk_bytes"] > 0
+    assert also["bytes_score"] > told["bytes_score"] == 0
 
 
 def test_tokens_of_beams_and_of_verified_drafts_are_the_same():
@@ -308,7 +317,7 @@ def test_one_that_hangs_is_given_up():
     process = NearProcess("1MiB", None, patience=0.5)
     store = NearPages(process, PAGE)
     pid = process.pid
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     with pytest.raises(BackendDown, match="did not answer") as raised:
         store.put(torch.zeros(1, PAGE, dtype=torch.uint8))
     assert raised.value.code == "SW-509" and not Path(f"/proc/{pid}").exists()
@@ -328,7 +337,7 @@ def test_a_call_that_is_interrupted_ends_it():
 
     with closing(NearProcess("1MiB", None)) as process:
         store = NearPages(process, PAGE)
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -134,7 +134,7 @@ class TieredCache(Cache):
         if near and chosen.index is not None:
             describe(chosen.index)  # one that the other process cannot make is told now
         stores = Stores(host, disk, link, near=near)
-        fetcher = Fetcher(self.ledger, beside=near or disk is not None or link is not None)
+        fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
         self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile, audit)
         text = config.get_text_config(decoder=True)

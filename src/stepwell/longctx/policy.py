@@ -77,6 +77,8 @@ class Policy:
             raise self._impossible("page_tokens and window are at least 1, sinks at least 0", "change them")
         if not 1 <= self.draft_tokens <= 64:
             raise self._impossible("draft_tokens lies between 1 and 64", "change it")
+        if self.prefetch and self.executor == "in_place":
+            raise self._impossible("pages that are attended over where they lie are not fetched early", "leave one out")
         if self.predicted_math and (self.query != "ahead" or self.executor != "in_place"):
             raise self._impossible("predicted_math needs query='ahead' and executor='in_place'", "set both")
 

@@ -72,7 +72,8 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     foretold = layer.lanes.queries(query)[..., 0, :]
     if policy.query == "ahead":
         ahead.query = foretold
-    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor == "in_place":
+    beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
+    if not (policy.prefetch and beside) or ahead.hot_lse is None or ahead.brought is not None:
         return
     assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))

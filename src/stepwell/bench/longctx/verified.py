@@ -213,7 +213,7 @@ def _greedy(tokens: int) -> dict[str, Any]:
 def _alone(model: Any, ids: torch.Tensor, size: Size) -> dict[str, float]:
     """One row at each budget: what was drafted, accepted and streamed behind the prompt; and what EXACT streams at the
     same hot budget."""
-    prompt = prefill(model, Document(tuple(ids[0].tolist()), (0,), (), 0))
+    prompt = prefill(model, [Document(tuple(ids[0].tolist()), (0,), (), 0)])
     found = {"exact bytes": _exact_bytes(model, prompt, size.exact)}
     for budget in BUDGETS:
         policy = replace(policies.named("verified"), selector=TopK(budget))
