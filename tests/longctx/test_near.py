@@ -350,6 +350,19 @@ def test_a_call_that_is_interrupted_ends_it():
             store.get(torch.zeros(1, dtype=torch.int64))
 
 
+def test_one_that_is_closed_while_it_starts_is_not_left_behind():
+    class Hasty(NearProcess):
+        def _exchange(self, *args: object, **options: object) -> object:
+            self._gone = "it was closed"
+            return super()._exchange(*args, **options)
+
+    process = Hasty("1MiB", None)
+    with pytest.raises(BackendDown, match="closed"):
+        NearPages(process, PAGE)
+    assert process._child.returncode == -signal.SIGKILL
+    process.close()
+
+
 def test_it_leaves_no_core_dump(process):
     NearPages(process, PAGE)
     filter_of = Path(f"/proc/{process.pid}/coredump_filter")

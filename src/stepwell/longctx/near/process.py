@@ -77,7 +77,6 @@ class NearProcess:
         own."""
         self._end("it was closed")  # whoever waits for an answer is told so
         if self._gate.close():
-            self._end("it was closed")  # it may have been started in between
             for line in self._lines.values():
                 line.close()
 
@@ -85,7 +84,7 @@ class NearProcess:
         self, line: str, request: wire.Request, tensors: Sequence[torch.Tensor], pinned: bool = False
     ) -> Answered:
         if self._gone is not None:
-            raise _down(self._gone)
+            raise _down(self._end(self._gone))  # it may have been started since
         try:
             sent = wire.send(self._lines[line], request, tensors)
             answer, found, received = wire.receive(self._lines[line], pinned=pinned)
