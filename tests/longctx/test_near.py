@@ -382,7 +382,7 @@ def test_errors_of_the_store_there_are_raised_here(tmp_path):
     with attach(model, policy, hot_tokens=100, host="8KiB") as attached:
         cache = attached.new_cache()
         with pytest.raises(CapacityError, match="SW-209"):
-            stepped(model, ids, cache, [150])
+            stepped(model, ids, cache, [150, 1, 1])  # pages are stored beside the model
         cache.close()
 
 

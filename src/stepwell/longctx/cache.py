@@ -40,6 +40,7 @@ class TieredLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.state = LayerState(self._setting, self._number, key_states, value_states, self._group)
+        self._setting.layers[self._number] = self.state
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -65,6 +66,7 @@ class TieredLayer(CacheLayerMixin):
     def reset(self) -> None:
         if self.state is not None:
             self.state.release_pages()
+            self._setting.layers.pop(self._number, None)
         self.state = None
         self.is_initialized = False
 
@@ -136,7 +138,9 @@ class TieredCache(Cache):
         stores = Stores(host, disk, link, near=near)
         fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile, audit)
+        self.setting = Setting(
+            chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile=profile, audit=audit
+        )
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [

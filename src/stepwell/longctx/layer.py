@@ -9,10 +9,12 @@ in, and never change from then on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from stepwell.errors import StepwellError
 from stepwell.longctx.brought import Brought
 from stepwell.longctx.cold import ColdPages
 from stepwell.longctx.lanes import Lanes
@@ -37,11 +39,13 @@ _READ_NUMBERS = 1 << 23
 
 @dataclass(slots=True)
 class Ahead:
-    """What the layer before has foretold for the next step: the query, and pages that are being fetched for it."""
+    """What the layer before has foretold for the next step: the query, pages that are being fetched for it, or,
+    before an exact pass, all of them."""
 
     query: torch.Tensor | None = None
     hot_lse: torch.Tensor | None = None
     brought: Brought | None = None
+    everything: Brought | None = None
 
 
 class LayerState:
@@ -130,7 +134,7 @@ class LayerState:
             self.last_queries = query[..., -_LAST_QUERIES:, :].detach().clone()
 
     def spill(self) -> None:
-        """Lets pages step down if the hot budget is used up. Raises CapacityError: then nothing has changed."""
+        """Lets pages step down if the hot budget is used up. Raises CapacityError; the cache is of no use then."""
         budget = self.setting.budget
         if self.sinks is None:
             if len(self.tail) <= budget.total:
@@ -182,7 +186,8 @@ class LayerState:
         assert kind is not None
         made = kind.build(self.shape, self.tail.keys.dtype)
         lanes = self.lanes.of_rows(self.rows_count)
-        return ColdPages(made, self.setting.store_for(made.page_bytes), lanes, self.tail.keys.device)
+        store = self.setting.store_for(made.page_bytes)
+        return ColdPages(made, store, lanes, device=self.tail.keys.device, fetcher=self.setting.fetcher)
 
     def _store(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Into all copies, or, if one has no room, into none."""
@@ -197,7 +202,8 @@ class LayerState:
                 except BaseException:
                     for other in (self.exact, self.draft):
                         if other is not None:
-                            other.crop(before)
+                            with suppress(StepwellError):
+                                other.crop(before)
                     raise
                 self.setting.ledger.moved("hot", "cold", "spill", nbytes)
 
@@ -210,7 +216,7 @@ class LayerState:
         change = self.pool.exchange(self.keep(self.residency.warm(mass.amax(2).sum(1))))
         pages = _pages(keys, self.shape.tokens), _pages(values, self.shape.tokens)
         of = [states[change.lanes, change.pages] for states in pages]
-        self.pool.install(change.lanes, change.slots, *of)
+        self.pool.install(change, *of)
         return True
 
     def keep(self, rank: torch.Tensor) -> torch.Tensor:
@@ -263,10 +269,10 @@ class LayerState:
         change = self.pool.exchange(keep)
         source = self.source(exact=False)
         for start in range(0, len(change.lanes), self.pages_at_once):
-            some = slice(start, start + self.pages_at_once)
-            states = source.read(change.lanes[some], change.pages[some])
+            some = change.only(slice(start, start + self.pages_at_once))
+            states = source.read(some.lanes, some.pages)
             self.setting.ledger.moved("cold", "hot", "warm", len(states[0]) * source.codec.page_bytes)
-            self.pool.install(change.lanes[some], change.slots[some], *states)
+            self.pool.install(some, *states)
 
     def scored(
         self,
@@ -315,7 +321,7 @@ class LayerState:
         if count <= len(self.tail):
             self.tail.drop_back(count)
             return
-        self.ahead = Ahead()
+        self.ahead = Ahead()  # what was on its way may be of pages that are gone
         left = max(len(self) - count, 0)
         assert self.sinks is not None
         sinks = self.sinks[0].shape[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
@@ -12,6 +13,9 @@ from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.policy import Policy
 from stepwell.longctx.profile import Profile
 from stepwell.longctx.store.base import PageStore
+
+if TYPE_CHECKING:
+    from stepwell.longctx.layer import LayerState
 
 
 @dataclass(slots=True)
@@ -26,6 +30,16 @@ class Setting:
     fetcher: Fetcher
     store_for: Callable[[int], PageStore] = field(repr=False)
     near: NearProcess | None = field(default=None, repr=False)
+    layers: dict[int, LayerState] = field(default_factory=dict, repr=False)
+    """Those that have begun, by their number in the model."""
     profile: Profile | None = None
     audit: bool = False
     exact_now: bool = False
+
+    def is_first(self, number: int) -> bool:
+        return number == min(self.layers)
+
+    def after(self, number: int) -> LayerState | None:
+        """The next layer whose KV lies across tiers."""
+        later = [other for other in self.layers if other > number]
+        return self.layers[min(later)] if later else None

@@ -10,6 +10,7 @@ import torch
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.brought import Brought, Piece
 from stepwell.longctx.choose import as_mask, candidates, resident_pages, scoring_query, widen
+from stepwell.longctx.hot import hot_part
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.mass import estimate
 from stepwell.longctx.merge import Part, attend, merge
@@ -22,9 +23,10 @@ from stepwell.longctx.pool import Change
 _log = logging.getLogger("stepwell.longctx")
 
 
-def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Asked) -> Part:
+def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+    """Sinks, tail, what the pool has, and what was selected; and who is in the pool from then on."""
     policy, ledger = layer.setting.policy, layer.setting.ledger
-    valid, actual = layer.page_valid(asked.mask), query[..., 0, :]
+    valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
     shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
     assert policy.selector is not None
     selection = policy.selector.select(shown)
@@ -34,7 +36,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     selected = as_mask(selection, layer.pages)
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
-    brought, layer.ahead.brought = layer.ahead.brought, None
+    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
     ledger.steps += 1
@@ -119,7 +121,7 @@ def _install(layer: LayerState, change: Change | None, piece: Piece, states: tup
     of = position[change.lanes, change.pages]
     here = of >= 0
     keys, values = (each[of[here]] for each in states)
-    layer.pool.install(change.lanes[here], change.slots[here], keys, values)
+    layer.pool.install(change.only(here), keys, values)
 
 
 def _in_place(
