@@ -15,6 +15,8 @@ from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.near.keys import NearKeys
+from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
 from stepwell.longctx.profile import Profile
@@ -131,10 +133,15 @@ class TieredCache(Cache):
         self.policy = chosen
         self.ledger = Ledger()
         budget = HotBudget.divide(hot_tokens, chosen)
-        stores = Stores(host, disk, link)
-        fetcher = Fetcher(self.ledger, beside=bool(disk or link or torch.cuda.is_available()))
+        near = chosen.executor == "near_data"
+        if near and chosen.index is not None:
+            describe(chosen.index)  # one that the other process cannot make is told now
+        stores = Stores(host, disk, link, near=near)
+        fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, profile=profile, audit=audit)
+        self.setting = Setting(
+            chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile=profile, audit=audit
+        )
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
@@ -202,6 +209,7 @@ class TieredCache(Cache):
                    for each in (layer.keys, layer.values)]  # fmt: skip
         hot = sum(state.hot_bytes for state in states) + sum(each.nbytes for each in windows)
         sizes = {"hot": hot, "index": sum(state.index_bytes for state in states)}
+        sizes["near"] = sum(state.index.far_bytes for state in states if isinstance(state.index, NearKeys))
         self.ledger.sizes = sizes | self._stores.bytes_by_tier()
 
     def exactly(self) -> AbstractContextManager[None]:

@@ -46,7 +46,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["hits"] += int((selected & resident).sum())
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
-    late = _bring(layer, missing) if policy.executor == "fetch" else None
+    late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
