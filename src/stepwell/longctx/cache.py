@@ -217,8 +217,8 @@ class TieredCache(Cache):
         return _set(self.setting, "exact_now")
 
     def drafting(self) -> AbstractContextManager[None]:
-        """`with cache.drafting():` steps of a VERIFIED policy are sparse: whoever calls this checks them. Elsewhere they
-        attend over everything."""
+        """`with cache.drafting():` steps of a VERIFIED policy are sparse: whoever calls this checks them. Elsewhere
+        they attend over everything."""
         return _set(self.setting, "drafting")
 
     def close(self) -> None:
