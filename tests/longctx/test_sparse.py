@@ -26,16 +26,19 @@ PARTS = [150, *[1] * 100]
 @pytest.mark.parametrize("change", [
     {}, {"joint": False}, {"page_tokens": 1, "joint": False}, {"residency": None}, {"executor": "in_place"},
     {"query": "previous"}, {"prefetch": True}, {"query": "ahead", "prefetch": True}, {"attend_hot": False},
+    {"prefetch": True, "disk": True}, {"query": "ahead", "prefetch": True, "disk": True, "joint": False},
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 2])
-def test_selecting_everything_is_exact(change, rows):
+def test_selecting_everything_is_exact(change, rows, tmp_path):
+    change = dict(change)
+    places = {"host": None, "disk": f"{tmp_path}:64MiB"} if change.pop("disk", False) else {}
     model, ids = make(), tokens(250, rows=rows)
     mask = None
     if rows == 2:
         mask = torch.ones(2, 250, dtype=torch.long)
         mask[1, :61] = 0
     expected = full(model, ids, mask)
-    with attach(model, replace(EVERYTHING, **change), hot_tokens=120) as attached:
+    with attach(model, replace(EVERYTHING, **change), hot_tokens=120, **places) as attached:
         cache = attached.new_cache()
         found = stepped(model, ids, cache, PARTS, mask)
         off = (found - expected).abs()
@@ -45,15 +48,31 @@ def test_selecting_everything_is_exact(change, rows):
         cache.close()
 
 
-def test_early_fetches_bring_what_is_needed_and_are_counted():
+def test_early_fetches_bring_what_is_needed_and_are_counted(tmp_path):
     model, ids = make(), tokens(250)
-    with attach(
-        model, replace(EVERYTHING, prefetch=True, residency=None, selector=TopK(0.2)), hot_tokens=80
-    ) as attached:
-        cache = attached.new_cache()
-        stepped(model, ids, cache, PARTS)
+    policy = replace(EVERYTHING, prefetch=True, residency=None, selector=TopK(0.2), index=TrueKeys())
+    places = {"host": None, "disk": f"{tmp_path}:64MiB"}
+    with attach(model, policy, hot_tokens=80, **places) as early, torch.no_grad():
+        cache = early.new_cache()
+        foretold = stepped(model, ids, cache, PARTS)
         pages = cache.ledger.pages
         assert pages["early"] > 0 and pages["early"] + pages["mispredicted"] <= pages["fetched"]
+        cache.close()
+    with attach(model, replace(policy, prefetch=False), hot_tokens=80, **places) as late, torch.no_grad():
+        cache = late.new_cache()
+        actual = stepped(model, ids, cache, PARTS)
+        assert "early" not in cache.ledger.pages or not cache.ledger.pages["early"]
+        cache.close()
+    # What came early for nothing is attended over, too: nothing else may differ.
+    assert (foretold - actual)[:, :150].abs().max() < 1e-4 and (foretold - actual).abs().mean() < 0.5
+
+
+def test_nothing_is_fetched_early_where_reading_is_not_beside():
+    model, ids = make(), tokens(200)
+    with attach(model, replace(EVERYTHING, prefetch=True, residency=None), hot_tokens=80) as attached:
+        cache = attached.new_cache()
+        stepped(model, ids, cache, [150, *[1] * 20])
+        assert not cache.ledger.pages["early"]
         cache.close()
 
 
@@ -62,7 +81,8 @@ def test_named_policies_run_and_stay_within_their_budget(name):
     model, ids = make(), tokens(700)
     with attach(model, name, hot_tokens=400) as attached:
         cache = attached.new_cache()
-        stepped(model, ids, cache, [640, *[1] * 60])
+        with cache.drafting():  # of a policy that verifies, what it drafts
+            stepped(model, ids, cache, [640, *[1] * 60])
         cache.measure()
         told = cache.ledger.snapshot()
         pool = sum(layer.state.pool.nbytes for layer in cache.tiered if layer.state.pool is not None)

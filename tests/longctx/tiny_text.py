@@ -1,4 +1,4 @@
-"""A tokenizer made here, so that no test needs a model's: letters and digits one by one, words of a small list whole."""
+"""A tokenizer made here, so that no test needs a model's: letters and digits one by one, some words whole."""
 
 from __future__ import annotations
 

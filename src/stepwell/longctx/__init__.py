@@ -11,9 +11,22 @@ docs/design/longctx.md how it works.
 
 from __future__ import annotations
 
-from stepwell.longctx import policies
-from stepwell.longctx.attach import Attached, attach
-from stepwell.longctx.cache import TieredCache
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.errors import ConfigError
 
-__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies"]
+try:
+    from stepwell.longctx import policies
+    from stepwell.longctx.attach import Attached, attach
+    from stepwell.longctx.cache import TieredCache
+    from stepwell.longctx.metrics import prometheus
+    from stepwell.longctx.policy import Mode, Policy
+except ImportError as error:
+    if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
+        raise
+    raise ConfigError(
+        "SW-113",
+        what="stepwell.longctx needs torch, and transformers 5.17 or newer",
+        why=f"{error}",
+        fix="pip install 'torch>=2.6' 'transformers>=5.17', or the extra `transformers` of stepwell",
+    ) from error
+
+__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies", "prometheus"]

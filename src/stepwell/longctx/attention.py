@@ -6,10 +6,9 @@ import torch
 
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.exact import everything
-from stepwell.longctx.hot import all_hot, by_lane, hot_part
+from stepwell.longctx.hot import all_hot, by_lane
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.merge import finish, merge, sink
-from stepwell.longctx.policy import Mode
 from stepwell.longctx.sparse import selected_part
 
 
@@ -24,12 +23,11 @@ def attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Ten
             layer.remember(layer.lanes.queries(query))
     else:
         lanes = layer.lanes.queries(query)
-        sparse = steps == 1 and layer.setting.policy.mode is not Mode.EXACT and not layer.setting.exact_now
+        sparse = steps == 1 and layer.setting.sparse_now
         if steps == 1:
             layer.settle(asked.mask)
         layer.remember(lanes)
-        hot = hot_part(layer, lanes, asked)
-        part = selected_part(layer, lanes, hot, asked) if sparse else everything(layer, lanes, hot, asked)
+        part = selected_part(layer, lanes, asked) if sparse else everything(layer, lanes, asked)
         if asked.sinks is not None:
             part = merge(part, sink(by_lane(layer.lanes, layer.rows_count, asked.sinks), part))
         output = layer.lanes.outputs(finish(part)).to(query.dtype)

@@ -36,24 +36,24 @@ class Brought:
         ledger: Ledger,
         kind: str,
         urgent: bool = True,
+        begin: int = 1,
     ) -> None:
-        """`wanted`: [L, n] bool. Reading begins at once; what is `urgent` overtakes what is not."""
+        """`wanted`: [L, n] bool. Reading of the first `begin` pieces begins at once; what is `urgent` overtakes what is
+        not."""
         self.wanted = wanted
         self._source, self._fetcher, self._ledger, self._kind = source, fetcher, ledger, kind
         lanes, pages = wanted.nonzero(as_tuple=True)
         self._urgent = urgent
         self.count = len(lanes)
         self._parts = list(zip(lanes.split(at_once), pages.split(at_once), strict=True)) if self.count else []
-        self._started = [self._start(*part) for part in self._parts[:1]]
+        self._started = [self._start(*part) for part in self._parts[:begin]]
 
     def pieces(self) -> Iterator[Piece]:
         """Once only. Raises IntegrityError where a page did not come back as it was."""
         for number in range(len(self._parts)):
-            following = number + 1
-            if following < len(self._parts) and self._fetcher.beside:
-                self._started.append(self._start(*self._parts[following]))
-            elif number >= len(self._started):
-                self._started.append(self._start(*self._parts[number]))
+            due = number + 2 if self._fetcher.beside else number + 1
+            for part in self._parts[len(self._started) : due]:
+                self._started.append(self._start(*part))
             yield self._started[number]
             self._started[number] = None  # type: ignore[call-overload]  # what was used is not held
 

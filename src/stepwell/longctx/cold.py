@@ -2,59 +2,103 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import deque
+
 import torch
 
+from stepwell.errors import StepwellError
+from stepwell.longctx.fetcher import Fetcher
+from stepwell.longctx.once import Once
 from stepwell.longctx.parts.codec.base import PageCodec
 from stepwell.longctx.store.base import PageStore
 
 
 class ColdPages:
-    """Pages are numbered from 0 in each lane, the same count in all lanes. Owns its places in the store."""
+    """Pages are numbered from 0 in each lane, the same count in all lanes. Owns its places in the store.
 
-    def __init__(self, codec: PageCodec, store: PageStore, lanes: int, device: torch.device) -> None:
+    Where the fetcher reads beside the model, pages are stored beside it, too: they count from the moment they are
+    added, and whoever wants one before its turn stores it himself. What storing raised is then raised by a later call,
+    and this copy is of no further use but to be released. Any thread may read.
+    """
+
+    def __init__(
+        self, codec: PageCodec, store: PageStore, lanes: int, *, device: torch.device, fetcher: Fetcher
+    ) -> None:
         self.codec = codec
-        self._store = store
-        self._device = device
-        self._places = torch.empty(lanes, 0, dtype=torch.int64)
         self.count = 0
+        self._store, self._device, self._fetcher = store, device, fetcher
+        self._lock = threading.RLock()
+        self._places = torch.empty(lanes, 0, dtype=torch.int64)
+        self._stored = 0
+        self._pending: deque[tuple[Once[torch.Tensor], int]] = deque()
 
     def add(self, keys: torch.Tensor, values: torch.Tensor) -> int:
-        """The next m pages of each lane, [L, m, H, P, D]; how many bytes that took. Raises CapacityError: then nothing
-        has changed."""
-        lanes, count = keys.shape[:2]
+        """The next m pages of each lane, [L, m, H, P, D]; how many bytes that takes. Raises CapacityError, either now,
+        and nothing has changed, or later."""
         payload = self.codec.encode(keys.flatten(0, 1), values.flatten(0, 1)).cpu()
-        places = self._store.put(payload).view(lanes, count)
-        if self.count + count > self._places.shape[1]:
-            room = max(self.count + count, self._places.shape[1] * 3 // 2)
-            grown = self._places.new_empty(lanes, room)
-            grown[:, : self.count] = self._places[:, : self.count]
-            self._places = grown
-        self._places[:, self.count : self.count + count] = places
-        self.count += count
+        once = Once(lambda: self._store.put(payload))
+        if not self._fetcher.beside:
+            once.result()
+        with self._lock:
+            self._pending.append((once, keys.shape[1]))
+            self.count += keys.shape[1]
+            if self._fetcher.beside:
+                self._fetcher.later(once.run, payload.nbytes)
+            self._finish(waiting=False)
         return payload.nbytes
+
+    @property
+    def lanes(self) -> int:
+        return len(self._places)
 
     def read(self, lanes: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of these pages, [m, H, P, D] each, decoded on the model's device. Raises IntegrityError."""
-        return self.decode(self.payload(lanes, pages).to(self._device, non_blocking=True))
-
-    def payload(self, lanes: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-        """[m, page_bytes], in host memory, as it was stored."""
-        return self._store.get(self._places[lanes.cpu(), pages.cpu()])
-
-    def decode(self, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.codec.decode(payload)
+        with self._lock:
+            self._finish()
+            places = self._places[lanes.cpu(), pages.cpu()]
+        return self.codec.decode(self._store.get(places).to(self._device, non_blocking=True))
 
     def crop(self, pages: int) -> None:
-        if pages < self.count:
-            self._store.free(self._places[:, pages : self.count].flatten())
-            self.count = pages
+        """Forgets all but the first `pages`."""
+        with self._lock:
+            self._finish()
+            if pages < self.count:
+                self._store.free(self._places[:, pages : self.count].flatten())
+                self.count = self._stored = pages
 
     def rows(self, lanes: torch.Tensor) -> None:
         """Lane i is what lane `lanes[i]` was; lanes that have the same past share its pages."""
-        chosen = self._places.index_select(0, lanes.cpu())
-        self._store.retain(chosen[:, : self.count].flatten())
-        self._store.free(self._places[:, : self.count].flatten())
-        self._places = chosen
+        with self._lock:
+            self._finish()
+            chosen = self._places.index_select(0, lanes.cpu())
+            self._store.retain(chosen[:, : self.count].flatten())
+            self._store.free(self._places[:, : self.count].flatten())
+            self._places = chosen
 
     def release(self) -> None:
-        self.crop(0)
+        """Gives all of it back, whatever went wrong before."""
+        with self._lock:
+            with contextlib.suppress(StepwellError):
+                self._finish()
+            for once, _ in self._pending:
+                with contextlib.suppress(StepwellError):
+                    self._store.free(once.result())
+            self._pending.clear()
+            self._store.free(self._places[:, : self._stored].flatten())
+            self.count = self._stored = 0
+
+    def _finish(self, waiting: bool = True) -> None:
+        """Notes the places of what is stored, of everything if `waiting`; raises what storing raised."""
+        while self._pending and (waiting or self._pending[0][0].done):
+            once, count = self._pending[0]
+            places = once.result().view(-1, count)
+            end = self._stored + count
+            if end > self._places.shape[1]:
+                grown = self._places.new_empty(len(self._places), max(end, self._places.shape[1] * 3 // 2))
+                grown[:, : self._stored] = self._places[:, : self._stored]
+                self._places = grown
+            self._places[:, self._stored : end] = places
+            self._stored = end
+            self._pending.popleft()

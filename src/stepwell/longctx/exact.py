@@ -6,30 +6,42 @@ import torch
 
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.brought import Brought
+from stepwell.longctx.hot import hot_part
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.merge import Part, merge
 from stepwell.longctx.over import over_piece, over_pool
 
 
-def everything(layer: LayerState, query: torch.Tensor, part: Part, asked: Asked) -> Part:
-    """Every page: what the pool has of the very pages that were stored is not fetched again."""
-    setting = layer.setting
-    if layer.number == 0:
+def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+    """Sinks, tail and every page. What the pool has of the very pages that were stored is not fetched again; where
+    reading is beside the model, the next layer's first pages are on their way while this layer computes."""
+    setting, ahead = layer.setting, layer.ahead
+    if setting.is_first(layer.number):
         setting.ledger.exact_passes += 1
+    brought, ahead.everything = ahead.everything, None
+    if brought is None or brought.wanted.shape[1] != layer.pages:
+        brought = _bring(layer, urgent=True)
+    following = setting.after(layer.number)
+    if setting.fetcher.beside and following is not None and following.pages:
+        following.ahead.everything = _bring(following, urgent=False)
     valid = layer.page_valid(asked.mask)
-    wanted = torch.ones(query.shape[0], layer.pages, dtype=torch.bool, device=query.device)
-    if layer.pool is not None and layer.source(exact=True) is layer.source(exact=False):
-        resident = layer.pool.resident(layer.pages)
-        part = merge(part, over_pool(layer, query, resident, valid, asked))
-        wanted &= ~resident
-    brought = Brought(
-        layer.source(exact=True),
-        wanted,
-        layer.pages_at_once,
-        fetcher=setting.fetcher,
-        ledger=setting.ledger,
-        kind="exact",
-    )
+    part = hot_part(layer, query, asked)
+    if layer.pool is not None and _pool_is_exact(layer):
+        part = merge(part, over_pool(layer, query, ~brought.wanted, valid, asked))
     for piece in brought.pieces():
         part = merge(part, over_piece(layer, query, piece, valid, asked)[0])
     return part
+
+
+def _pool_is_exact(layer: LayerState) -> bool:
+    return layer.source(exact=True) is layer.source(exact=False)
+
+
+def _bring(layer: LayerState, *, urgent: bool) -> Brought:
+    """All pages but those that need not be fetched. Nothing changes in the layer until its own attention."""
+    source = layer.source(exact=True)
+    wanted = torch.ones(source.lanes, layer.pages, dtype=torch.bool, device=layer.tail.keys.device)
+    if layer.pool is not None and _pool_is_exact(layer):
+        wanted &= ~layer.pool.resident(layer.pages)
+    fetcher, ledger = layer.setting.fetcher, layer.setting.ledger
+    return Brought(source, wanted, layer.pages_at_once, fetcher=fetcher, ledger=ledger, kind="exact", urgent=urgent)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import PriorityQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from stepwell.longctx.ledger import Ledger
 
 T = TypeVar("T")
+_WAITING_BYTES = 64 << 20
 
 
 class Fetch(Generic[T]):
@@ -34,12 +35,15 @@ class Fetch(Generic[T]):
 
 class Fetcher:
     """`beside`: with a thread of its own; else reading is done where it is asked for, which is faster for memory on
-    few cores. Urgent requests overtake others that have not begun; among equals, order is kept."""
+    few cores. Urgent requests overtake others that have not begun, and those overtake what is for later; among equals,
+    order is kept."""
 
     def __init__(self, ledger: Ledger, *, beside: bool) -> None:
         self._ledger = ledger
         self._queue: PriorityQueue[_Request] = PriorityQueue()
         self._count = itertools.count()
+        self._lock = Lock()
+        self._waiting = 0
         self._thread: Thread | None = None
         if beside:
             self._thread = Thread(target=_serve, args=(self._queue,), name="stepwell-fetch", daemon=True)
@@ -58,6 +62,23 @@ class Fetcher:
             self._run(read, future)
             self._ledger.seconds["stall"] += time.perf_counter() - began
         return Fetch(future, self._ledger)
+
+    def later(self, work: Callable[[], None], nbytes: int) -> None:
+        """Does this when nothing is to be read; at once, here, if more than 64 MiB are waiting already. `work` does not
+        raise."""
+        with self._lock:
+            beside = self._thread is not None and self._waiting + nbytes <= _WAITING_BYTES
+            self._waiting += nbytes if beside else 0
+        if not beside:
+            work()
+            return
+
+        def run() -> None:
+            work()
+            with self._lock:
+                self._waiting -= nbytes
+
+        self._queue.put(_Request(2, next(self._count), run))
 
     def close(self) -> None:
         """What has not begun is not read any more; waits for what has. Idempotent."""

@@ -10,6 +10,7 @@ import torch
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.brought import Brought, Piece
 from stepwell.longctx.choose import as_mask, candidates, resident_pages, scoring_query, widen
+from stepwell.longctx.hot import hot_part
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.mass import estimate
 from stepwell.longctx.merge import Part, attend, merge
@@ -20,11 +21,14 @@ from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.pool import Change
 
 _log = logging.getLogger("stepwell.longctx")
+_EARLY = 4
+"""Pages of a lane in a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
 
-def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Asked) -> Part:
+def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+    """Sinks, tail, what the pool has, and what was selected; and who is in the pool from then on."""
     policy, ledger = layer.setting.policy, layer.setting.ledger
-    valid, actual = layer.page_valid(asked.mask), query[..., 0, :]
+    valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
     shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
     assert policy.selector is not None
     selection = policy.selector.select(shown)
@@ -34,7 +38,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     selected = as_mask(selection, layer.pages)
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
-    brought, layer.ahead.brought = layer.ahead.brought, None
+    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
     ledger.steps += 1
@@ -42,12 +46,12 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     ledger.pages["hits"] += int((selected & resident).sum())
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
-    late = _bring(layer, missing) if policy.executor == "fetch" else None
+    late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
         part = merge(part, over_pool(layer, query, pooled, valid, asked))
-    change = _exchange(layer, selected, resident, shown.score)
+    change = _exchange(layer, selected | early, resident, shown.score)
     for fetched in (brought, late):
         if fetched is None:
             continue
@@ -72,7 +76,8 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     foretold = layer.lanes.queries(query)[..., 0, :]
     if policy.query == "ahead":
         ahead.query = foretold
-    if not policy.prefetch or ahead.hot_lse is None or ahead.brought is not None or policy.executor != "fetch":
+    beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
+    if not (policy.prefetch and beside) or ahead.hot_lse is None or ahead.brought is not None:
         return
     assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
@@ -85,26 +90,29 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
 
 
 def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:
-    setting = layer.setting
+    """As many pages as may be in memory at a time are asked for at once; early ones in small pieces."""
+    setting, most = layer.setting, layer.pages_at_once
+    each = most if urgent else min(_EARLY * wanted.shape[0], most)
     found = Brought(
         layer.source(exact=False),
         wanted,
-        layer.pages_at_once,
+        each,
         fetcher=setting.fetcher,
         ledger=setting.ledger,
         kind="draft",
         urgent=urgent,
+        begin=most // each,
     )
     setting.ledger.pages["fetched"] += found.count
     return found
 
 
-def _exchange(layer: LayerState, selected: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
+def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
     """Who is in the pool from now on. New pages come in as they are fetched."""
     if layer.pool is None or layer.residency is None:
         return None
-    rank = layer.residency.rank(Step(layer.steps, selected, score, resident))
-    rank = rank.masked_fill(~(selected | resident), -torch.inf)
+    rank = layer.residency.rank(Step(layer.steps, attended, score, resident))
+    rank = rank.masked_fill(~(attended | resident), -torch.inf)
     return layer.pool.exchange(layer.keep(rank))
 
 
@@ -118,7 +126,7 @@ def _install(layer: LayerState, change: Change | None, piece: Piece, states: tup
     of = position[change.lanes, change.pages]
     here = of >= 0
     keys, values = (each[of[here]] for each in states)
-    layer.pool.install(change.lanes[here], change.slots[here], keys, values)
+    layer.pool.install(change.only(here), keys, values)
 
 
 def _in_place(

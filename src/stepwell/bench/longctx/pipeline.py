@@ -3,7 +3,8 @@
 The balance point is where a token's bytes take the link as long as its mathematics take the processor: bytes and
 seconds of computation come from a run without a limit, the bandwidth follows. There and at four other bandwidths the
 same steps are run with real threads and sleeps; the ledger tells what was fetched in how many seconds, and for how
-many of these the model waited. Every figure of a link is modelled.
+many of these the model waited. The run without a limit is also replayed on a virtual clock (`virtual`), which no other
+work on the machine disturbs. Every figure of a link is modelled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stepwell.bench import stats
 from stepwell.bench.longctx import setup
 from stepwell.bench.longctx.setup import left_out, one
 from stepwell.bench.longctx.stage import SKIPPED, Stage
+from stepwell.bench.longctx.virtual import recording, replay
 from stepwell.bench.report import Result, Row, Target
 from stepwell.longctx import Attached, TieredCache, attach
 from stepwell.longctx.store.link import Link, Queue
@@ -96,7 +98,9 @@ def _policy(
         )
         text = iter(ids[:, context:].split(each, dim=1))
         decode(model, cache, next(text))  # not counted: pools fill up
+        recorder = recording(cache)
         free = decode(model, cache, next(text))
+        events = list(recorder.events)
         at = balance(free.per_token, free.computing)
         for factor, tokens in zip(FACTORS, text, strict=True):
             judged = target if factor == 1 else None
@@ -106,6 +110,9 @@ def _policy(
                 continue
             queue.link = Link(factor * at, LATENCY)
             yield from _rows(where, judged, decode(model, cache, tokens), queue.link)
+            clocked = replay(events, queue.link)
+            share = hidden(clocked.fetch, clocked.stall)
+            yield one("  hidden on a virtual clock, same link", "", share, None, "modelled: the run without a limit")
             if factor == 1:
                 waiting = f"{1e3 * free.stall / len(free.seconds):.1f} ms of waiting beside it"
                 yield one("  computation of a token, link without a limit", "ms", free.computing * 1e3, None, waiting)

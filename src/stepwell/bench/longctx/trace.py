@@ -39,24 +39,28 @@ class Recorder:
         self.found.append(Chosen(selected, candidates.score.clone()))
         return selection
 
-    def by_layer(self, layers: int) -> list[list[Chosen]]:
-        """Of each layer its steps. Raises ValueError if not all layers have asked equally often."""
+    def steps(self, layers: int) -> list[Chosen]:
+        """Of all layers, [layers * L, n]: layer by layer. Raises ValueError if not all layers asked equally often."""
         if len(self.found) % layers:
             raise ValueError(f"{len(self.found)} selections are not whole steps of {layers} layers")
-        return [self.found[layer::layers] for layer in range(layers)]
+        together = [self.found[at : at + layers] for at in range(0, len(self.found), layers)]
+        return [Chosen(torch.cat([one.selected for one in step]), torch.cat([one.score for one in step]))
+                for step in together]  # fmt: skip
 
 
-def replay(steps: Sequence[Chosen], kind: ResidencyKind, slots: int, after: int = 0) -> tuple[int, int]:
-    """Pages that were there when they were wanted, and pages that were wanted, with room for `slots` pages of each
-    lane; steps before `after` are not counted. Nothing is there before the first step."""
+def replay(
+    steps: Sequence[Chosen], kind: ResidencyKind, slots: int, after: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each lane, [L]: pages that were there when they were wanted, and pages that were wanted, with room for `slots`
+    pages of each; steps before `after` are not counted. Nothing is there before the first step."""
     residency = kind.build(_SHAPE)
     resident = torch.zeros_like(steps[0].selected)
-    hits = wanted = 0
+    hits = wanted = torch.zeros(len(resident), dtype=torch.int64)
     for number, step in enumerate(steps):
         resident = torch.nn.functional.pad(resident, (0, step.selected.shape[1] - resident.shape[1]))
         if number >= after:
-            hits += int((resident & step.selected).sum())
-            wanted += int(step.selected.sum())
+            hits = hits + (resident & step.selected).sum(1)
+            wanted = wanted + step.selected.sum(1)
         rank = residency.rank(Step(number, step.selected, step.score, resident))
         rank = rank.masked_fill(~(resident | step.selected), -torch.inf)
         best = rank.topk(min(slots, rank.shape[1]), dim=1)

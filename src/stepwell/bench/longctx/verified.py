@@ -111,7 +111,7 @@ def run(stage: Stage) -> Result:
             batch = _batch(subject.text, task, tokens, range(number * size.rows, (number + 1) * size.rows))
             parts.add(name, _compare(subject.model, batch, size.tokens), stage)
     done = [found for name, found in parts.items() if name.startswith("batch")]
-    rows = [*_agreement_rows(done), *_alone_rows(parts, size)]
+    rows = [*agreement_rows(done), *_alone_rows(parts, size)]
     left = len(size.batches) - len(done)
     told = f"; {left} batches of documents are left: run it again, it goes on" if left else ""
     counts = {"documents": len(done) * size.rows, "batches_left": left}
@@ -122,7 +122,7 @@ def run(stage: Stage) -> Result:
     ])  # fmt: skip
 
 
-def _agreement_rows(done: Sequence[dict[str, float]]) -> list[Row]:
+def agreement_rows(done: Sequence[dict[str, float]]) -> list[Row]:
     total = sum((Agreement(int(one["tokens"]), int(one["ties"]), int(one["mismatches"])) for one in done), Agreement())
     what = "tokens that differ from full attention's, near ties aside"
     if not done:
@@ -213,7 +213,7 @@ def _greedy(tokens: int) -> dict[str, Any]:
 def _alone(model: Any, ids: torch.Tensor, size: Size) -> dict[str, float]:
     """One row at each budget: what was drafted, accepted and streamed behind the prompt; and what EXACT streams at the
     same hot budget."""
-    prompt = prefill(model, Document(tuple(ids[0].tolist()), (0,), (), 0))
+    prompt = prefill(model, [Document(tuple(ids[0].tolist()), (0,), (), 0)])
     found = {"exact bytes": _exact_bytes(model, prompt, size.exact)}
     for budget in BUDGETS:
         policy = replace(policies.named("verified"), selector=TopK(budget))

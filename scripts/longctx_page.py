@@ -1,0 +1,150 @@
+"""The results and curves of docs/longctx.md, from benchmarks/results/longctx-*.json and fidelity*.json.
+
+python scripts/longctx_page.py          writes page and curves anew
+python scripts/longctx_page.py --check  says if they are not what they would be
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepwell.bench.fidelity.plots import COLOURS, Line, Mark, chart
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, CURVES = ROOT / "benchmarks/results", ROOT / "docs/longctx.md", ROOT / "docs/longctx.svg"
+BEGIN, END = "<!-- results: made by scripts/longctx_page.py -->", "<!-- end of results -->"
+BENCHMARKS = ("exact", "verified", "overhead", "pipeline", "hits", "predicted", "near", "beyond")
+CURVE_TASK = "kvtable"
+
+Kept = dict[str, Any]
+
+
+def page() -> str:
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    lines = ["## Measured", ""]
+    if "fidelity" in kept:
+        lines += accuracy(kept["fidelity"])
+    if "fidelity-curves" in kept:
+        lines += [
+            "Quality against bytes, as curves over budgets (one task; papers' policies are reproductions):",
+            "",
+            "![accuracy and KL against bytes](longctx.svg)",
+            "",
+        ]
+    lines += judged([kept[f"longctx-{name}"] for name in BENCHMARKS if f"longctx-{name}" in kept])
+    return "\n".join([BEGIN, *lines, END])
+
+
+def accuracy(kept: Kept) -> list[str]:
+    lines = [
+        "Policies beside full attention, teacher-forced on the same prefilled context. *x fewer bytes*: fetching all "
+        "cold keys and values in fp16 in each step, over what the ledger says came up, scales included.",
+        "",
+        "| task | policy | granularity | facts right (95 %) | full | KL (95 %) | x fewer bytes | index | hot |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in kept["rows"]:
+        fewer = row["bytes_all_fp16"] / row["bytes_cold_to_hot"] if row["bytes_cold_to_hot"] else None
+        lines.append(
+            f"| {row['task']} | {row['policy']} {row['budget']:.3%} | {row['granularity']} | "
+            f"{row['field_accuracy']:.3f} ({_ends(row['field_accuracy_ci'])}) | {row['full_field_accuracy']:.3f} | "
+            f"{row['kl_mean']:.4f} ({_ends(row['kl_mean_ci'], 4)}) | {f'{fewer:.1f}' if fewer else '-'} | "
+            f"{row['index_bytes'] / 2**20:.1f} MiB | {row['hot_bytes'] / 2**20:.1f} MiB |"
+        )
+    first, facts = kept["rows"][0], _facts(kept)
+    digits = {row["task"]: row["digits"] for row in kept["rows"]}
+    told = ", ".join(f"{task} {count:,}" for task, count in digits.items() if count)
+    return [
+        *lines,
+        "",
+        f"{kept['model']}, prompts of {first['tokens']:,} tokens, tier {first['tier']}; tokens of facts: {told}. "
+        f"{facts}",
+        "",
+    ]
+
+
+def judged(results: list[Kept]) -> list[str]:
+    if not results:
+        return []
+    lines = ["| | target | measured | | |", "|---|---|---|---|---|"]
+    for result in results:
+        for row in result["rows"]:
+            if row["measured"] is None:
+                value, verdict = "not measured", row["beside"]
+            else:
+                value = f"{_short(row['measured'])} {row['unit']}".strip()
+                verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+            beside = row["beside"] if row["measured"] is not None else ""
+            lines.append(f"| {row['what'].strip()} | {row['target'] or ''} | {value} | {verdict} | {beside} |")
+    for result in results:
+        lines += ["", f"`{result['benchmark']}`: {result['remarks'][0]}. {_facts(result)}"]
+    return [*lines, ""]
+
+
+def curves(rows: list[Kept]) -> str:
+    names = list(dict.fromkeys(f"{row['policy']}, {row['granularity']}" for row in rows))
+    label = "share of all cold bytes that was fetched"
+    charts = []
+    for title, value, ends in (
+        (f"{CURVE_TASK}: accuracy of facts", "field_accuracy", "field_accuracy_ci"),
+        (f"{CURVE_TASK}: KL to full attention", "kl_mean", "kl_mean_ci"),
+    ):
+        lines = []
+        for name in names:
+            some = [row for row in rows if f"{row['policy']}, {row['granularity']}" == name]
+            marks = [
+                Mark(row["bytes_cold_to_hot"] / max(row["bytes_all_fp16"], 1), row[value], *row[ends]) for row in some
+            ]
+            lines.append(Line(name, marks, level=some[0]["policy"] == "full"))
+        charts.append(chart(title, label, title.split(": ")[1], lines))
+    placed = [f'<g transform="translate({480 * at},60)">{one}</g>' for at, one in enumerate(charts)]
+    keys = "".join(
+        f'<text x="{20 + 230 * (at % 4)}" y="{18 + 18 * (at // 4)}" fill="{colour}">&#9632; {name}</text>'
+        for at, (name, colour) in enumerate(zip(names, COLOURS, strict=False))
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="370" font-family="sans-serif" font-size="12">'
+        f"{keys}{''.join(placed)}</svg>\n"
+    )
+
+
+def _facts(kept: Kept) -> str:
+    facts = kept.get("machine") or kept.get("facts") or {}
+    revision = (facts.get("revision") or "outside of git")[:7]
+    load = (facts.get("load_average") or facts.get("load_average_before") or [0.0])[0]
+    command = kept.get("command") or facts.get("command", "")
+    return f"`{command}` at {revision}, {facts.get('cores', '?')} shared cores, load {load:.1f}."
+
+
+def _ends(ends: list[float], places: int = 3) -> str:
+    return f"{ends[0]:.{places}f} to {ends[1]:.{places}f}"
+
+
+def _short(value: float) -> str:
+    if value and abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def main() -> int:
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    new = before + page() + rest.split(END, 1)[1]
+    drawn = RESULTS / "fidelity-curves.json"
+    picture = curves(json.loads(drawn.read_text())["rows"]) if drawn.exists() else None
+    if "--check" not in sys.argv:
+        PAGE.write_text(new)
+        if picture is not None:
+            CURVES.write_text(picture)
+        return 0
+    if new != text or (picture is not None and picture != CURVES.read_text()):
+        print("docs/longctx.md is not what benchmarks/results says: run scripts/longctx_page.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
