@@ -73,6 +73,12 @@ def test_more_facts_can_be_asked_for(text: Text) -> None:
     assert len(many.fields) == 40 and len({field.name for field in many.fields}) == 40
 
 
+def test_a_long_question_cuts_off_nothing_that_is_asked_for() -> None:
+    found = tasks.document("multi_turn(50)", tiny_text(), 3000, 0, 0)
+    assert len(found.fields) == 50
+    assert all(start >= SINKS and stop > start for field in found.fields for start, stop in field.source)
+
+
 def test_needles_lie_where_they_are_wanted() -> None:
     text = tiny_text()
     for depth in (0.2, 0.5, 0.8):
