@@ -81,6 +81,7 @@ CODES = _table(
     ("SW-506", "a directory of the disk tier is used by another well"),
     ("SW-507", "the disk tier has trouble (warning)"),
     ("SW-508", "the file of a long context cannot be read or written"),
+    ("SW-509", "the process that scores near the data of a long context is gone"),
     # 6xx AccessDenied: ownership and permissions
     ("SW-601", "home cannot be created, read or written"),
     ("SW-602", "home belongs to another user or can be written by others"),

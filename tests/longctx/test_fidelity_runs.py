@@ -141,6 +141,29 @@ def test_controls_are_the_policy_but_for_what_they_select() -> None:
     assert policy_of(Config("stepwell", 32), 0.1).page_tokens == 32
 
 
+def test_blind_controls_have_the_newest_tokens_where_the_policy_keeps_what_it_fetched(
+    model: Any, prefilled: Prefilled
+) -> None:
+    keeps, forgets = policies.named("stepwell"), policies.named("yakv")
+    assert (policy_of(Config("recency"), 0.1, keeps).window, policy_of(Config("random"), 0.1, forgets).window) == (
+        None,
+        64,
+    )
+    assert policy_of(Config("oracle"), 0.1, keeps).window == 64
+    policy, control = (
+        Tiered(model, policy_of(Config(name), 0.1), "host", 0.5).run(prefilled).moved
+        for name in ("stepwell", "recency")
+    )
+    assert control.hot_bytes == pytest.approx(policy.hot_bytes, rel=0.1)
+
+
+def test_an_exact_policy_is_run_once_and_is_no_model_for_controls(model: Any) -> None:
+    plan = Plan(wishes.configs("exact,recency,stepwell"), ("nat(4)",), (600,), (0.1, 0.2), documents=1, seeds=1)
+    found = {(row.policy, row.budget): row for row in matrix.run(model, tiny_text(), plan)}
+    assert found.keys() == {("exact", 1.0)} | {(name, of) for name in ("stepwell", "recency") for of in (0.1, 0.2)}
+    assert found["exact", 1.0].kl_mean < 1e-7 < found["recency", 0.1].kl_mean
+
+
 def test_a_budget_bounds_what_is_selected() -> None:
     for name in ("stepwell", "yakv", "scout"):
         selector: Any = policy_of(Config(name), 0.01).selector
@@ -305,5 +328,5 @@ def test_what_cannot_be_is_told_before_anything_runs(small: CliRunner, options: 
 
 def test_lengths_and_budgets_may_be_written_in_two_ways() -> None:
     assert wishes.lengths("1K, 2048,8k") == [1024, 2048, 8192]
-    assert wishes.budgets("6.25%,0.125") == [0.0625, 0.125]
+    assert wishes.shares("6.25%,0.125", "--budgets") == [0.0625, 0.125]
     assert wishes.configs("a:token,b:page32,c") == [Config("a", 1), Config("b", 32), Config("c")]

@@ -36,7 +36,7 @@ def test_a_pool_that_is_resized_keeps_what_fits():
     keep = torch.tensor([[True, False, True, True]])
     change = pool.exchange(keep)
     contents = torch.arange(3 * 8, dtype=torch.float32).view(3, 1, 2, 4)
-    pool.install(change.lanes, change.slots, contents, -contents)
+    pool.install(change, contents, -contents)
     pool.resize(5)
     assert pool.resident(4).tolist() == keep.tolist() and pool.keys.shape == (1, 1, 10, 4)
     assert torch.equal(pool.keys[0, 0, :6].flatten(), contents.flatten())

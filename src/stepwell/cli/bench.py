@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,8 @@ def fidelity(
     JSON: {"rows": [...]}; rows have task, policy, tier, granularity, budget, tokens, digits, kl_mean, top1,
     field_accuracy, full_field_accuracy, bytes_cold_to_hot, bytes_all_fp16, index_bytes, hot_bytes, and more.
     """
+    # Read when torch is loaded. On a busy machine threads that spin while they wait made steps 12 times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from stepwell.bench.fidelity import program, report
     from stepwell.demo.progress import PlainProgress
 
@@ -96,5 +99,5 @@ def indexes(
     from stepwell.bench.fidelity import wishes
 
     asked = wishes.counts(records, "--records")
-    found = program.run(wishes.lengths(lengths), asked, wishes.budgets(budgets), queries, seed)
+    found = program.run(wishes.lengths(lengths), asked, wishes.shares(budgets, "--budgets"), queries, seed)
     emit(program.plain(found), as_json=as_json, text=program.table(found))

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from stepwell.errors import ConfigError, StepwellError, Unsupported
+from stepwell.errors import ConfigError, StepwellError
 from stepwell.longctx import contexts, foresight, hook, selfcheck, verified
 from stepwell.longctx.cache import TieredCache
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Mode, Policy
 from stepwell.longctx.support import layer_types
+from stepwell.longctx.wishes import Wishes
 
 PREFILL_TOKENS = 1024
 """Of a prompt, computed at a time: what a chunk takes on the device is on top of the hot budget."""
@@ -111,27 +112,28 @@ class Attached:
             raise
         return cache
 
-    def generate(self, plain: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def generate(self, plain: Any, inputs: torch.Tensor | None = None, *positional: Any, **named: Any) -> Any:
         """`model.generate`, `plain` being the one that is there without stepwell."""
-        given = kwargs.get("past_key_values")
+        given = named.get("past_key_values")
         if given is not None and not isinstance(given, TieredCache):
-            return plain(inputs, **kwargs)
-        _refuse(kwargs)
+            return plain(inputs, *positional, **named)
+        wishes = Wishes(self._model, positional, named)
+        kwargs = wishes.arguments
         cache = given if given is not None else self.new_cache()
         self.ledger = cache.ledger
         ids = inputs if inputs is not None else kwargs.get("input_ids")
-        seen = _Seen()
+        seen = _Seen(cache.ledger)
         criteria = [*(kwargs.pop("stopping_criteria", None) or []), seen]
         if cache.policy.mode is Mode.VERIFIED:
             kwargs["custom_generate"] = verified.decode
         try:
             if ids is not None:
                 _check_begins(ids, cache)
-                copies = self._copies(kwargs)
+                kwargs["attention_mask"] = wishes.mask(ids)
                 if ids.shape[1] - cache.get_seq_length() > self._prefill_tokens:
-                    self.prefill(ids, cache, kwargs.get("attention_mask"))
-                    if copies > 1:
-                        cache.batch_repeat_interleave(copies)
+                    self.prefill(ids, cache, kwargs["attention_mask"])
+                    if wishes.copies > 1:
+                        cache.batch_repeat_interleave(wishes.copies)
             rest = {name: value for name, value in kwargs.items() if name != "past_key_values"}
             found = plain(inputs, past_key_values=cache, stopping_criteria=StoppingCriteriaList(criteria), **rest)
             _note_tokens(cache, seen.tokens, kwargs.get("attention_mask"))
@@ -143,13 +145,6 @@ class Attached:
             cache.measure()
             if given is None and not kwargs.get("return_dict_in_generate"):
                 cache.close()
-
-    def _copies(self, kwargs: dict[str, Any]) -> int:
-        """Rows that generate makes of each row of its input."""
-        config = kwargs.get("generation_config") or self._model.generation_config
-        beams = kwargs.get("num_beams") or config.num_beams or 1
-        returned = kwargs.get("num_return_sequences") or config.num_return_sequences or 1
-        return int(max(beams, returned))
 
 
 def _note_tokens(cache: TieredCache, tokens: torch.Tensor | None, mask: torch.Tensor | None) -> None:
@@ -181,35 +176,14 @@ def _check_begins(ids: torch.Tensor, cache: TieredCache) -> None:
         )
 
 
-def _refuse(kwargs: dict[str, Any]) -> None:
-    for name, why in (
-        ("assistant_model", "a drafting model has a cache of its own; policies with mode VERIFIED draft without one"),
-        ("prompt_lookup_num_tokens", "policies with mode VERIFIED draft by themselves"),
-        ("cache_implementation", "the cache is stepwell's"),
-        ("prefill_chunk_size", "stepwell computes prompts in parts by itself: see prefill_tokens"),
-    ):
-        if kwargs.get(name) is not None:
-            raise Unsupported(
-                "SW-717",
-                what=f"generate cannot be used with {name} and a cache across tiers",
-                why=why,
-                fix=f"leave {name} out",
-            )
-    if kwargs.get("use_cache") is False:
-        raise Unsupported(
-            "SW-717",
-            what="generate was told to use no cache",
-            why="without a cache there is nothing to keep across tiers",
-            fix="leave use_cache out, or call generate outside attach",
-        )
-
-
 class _Seen(StoppingCriteria):
-    """Never stops; remembers what was generated, for whom an error ends it."""
+    """Never stops; counts what was generated and remembers it, for whom an error ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self.tokens: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self.tokens = input_ids
+        self._ledger.generated += 1
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -9,7 +9,6 @@ from stepwell.longctx.exact import everything
 from stepwell.longctx.hot import all_hot, by_lane
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.merge import finish, merge, sink
-from stepwell.longctx.policy import Mode
 from stepwell.longctx.sparse import selected_part
 
 
@@ -24,7 +23,7 @@ def attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Ten
             layer.remember(layer.lanes.queries(query))
     else:
         lanes = layer.lanes.queries(query)
-        sparse = steps == 1 and layer.setting.policy.mode is not Mode.EXACT and not layer.setting.exact_now
+        sparse = steps == 1 and layer.setting.sparse_now
         if steps == 1:
             layer.settle(asked.mask)
         layer.remember(lanes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.near.keys import NearKeys
+from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
 from stepwell.longctx.profile import Profile
@@ -130,10 +133,15 @@ class TieredCache(Cache):
         self.policy = chosen
         self.ledger = Ledger()
         budget = HotBudget.divide(hot_tokens, chosen)
-        stores = Stores(host, disk, link)
-        fetcher = Fetcher(self.ledger, beside=bool(disk or link or torch.cuda.is_available()))
+        near = chosen.executor == "near_data"
+        if near and chosen.index is not None:
+            describe(chosen.index)  # one that the other process cannot make is told now
+        stores = Stores(host, disk, link, near=near)
+        fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
-        self.setting = Setting(chosen, budget, self.ledger, fetcher, stores.of, profile=profile, audit=audit)
+        self.setting = Setting(
+            chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile=profile, audit=audit
+        )
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
         layers: list[CacheLayerMixin] = [
@@ -201,11 +209,17 @@ class TieredCache(Cache):
                    for each in (layer.keys, layer.values)]  # fmt: skip
         hot = sum(state.hot_bytes for state in states) + sum(each.nbytes for each in windows)
         sizes = {"hot": hot, "index": sum(state.index_bytes for state in states)}
+        sizes["near"] = sum(state.index.far_bytes for state in states if isinstance(state.index, NearKeys))
         self.ledger.sizes = sizes | self._stores.bytes_by_tier()
 
-    def exactly(self) -> Exactly:
+    def exactly(self) -> AbstractContextManager[None]:
         """`with cache.exactly():` steps of one token attend over everything, too, whatever the policy."""
-        return Exactly(self.setting)
+        return _set(self.setting, "exact_now")
+
+    def drafting(self) -> AbstractContextManager[None]:
+        """`with cache.drafting():` steps of a VERIFIED policy are sparse: whoever calls this checks them. Elsewhere they
+        attend over everything."""
+        return _set(self.setting, "drafting")
 
     def close(self) -> None:
         """Gives back memory and disk space. Idempotent; also happens when the cache is no longer referenced."""
@@ -214,15 +228,14 @@ class TieredCache(Cache):
         self._finish()
 
 
-class Exactly:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-
-    def __enter__(self) -> None:
-        self._setting.exact_now = True
-
-    def __exit__(self, *_: object) -> None:
-        self._setting.exact_now = False
+@contextmanager
+def _set(setting: Setting, name: str) -> Iterator[None]:
+    before = getattr(setting, name)
+    setattr(setting, name, True)
+    try:
+        yield
+    finally:
+        setattr(setting, name, before)
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:

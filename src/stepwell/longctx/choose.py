@@ -6,7 +6,6 @@ import torch
 
 from stepwell.longctx.asked import Asked
 from stepwell.longctx.layer import LayerState
-from stepwell.longctx.mass import estimate
 from stepwell.longctx.parts.select.base import Candidates, Selection
 
 
@@ -14,21 +13,10 @@ def candidates(
     layer: LayerState, query: torch.Tensor, hot_lse: torch.Tensor, valid: torch.Tensor | None, asked: Asked
 ) -> Candidates:
     """What the selector is shown for `query`, [L, H, G, D]."""
-    assert layer.index is not None
     always = None
     if asked.mask is not None:
         always = _first_tokens(layer, asked.mask)
-    return estimate(
-        layer.index.score(query),
-        hot_lse,
-        granularity=layer.index.granularity,
-        scale=asked.scale,
-        softcap=asked.softcap,
-        page_tokens=layer.shape.tokens,
-        tokens=len(layer),
-        valid=valid,
-        always=always,
-    )
+    return layer.scored(query, hot_lse, scale=asked.scale, softcap=asked.softcap, valid=valid, always=always)
 
 
 def _first_tokens(layer: LayerState, mask: torch.Tensor) -> torch.Tensor:

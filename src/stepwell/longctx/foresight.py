@@ -56,7 +56,7 @@ class _Hook:
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, hidden = kwargs.get("past_key_values"), args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(cache, TieredCache) or hidden is None or hidden.shape[1] != 1 or cache.setting.exact_now:
+        if not isinstance(cache, TieredCache) or hidden is None or hidden.shape[1] != 1 or not cache.setting.sparse_now:
             return
         policy = cache.policy
         if not policy.prefetch and policy.query != "ahead":

@@ -19,10 +19,12 @@ from stepwell.longctx.brought import Brought
 from stepwell.longctx.cold import ColdPages
 from stepwell.longctx.lanes import Lanes
 from stepwell.longctx.mass import estimate
+from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.base import KeyIndex
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.residency.base import Residency
+from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.policy import Mode
 from stepwell.longctx.pool import Pool
 from stepwell.longctx.setting import Setting
@@ -59,7 +61,7 @@ class LayerState:
         self.sinks: tuple[torch.Tensor, torch.Tensor] | None = None
         self.exact: ColdPages | None = None
         self.draft: ColdPages | None = None
-        self.index: KeyIndex | None = None
+        self.index: KeyIndex | NearKeys | None = None
         self.truth: KeyIndex | None = None
         self.residency: Residency | None = None
         self.pool: Pool | None = None
@@ -168,7 +170,11 @@ class LayerState:
         if lossy and (policy.mode is Mode.VERIFIED or self.settled):
             self.draft = self._copy(policy.codec)
         if policy.index is not None and policy.mode is not Mode.EXACT:
-            self.index = policy.index.build(self.shape)
+            near = self.setting.near
+            if near is None:
+                self.index = policy.index.build(self.shape)
+            else:
+                self.index = NearKeys(near, self.setting.ledger, self.number, policy.index, self.shape)
         if self.setting.audit:
             self.truth = TrueKeys().build(self.shape)
         if policy.residency is not None and self.setting.budget.pool:
@@ -210,7 +216,7 @@ class LayerState:
         change = self.pool.exchange(self.keep(self.residency.warm(mass.amax(2).sum(1))))
         pages = _pages(keys, self.shape.tokens), _pages(values, self.shape.tokens)
         of = [states[change.lanes, change.pages] for states in pages]
-        self.pool.install(change.lanes, change.slots, *of)
+        self.pool.install(change, *of)
         return True
 
     def keep(self, rank: torch.Tensor) -> torch.Tensor:
@@ -257,24 +263,55 @@ class LayerState:
             return
         queries = self.last_queries.flatten(2, 3)
         nothing = queries.new_full(queries.shape[:3], -torch.inf, dtype=torch.float32)
-        shown = estimate(
-            self.index.score(queries),
-            nothing,
-            granularity=self.index.granularity,
-            scale=self.scale,
-            softcap=None,
-            page_tokens=self.shape.tokens,
-            tokens=len(self),
-            valid=self.page_valid(mask),
-        )
+        valid = self.page_valid(mask)
+        shown = self.scored(queries, nothing, scale=self.scale, valid=valid, count=self.pool.slots)
         keep = self.keep(self.residency.warm(shown.score))
         change = self.pool.exchange(keep)
         source = self.source(exact=False)
         for start in range(0, len(change.lanes), self.pages_at_once):
-            some = slice(start, start + self.pages_at_once)
-            states = source.read(change.lanes[some], change.pages[some])
+            some = change.only(slice(start, start + self.pages_at_once))
+            states = source.read(some.lanes, some.pages)
             self.setting.ledger.moved("cold", "hot", "warm", len(states[0]) * source.codec.page_bytes)
-            self.pool.install(change.lanes[some], change.slots[some], *states)
+            self.pool.install(some, *states)
+
+    def scored(
+        self,
+        query: torch.Tensor,
+        hot_lse: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        valid: torch.Tensor | None = None,
+        always: torch.Tensor | None = None,
+        count: int | None = None,
+    ) -> Candidates:
+        """What a selector is shown for `query`, [L, H, G, D], as `mass.estimate` tells it of the index. `count`: where
+        scores come from another process, those of so many pages do; None: as the policy says."""
+        index, of = self.index, self.shape
+        assert index is not None
+        if isinstance(index, NearKeys):
+            wanted = round(self.setting.policy.told * len(self) / of.tokens) if count is None else count
+            return index.estimate(
+                query,
+                hot_lse,
+                scale=scale,
+                softcap=softcap,
+                tokens=len(self),
+                count=max(1, wanted),
+                valid=valid,
+                always=always,
+            )
+        return estimate(
+            index.score(query),
+            hot_lse,
+            granularity=index.granularity,
+            scale=scale,
+            softcap=softcap,
+            page_tokens=of.tokens,
+            tokens=len(self),
+            valid=valid,
+            always=always,
+        )
 
     # --- changes from outside ----------------------------------------------------------------
 
@@ -334,6 +371,8 @@ class LayerState:
         for copy in (self.exact, self.draft):
             if copy is not None:
                 copy.release()
+        if self.index is not None:
+            self.index.crop(0)
         self.exact = self.draft = self.sinks = None
         self.index = self.truth = self.residency = self.pool = None
         self.settled = self.warmed = False

@@ -15,7 +15,8 @@ class Ledger:
 
     bytes: by (from, to, kind), as they crossed, scales included. Kinds: "spill", "draft" (pages for a sparse step),
     "exact" (pages streamed for an exact pass), "warm" (pages brought back when decoding began), "recall" (pages that
-    take residence after being attended in place), "partial" (queries and partial results of attending in place).
+    take residence after being attended in place), "partial" (queries and partial results of attending in place),
+    "index" (keys that go to where they are scored), "score" (queries that go there, pages and scores that come back).
     """
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -36,7 +37,7 @@ class Ledger:
     audited: int = 0
     alarms: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes in use now: hot, index, host, disk."""
+    """Bytes in use now: hot, index, host, disk; near: the index in another process."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _above: bool = field(default=False, repr=False)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT), repr=False)
@@ -61,7 +62,7 @@ class Ledger:
         return risen
 
     def brought(self, *kinds: str) -> int:
-        """Bytes that came up from cold tiers, of these kinds or of all but partial results."""
+        """Bytes that came up from cold tiers, of these kinds or of all that are pages."""
         chosen = kinds or ("draft", "exact", "warm", "recall")
         with self._lock:
             return sum(n for (_, target, kind), n in self.bytes.items() if target == "hot" and kind in chosen)
@@ -75,8 +76,10 @@ class Ledger:
         return {
             "bytes_cold_to_hot": self.brought(),
             "bytes_hot_to_cold": sum(n for name, n in moved.items() if name.startswith("hot to ")),
+            "bytes_score": sum(n for name, n in moved.items() if name.endswith(": score")),
             "moved": moved,
             "index_bytes": self.sizes.get("index", 0),
+            "near_index_bytes": self.sizes.get("near", 0),
             "hot_bytes": self.sizes.get("hot", 0),
             "host_bytes": self.sizes.get("host", 0),
             "disk_bytes": self.sizes.get("disk", 0),

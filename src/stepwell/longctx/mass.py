@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +11,27 @@ from stepwell.longctx.parts.index.base import Granularity
 from stepwell.longctx.parts.select.base import Candidates
 
 
-def estimate(
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """`mass` and `peaks`: [L, H, G, n], of each page its share of the attention and its greatest scaled logit. `whole`:
+    [L, H, G], the log-sum-exp of everything. `allowed`: [L, n] bool, pages that are not padding only; None: all."""
+
+    mass: torch.Tensor
+    peaks: torch.Tensor
+    whole: torch.Tensor
+    allowed: torch.Tensor | None
+
+    def score(self, always: torch.Tensor | None = None) -> torch.Tensor:
+        """[L, n]: by which pages are ranked. `always`: [L, n] bool, pages that rank before all others."""
+        score = self.mass.amax(2).sum(1)
+        if always is not None:
+            score = score + always * (1.0 + self.mass.shape[1])
+        if self.allowed is not None:
+            score = score.masked_fill(~self.allowed, -torch.inf)
+        return score
+
+
+def weigh(
     logits: torch.Tensor,
     hot_lse: torch.Tensor,
     *,
@@ -18,13 +39,10 @@ def estimate(
     scale: float,
     softcap: float | None,
     page_tokens: int,
-    tokens: int,
     valid: torch.Tensor | None = None,
-    always: torch.Tensor | None = None,
-) -> Candidates:
-    """What a selector is shown. `logits`: q.k as a key index tells it, [L, H, G, N or n]; `hot_lse`: [L, H, G], the
-    log-sum-exp of what is attended anyway. `valid`: [L, N] bool, False for padding. `always`: [L, n] bool, pages that
-    rank before all others (the first real tokens of padded rows).
+) -> Masses:
+    """`logits`: q.k as a key index tells it, [L, H, G, N or n]; `hot_lse`: [L, H, G], the log-sum-exp of what is
+    attended anyway. `valid`: [L, N] bool, False for padding.
 
     Softmax per query head first, then the greatest of a KV head's group, else one head's scale would decide for all;
     a page's mass is the sum over its tokens.
@@ -45,9 +63,31 @@ def estimate(
     if granularity == "token" and page_tokens > 1:
         mass = mass.unflatten(-1, (-1, page_tokens)).sum(-1)
         peaks = scaled.unflatten(-1, (-1, page_tokens)).amax(-1)
-    score = mass.amax(2).sum(1)
-    if always is not None:
-        score = score + always * (1.0 + mass.shape[1])
-    if allowed is not None:
-        score = score.masked_fill(~allowed, -torch.inf)
-    return Candidates(mass, (hot_lse - whole).exp(), score, peaks, tokens, page_tokens)
+    return Masses(mass, peaks, whole, allowed)
+
+
+def estimate(
+    logits: torch.Tensor,
+    hot_lse: torch.Tensor,
+    *,
+    granularity: Granularity,
+    scale: float,
+    softcap: float | None,
+    page_tokens: int,
+    tokens: int,
+    valid: torch.Tensor | None = None,
+    always: torch.Tensor | None = None,
+) -> Candidates:
+    """What a selector is shown, by `weigh`. `always`: [L, n] bool, pages that rank before all others (the first real
+    tokens of padded rows)."""
+    found = weigh(
+        logits,
+        hot_lse,
+        granularity=granularity,
+        scale=scale,
+        softcap=softcap,
+        page_tokens=page_tokens,
+        valid=valid,
+    )
+    hot = (hot_lse - found.whole).exp()
+    return Candidates(found.mass, hot, found.score(always), found.peaks, tokens, page_tokens)

@@ -92,6 +92,7 @@ _NAMED = {
             codec=Half(),
             page_tokens=1,
             joint=False,
+            executor="near_data",
         ),
         # Scalar grids in place of two- and four-dimensional ones.
         Policy(

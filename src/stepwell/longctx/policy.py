@@ -31,7 +31,9 @@ class Policy:
     `query`: with which query pages are scored. "ahead": predicted from the layer before (ScoutAttention), also used for
     nothing but fetching early where `prefetch` is set; the mathematics always uses the actual one, unless
     `predicted_math`. `executor`: "fetch" brings pages to the model's device, "in_place" attends over them where they
-    lie, on the CPU, and brings only partial results.
+    lie, on the CPU, and brings only partial results. "near_data" is "fetch" with pages and index in a process of their
+    own, which tells the scores of the best pages and no more (HillInfer): of `candidates`, a share of the context;
+    None: of what the selector takes at most, by its `share` or `ceiling`. Others have no order of their own.
 
     `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
     so many pages are fetched in a step and layer. `profile_steps`: after so many steps the pool's slots are divided
@@ -51,7 +53,8 @@ class Policy:
     window: int | None = 64
     query: Literal["actual", "ahead", "previous"] = "actual"
     prefetch: bool = False
-    executor: Literal["fetch", "in_place"] = "fetch"
+    executor: Literal["fetch", "in_place", "near_data"] = "fetch"
+    candidates: float | None = None
     predicted_math: bool = False
     attend_hot: bool = True
     new_pages: int | None = None
@@ -64,6 +67,12 @@ class Policy:
             raise self._impossible("it has no index or no selector", "name both, or use mode EXACT")
         if self.mode is Mode.EXACT and self.codec is not None:
             raise self._impossible("an exact policy keeps pages lossless", "leave `codec` out")
+        if self.executor not in ("fetch", "in_place", "near_data"):
+            raise self._impossible("executor is 'fetch', 'in_place' or 'near_data'", "name one of these")
+        if self.executor == "near_data" and self.index is None:
+            raise self._impossible("without an index nothing is scored near the data", "use executor='fetch'")
+        if self.candidates is not None and not 0.0 < self.candidates <= 1.0:
+            raise self._impossible("candidates is a share of the context: above 0, at most 1", "change it")
         if self.page_tokens < 1 or self.sinks < 0 or (self.window is not None and self.window < 1):
             raise self._impossible("page_tokens and window are at least 1, sinks at least 0", "change them")
         if not 1 <= self.draft_tokens <= 64:
@@ -72,6 +81,14 @@ class Policy:
             raise self._impossible("pages that are attended over where they lie are not fetched early", "leave one out")
         if self.predicted_math and (self.query != "ahead" or self.executor != "in_place"):
             raise self._impossible("predicted_math needs query='ahead' and executor='in_place'", "set both")
+
+    @property
+    def told(self) -> float:
+        """The share of the context whose scores are told by the process that scores near the data."""
+        if self.candidates is not None:
+            return self.candidates
+        most: float = getattr(self.selector, "share", getattr(self.selector, "ceiling", 1.0))
+        return most
 
     def _impossible(self, why: str, fix: str) -> ConfigError:
         return ConfigError("SW-129", what=f"the policy {self.name!r} is impossible", why=why, fix=fix)

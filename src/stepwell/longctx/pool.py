@@ -19,6 +19,10 @@ class Change:
     pages: torch.Tensor
     slots: torch.Tensor
 
+    def only(self, some: torch.Tensor | slice) -> Change:
+        """Those of these pairs."""
+        return Change(self.lanes[some], self.pages[some], self.slots[some])
+
 
 class Pool:
     """`keys` and `values`: [L, H, C * P, D] in the model's dtype."""
@@ -57,8 +61,8 @@ class Pool:
         return (first[..., None] + torch.arange(self._shape.tokens, device=first.device)).flatten(1)
 
     def exchange(self, keep: torch.Tensor) -> Change:
-        """Makes the pages in `keep`, [L, n] bool with at most `slots` in a lane, those of the pool: others leave, and
-        slots are given to those that are not there. Whoever asks puts their contents in with `install`."""
+        """Lets all pages leave that are not in `keep`, [L, n] bool with at most `slots` in a lane, and says which slots
+        are for those of it that are not there. Each of these is there once it is put in with `install`."""
         held = self._page_of
         staying = (held != _NOBODY) & keep.gather(1, held.clamp_min(0))
         self._page_of = torch.where(staying, held, _NOBODY)
@@ -69,17 +73,16 @@ class Pool:
         counts = entering.sum(1)
         nth = torch.arange(len(lanes), device=lanes.device) - (counts.cumsum(0) - counts)[lanes]
         empty_first = staying.to(torch.uint8).argsort(dim=1, stable=True)
-        slots = empty_first[lanes, nth]
-        self._page_of[lanes, slots] = pages
-        return Change(lanes, pages, slots)
+        return Change(lanes, pages, empty_first[lanes, nth])
 
-    def install(self, lanes: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Contents of slots: [e, H, P, D]."""
+    def install(self, change: Change, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Contents, [e, H, P, D], of pages that `exchange` has given slots to, before it is called again."""
         tokens = self._shape.tokens
         of_keys = self.keys.unflatten(2, (self.slots, tokens))
         of_values = self.values.unflatten(2, (self.slots, tokens))
-        of_keys[lanes, :, slots] = keys
-        of_values[lanes, :, slots] = values
+        of_keys[change.lanes, :, change.slots] = keys
+        of_values[change.lanes, :, change.slots] = values
+        self._page_of[change.lanes, change.slots] = change.pages
 
     def resize(self, slots: int) -> None:
         """From now on with so many slots; where that is fewer, what was in the others is forgotten."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.policy import Policy
+from stepwell.longctx.near.process import NearProcess
+from stepwell.longctx.policy import Mode, Policy
 from stepwell.longctx.profile import Profile
 from stepwell.longctx.store.base import PageStore
 
@@ -19,19 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Setting:
-    """`store_for`: the cold store for pages of so many bytes. `audit`: the true mass of what was attended is noted
-    beside the estimated one, at the price of all keys in memory. `exact_now`: steps of one token are exact, too."""
+    """`store_for`: the cold store for pages of so many bytes. `near`: the process that owns these and scores near them,
+    where the policy says so. `audit`: the true mass of what was attended is noted beside the estimated one, at the
+    price of all keys in memory. `exact_now`: steps of one token are exact, too, whatever the policy; `drafting`: those
+    of a VERIFIED policy are sparse, since somebody checks them."""
 
     policy: Policy
     budget: HotBudget
     ledger: Ledger
     fetcher: Fetcher
     store_for: Callable[[int], PageStore] = field(repr=False)
+    near: NearProcess | None = field(default=None, repr=False)
     layers: dict[int, LayerState] = field(default_factory=dict, repr=False)
     """Those that have begun, by their number in the model."""
     profile: Profile | None = None
     audit: bool = False
     exact_now: bool = False
+    drafting: bool = False
+
+    @property
+    def sparse_now(self) -> bool:
+        """Whether steps of one token attend over what the policy selects."""
+        mode = self.policy.mode
+        return not self.exact_now and (mode is Mode.SPARSE or (mode is Mode.VERIFIED and self.drafting))
 
     def is_first(self, number: int) -> bool:
         return number == min(self.layers)

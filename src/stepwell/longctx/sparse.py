@@ -46,7 +46,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["hits"] += int((selected & resident).sum())
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
-    late = _bring(layer, missing) if policy.executor == "fetch" else None
+    late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
     pooled = resident if policy.attend_hot else resident & selected
     if layer.pool is not None:
@@ -126,7 +126,7 @@ def _install(layer: LayerState, change: Change | None, piece: Piece, states: tup
     of = position[change.lanes, change.pages]
     here = of >= 0
     keys, values = (each[of[here]] for each in states)
-    layer.pool.install(change.lanes[here], change.slots[here], keys, values)
+    layer.pool.install(change.only(here), keys, values)
 
 
 def _in_place(

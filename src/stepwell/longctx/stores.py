@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from stepwell.longctx.near.pages import NearPages
+from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.link import Link, Queue, Throttled
 from stepwell.longctx.store.tiers import Tiers
@@ -15,19 +17,27 @@ _TRIAL = 4096
 
 class Stores:
     """`link`: a modelled link that all of them share, slower than the real one, for experiments; given as a queue, it
-    may be changed on the way. Raises ConfigError and AccessDenied as `Tiers` does: a directory that cannot be used is
-    told before anything is computed."""
+    may be changed on the way. `near`: they lie in a process of their own. Raises ConfigError and AccessDenied as
+    `Tiers` does: a directory that cannot be used is told before anything is computed."""
 
-    def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, link: Link | Queue | None) -> None:
+    def __init__(
+        self,
+        host: int | str | None,
+        disk: str | Sequence[str] | None,
+        link: Link | Queue | None,
+        *,
+        near: bool = False,
+    ) -> None:
         self._host, self._disk = host, disk
         self._queue = Queue(link) if isinstance(link, Link) else link
+        self.near = NearProcess(host, disk) if near else None
         self._by_size: dict[int, PageStore] = {}
         self._make(_TRIAL).close()
 
     def of(self, page_bytes: int) -> PageStore:
-        """The store for pages of so many bytes."""
+        """The store for pages of so many bytes. Raises BackendDown if the process that is to own it does not start."""
         if page_bytes not in self._by_size:
-            store: PageStore = self._make(page_bytes)
+            store = NearPages(self.near, page_bytes) if self.near is not None else self._make(page_bytes)
             self._by_size[page_bytes] = Throttled(store, self._queue) if self._queue is not None else store
         return self._by_size[page_bytes]
 
@@ -42,6 +52,9 @@ class Stores:
         return found
 
     def close(self) -> None:
-        for store in self._by_size.values():
-            store.close()
+        if self.near is not None:
+            self.near.close()  # and with it all that it owns
+        else:
+            for store in self._by_size.values():
+                store.close()
         self._by_size.clear()

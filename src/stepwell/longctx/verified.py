@@ -29,14 +29,10 @@ def decode(
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """A `custom_generate` of transformers: [B, n] to [B, n + generated] token ids, greedy. Rows of a batch advance
-    together, by what all of them accept. Raises Unsupported SW-717 for anything but greedy search."""
-    if generation_config.do_sample or generation_config.num_beams > 1 or generation_config.return_dict_in_generate:
-        raise Unsupported(
-            "SW-717",
-            what="a verified policy cannot sample, search with beams, or return more than tokens",
-            why="it checks that each token is the one that full attention finds most likely",
-            fix="call generate with do_sample=False and num_beams=1, or attach with an exact policy",
-        )
+    together, by what all of them accept. Raises Unsupported SW-717 for anything but greedy search over tokens, and for
+    what remembers the tokens that it was asked about: each is asked about several times. Logits processors of one's own
+    must answer by their arguments alone."""
+    _refuse(generation_config, model_kwargs)
     cache: TieredCache = model_kwargs["past_key_values"]
     run = _Run(model, cache, model_kwargs.get("attention_mask"), logits_processor)
     tokens, length = input_ids, DraftLength(cache.policy.draft_tokens)
@@ -50,7 +46,6 @@ def decode(
             if pads is not None and end is not None:
                 column = torch.where(going, column, pads)
             tokens = torch.cat([tokens, column[:, None]], 1)
-            cache.ledger.generated += 1
             if streamer is not None:
                 streamer.put(column.cpu())
             going = going & ~stopping_criteria(tokens, None)
@@ -60,6 +55,24 @@ def decode(
                     streamer.end()
                 return tokens
         found = _round(run, tokens, length, going)
+
+
+def _refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
+    for found, what in (
+        (config.do_sample, "sample"),
+        (config.num_beams > 1, "search with beams"),
+        (config.return_dict_in_generate, "return more than tokens"),
+        (config.guidance_scale not in (None, 1), "be guided by a second text (guidance_scale)"),
+        (config.watermarking_config is not None, "leave watermarks"),
+        (model_kwargs.get("inputs_embeds") is not None, "begin with embeddings"),
+    ):
+        if found:
+            raise Unsupported(
+                "SW-717",
+                what=f"a verified policy cannot {what}",
+                why="it checks that each token is the one that full attention finds most likely behind those before",
+                fix="leave that out of the call of generate, or attach with an exact policy",
+            )
 
 
 def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Tensor) -> torch.Tensor:
@@ -111,11 +124,8 @@ class _Run:
             mask = mask[:, : past + tokens.shape[1]]
             positions = (mask.long().cumsum(1) - 1).clamp_min(0)[:, past:]
         options = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache, "use_cache": True}
-        if not exact:
+        with self.cache.exactly() if exact else self.cache.drafting():
             found: torch.Tensor = self.model(tokens, **options).logits
-            return found
-        with self.cache.exactly():
-            found = self.model(tokens, **options).logits
         return found
 
     def best(self, before: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

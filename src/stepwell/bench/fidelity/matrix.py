@@ -15,7 +15,7 @@ from stepwell.bench.fidelity.document import Document
 from stepwell.bench.fidelity.metrics import compare
 from stepwell.bench.fidelity.prefill import Prefilled, prefill
 from stepwell.bench.fidelity.rows import Measured, Point, Row, row
-from stepwell.bench.fidelity.runner import Full, Runner, Tier, Tiered, granularity, policy_of
+from stepwell.bench.fidelity.runner import Full, Runner, Tier, Tiered, granularity, is_exact, policy_of
 from stepwell.bench.fidelity.tasks.own import Own
 from stepwell.bench.fidelity.text import Text
 from stepwell.bench.fidelity.wishes import FULL, ORACLE, Config
@@ -113,19 +113,24 @@ def _policies(model: Any, plan: Plan, job: Job, prefilled: Prefilled, say: Say) 
         say(f"  {config.name} at {budget:.2%}, {of}: KL {kl:.4f}, {seconds:.1f} s")
         return point, Measured(prefilled.documents[0].tokens, compared, outcome.moved, seconds)
 
+    def tiered(policy: Any) -> Runner:
+        return Tiered(model, policy, plan.tier, plan.hot_share, plan.disk, plan.audit)
+
     ordered = sorted(plan.configs, key=lambda config: config.control)
+    sparse = []
     for config in ordered:
         if config.name == FULL:
             yield one(config, Full(model), "token", 1.0)
+        elif is_exact(policy := policy_of(config, 1.0)):
+            yield one(config, tiered(policy), granularity(policy.page_tokens), 1.0)
+        else:
+            sparse.append(config)
     for budget in plan.budgets:
         like, fetched = None, budget
-        for config in ordered:
-            if config.name == FULL:
-                continue
+        for config in sparse:
             matched = fetched if config.control and config.name != ORACLE else budget
             policy = policy_of(config, matched, like)
-            runner = Tiered(model, policy, plan.tier, plan.hot_share, plan.disk, plan.audit)
-            point, measured = one(config, runner, granularity(policy.page_tokens), budget)
+            point, measured = one(config, tiered(policy), granularity(policy.page_tokens), budget)
             yield point, measured
             if like is None and not config.control:
                 like, fetched = policy, min(1.0, max(measured.moved.fetched_share, 1e-6))

@@ -110,8 +110,8 @@ def html(rows: Sequence[Row], about: About) -> str:
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>Fidelity of {escape(about.model)}</h1>",
         '<p class="note">Policies beside full attention on the same prefilled context, teacher-forced. Bytes are the '
-        "ledger's: everything that came up from cold tiers, scales included, as a share of fetching all cold keys and "
-        "values in fp16 in every step. Bars are 95 % intervals, documents resampled.</p>",
+        "ledger's: everything that came up from cold tiers, scales included; &quot;x fewer&quot; is against fetching "
+        "all cold keys and values in fp16 in every step. Bars are 95 % intervals, documents resampled.</p>",
     ]
     for group in _groups(rows):
         parts += _section(group)
@@ -127,7 +127,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     if rows[0].blind:
         parts.append(f'<p class="blind">{BLIND}.</p>')
     parts.append(legend(names))
-    x_label = "share of all cold bytes that was fetched"
+    x_label = "KiB fetched in a step of one document"
     accuracy = "accuracy of facts" if rows[0].digits else "accuracy of the next token"
     kinds = (
         (accuracy, lambda row: (row.field_accuracy, *row.field_accuracy_ci)),
@@ -137,7 +137,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     parts.append('<div class="charts">')
     for label, of in kinds:
         lines = [
-            Line(name, [Mark(_share(row), *of(row)) for row in some], level=some[0].policy == FULL)
+            Line(name, [Mark(row.bytes_a_step / 1024, *of(row)) for row in some], level=some[0].policy == FULL)
             for name, some in by_name.items()
         ]
         parts.append(chart(label, x_label, label, lines))
@@ -147,14 +147,15 @@ def _section(rows: Sequence[Row]) -> list[str]:
 
 def _html_table(rows: Sequence[Row]) -> str:
     heads = ("policy", "budget", "documents", "KL mean", "95 %", "KL p99", "top-1", "facts", "less full", "95 %",
-             "dNLL", "x fewer bytes", "hits", "index", "hot", "left out (estimated)")  # fmt: skip
+             "dNLL", "x fewer bytes", "KiB a step", "hits", "index", "hot", "left out (estimated)")  # fmt: skip
     lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
     for row in rows:
         cells = (
             _name(row), f"{row.budget:.2%}", row.documents, f"{row.kl_mean:.4f}", _interval(row.kl_mean_ci, ".4f"),
             f"{row.kl_p99:.3f}", f"{row.top1:.1%}", f"{row.field_accuracy:.1%}", f"{100 * row.field_difference:+.1f}",
             _interval((100 * row.field_difference_ci[0], 100 * row.field_difference_ci[1]), "+.1f"),
-            f"{row.dnll:+.4f}", f"{row.times_less:.1f}" if row.times_less else "-", f"{row.hit_rate:.1%}",
+            f"{row.dnll:+.4f}", f"{row.times_less:.1f}" if row.times_less else "-",
+            f"{row.bytes_a_step / 1024:,.1f}", f"{row.hit_rate:.1%}",
             format_size(row.index_bytes), format_size(row.hot_bytes), f"{row.uncovered_mass:.2%}",
         )  # fmt: skip
         lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
@@ -163,10 +164,6 @@ def _html_table(rows: Sequence[Row]) -> str:
 
 def _interval(ends: tuple[float, float], form: str) -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
-
-
-def _share(row: Row) -> float:
-    return row.bytes_cold_to_hot / row.bytes_all_fp16 if row.bytes_all_fp16 else 0.0
 
 
 def _name(row: Row) -> str:

@@ -77,11 +77,17 @@ class Row:
     uncovered_mass: float
     true_uncovered_mass: float
     steps: int
+    moved_steps: int
     documents: int
     seeds: int
     seconds: float
     intensity: int
     blind: bool
+
+    @property
+    def bytes_a_step(self) -> float:
+        """Fetched, for one document."""
+        return self.bytes_cold_to_hot / self.moved_steps
 
     @property
     def times_less(self) -> float | None:
@@ -134,6 +140,7 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
         uncovered_mass=mean(one.uncovered_mass for one in moved),
         true_uncovered_mass=mean(one.true_uncovered_mass for one in moved),
         steps=summary.tokens,
+        moved_steps=sum(one.steps for one in moved),
         documents=summary.documents,
         seeds=seeds,
         seconds=round(sum(one.seconds for one in found), 1),

@@ -30,8 +30,9 @@ class Moved:
     """What the ledger says of the steps that all documents of a run have. Sizes are of all documents together. Shares
     are of the whole context, in a step and layer on average: what was selected, and what was fetched (prefetched pages
     that nobody selected included). Masses of attention left out are estimated; `true_uncovered_mass` is measured where
-    that was asked for, else 0."""
+    that was asked for, else 0. `steps`: of all documents together."""
 
+    steps: int
     bytes_cold_to_hot: int
     bytes_all_fp16: int
     index_bytes: int
@@ -68,7 +69,8 @@ class Full:
         logits = [_step(self.model, tokens, cache) for tokens in prefilled.feed]
         hot = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         whole = _FP16 * prefilled.token_numbers * cold * prefilled.common_steps
-        return Outcome(prefilled.of_documents(logits), Moved(0, whole, 0, hot))
+        steps = prefilled.common_steps * len(prefilled.documents)
+        return Outcome(prefilled.of_documents(logits), Moved(steps, 0, whole, 0, hot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Tiered:
                     logits.append(_step(self.model, token, cache))
                     if step == prefilled.common_steps:
                         cache.measure()
-                        moved = _moved(cache, cold_numbers, tokens)
+                        moved = _moved(cache, step * len(prefilled.documents), cold_numbers, tokens)
             assert moved is not None
             return Outcome(prefilled.of_documents(logits), moved)
         finally:
@@ -124,27 +126,39 @@ def granularity(page_tokens: int) -> str:
 
 def policy_of(config: Config, budget: float, like: Any = None) -> Any:
     """A policy at a budget and a granularity. Controls are as the policy `like` (the reference, if None) in all but
-    what they select, and keep nothing of what they fetched; the oracle selects tokens, for each KV head. Raises what
+    what they select, and keep nothing of what they fetched: where that policy does, recency and chance have the newest
+    tokens in the room for it, and the oracle, which selects tokens for each KV head, does without. Raises what
     `policies.named` raises for a name that it does not know."""
-    from stepwell.longctx import policies
+    from stepwell.longctx import Mode, policies
     from stepwell.longctx.parts.index.exact import TrueKeys
     from stepwell.longctx.parts.select.controls import Random, Recent
     from stepwell.longctx.parts.select.topk import TopK
 
     if config.control:
         policy = like or policies.named(REFERENCE)
+        newest = {"window": None if policy.residency is not None else policy.window}
         controls: dict[str, dict[str, Any]] = {
-            ORACLE: {"selector": TopK(budget), "index": TrueKeys(), "page_tokens": 1, "joint": False},
-            RECENCY: {"selector": Recent(budget)},
-            RANDOM: {"selector": Random(budget)},
-        }
-        alone = {"residency": None, "prefetch": False, "new_pages": None, "query": "actual"}
-        where = {"executor": "fetch", "predicted_math": False, "window": policy.window or WINDOW}
-        policy = replace(policy, name=config.name, **alone, **where, **controls[config.name])
+            ORACLE: {
+                "selector": TopK(budget), "index": TrueKeys(), "page_tokens": 1, "joint": False,
+                "window": policy.window or WINDOW,
+            },
+            RECENCY: {"selector": Recent(budget), **newest},
+            RANDOM: {"selector": Random(budget), **newest},
+        }  # fmt: skip
+        plain = {"mode": Mode.SPARSE, "query": "actual", "executor": "fetch", "predicted_math": False}
+        alone = {"residency": None, "prefetch": False, "new_pages": None}
+        policy = replace(policy, name=config.name, **plain, **alone, **controls[config.name])
     else:
         policy = policies.named(config.name)
         policy = replace(policy, selector=_budgeted(policy.selector, budget))
     return policy if config.page_tokens is None else replace(policy, page_tokens=config.page_tokens)
+
+
+def is_exact(policy: Any) -> bool:
+    """It has no budget: it fetches everything."""
+    from stepwell.longctx import Mode
+
+    return policy.mode is Mode.EXACT
 
 
 def _budgeted(selector: Any, budget: float) -> Any:
@@ -186,13 +200,14 @@ def _cold_numbers(cache: Any) -> int:
     return sum(state.pages * state.lanes.of_rows(state.rows_count) * state.shape.numbers for state in states)
 
 
-def _moved(cache: Any, cold_numbers: int, tokens: int) -> Moved:
+def _moved(cache: Any, steps: int, cold_numbers: int, tokens: int) -> Moved:
     told = cache.ledger.snapshot()
     state = next(layer.state for layer in cache.tiered)
     # Pages that would be all of the context in every step.
     all_pages = told["layer_steps"] * state.lanes.of_rows(state.rows_count) * tokens / state.shape.tokens
     fetched = told["bytes_cold_to_hot"] / state.source(exact=False).codec.page_bytes if state.pages else 0.0
     return Moved(
+        steps=steps,
         bytes_cold_to_hot=told["bytes_cold_to_hot"],
         bytes_all_fp16=_FP16 * cold_numbers,
         index_bytes=told["index_bytes"],

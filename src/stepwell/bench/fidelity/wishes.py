@@ -38,16 +38,16 @@ def configs(listed: str) -> list[Config]:
     return found
 
 
-def budgets(listed: str) -> list[float]:
+def shares(listed: str, option: str) -> list[float]:
     """Shares of the context, as 12.5% or 0.125, separated by commas. Raises ConfigError SW-128."""
     found = []
-    for text in _parts(listed, "--budgets"):
+    for text in _parts(listed, option):
         try:
             share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
         except ValueError:
             share = 0.0
         if not 0.0 < share <= 1.0:
-            raise _unusable(f"{text!r} is no budget", "a budget is a share of the context: above 0, at most 100%")
+            raise _unusable(f"{option} {text!r} is no share of a context", "a share is above 0 and at most 100%")
         found.append(share)
     return found
 
