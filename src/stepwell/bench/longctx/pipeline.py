@@ -76,8 +76,7 @@ def run(stage: Stage) -> Result:
     ids = setup.prose(subject.text, context + (2 + len(FACTORS)) * steps)
     rows: list[Row] = []
     for name in POLICIES:
-        target = HIDDEN if name == POLICIES[0] else None
-        rows += _policy(subject.model, name, ids, context, steps, hot, target, stage)
+        rows += _policy(subject.model, name, ids, context, steps, hot, HIDDEN, stage)
     return Result("longctx-pipeline", rows, {"context_tokens": context, "steps_each": steps}, [
         f"modelled: {subject.name}, {context} tokens of English, hot_tokens={hot}, host memory behind a modelled link "
         f"with {LATENCY * 1e6:g} us of latency, {steps} teacher-forced steps at each bandwidth, real threads",
