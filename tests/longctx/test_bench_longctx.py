@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepwell.bench.longctx import __main__ as program
-from stepwell.bench.longctx import hits, predicted, verified, virtual
+from stepwell.bench.longctx import hits, near, predicted, verified, virtual
 from stepwell.bench.longctx.likeness import likeness
 from stepwell.bench.longctx.parts import Parts
 from stepwell.bench.longctx.pipeline import balance, hidden
@@ -17,6 +17,7 @@ from stepwell.bench.longctx.stage import Stage
 from stepwell.bench.longctx.trace import Chosen, Recorder, replay
 from stepwell.bench.longctx.verified import TIE, Agreement, agreement
 from stepwell.bench.longctx.virtual import Ask, Need
+from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.parts.residency.lru import Lru
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.base import Candidates
@@ -184,6 +185,14 @@ def test_accuracy_of_the_ways_is_compared_by_document() -> None:
     assert gained.measured is not None and gained.measured.value == pytest.approx(30.0)
     assert by_math.measured is not None and by_math.measured.value == pytest.approx(20.0)
     assert predicted.rows([])[0].measured is None
+
+
+def test_what_crosses_for_scoring_is_counted_both_ways_and_nothing_else() -> None:
+    ledger = Ledger()
+    ledger.moved("hot", "cold", "score", 3)
+    ledger.moved("cold", "hot", "score", 4)
+    ledger.moved("hot", "cold", "index", 100)
+    assert near.crossed(ledger) == 7
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

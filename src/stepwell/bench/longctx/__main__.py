@@ -13,7 +13,7 @@ from stepwell.bench.each import each
 from stepwell.bench.longctx.stage import QUICK_SECONDS, SECONDS, Stage
 from stepwell.bench.report import Result
 
-NAMES = ("exact", "overhead", "pipeline", "verified", "beyond", "hits", "predicted")
+NAMES = ("exact", "overhead", "pipeline", "verified", "beyond", "hits", "predicted", "near")
 RESULTS = Path("benchmarks/results")
 
 

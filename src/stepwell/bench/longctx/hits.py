@@ -78,7 +78,7 @@ def run(stage: Stage) -> Result:
 @torch.no_grad()
 def _records(subject: setup.Subject, task: str, context: int, steps: int, number: int) -> Iterator[Record]:
     model: Any = subject.model
-    prompt = prefill(model, setup.document(subject.text, task, context, number))
+    prompt = prefill(model, [setup.document(subject.text, task, context, number)])
     for budget in BUDGETS:
         recorder = Recorder(TopK(budget))
         policy = replace(policies.STEPWELL, selector=recorder, residency=None, prefetch=False, codec=None)
@@ -86,7 +86,7 @@ def _records(subject: setup.Subject, task: str, context: int, steps: int, number
         cache.adopt(prompt.dense, prompt.queries)
         with attach(model, policy, hot_tokens=HOT):
             for token in prompt.feed[:steps]:
-                model(torch.tensor([[token]]), past_key_values=cache)
+                model(token[:, None], past_key_values=cache)
         cache.close()
         name = f"{task.partition('(')[0]} {number}"
         yield Record(name, budget, recorder.steps(model.config.num_hidden_layers))

@@ -62,11 +62,11 @@ def run(stage: Stage) -> Result:
 
 def _measured(subject: setup.Subject, task: str, context: int, number: int) -> Numbers:
     made = setup.document(subject.text, task, context, number)
-    prompt = prefill(subject.model, made)
+    prompt = prefill(subject.model, [made])
     found: Numbers = {"digits": len(made.gold_positions()), "steps": len(made.continuation)}
     for name, policy in ways().items():
         outcome = Tiered(subject.model, policy, "host", HOT_SHARE).run(prompt)
-        told: Any = compare(made, prompt.logits, outcome.logits)
+        told: Any = compare(made, prompt.logits[0], outcome.logits[0])
         found[f"right, {name}"] = float(told.right[list(told.gold)].sum())
         found[f"KL, {name}"] = float(told.kl.sum())
         found[f"selected, {name}"] = outcome.moved.selected_share

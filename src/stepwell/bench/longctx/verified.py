@@ -236,7 +236,7 @@ def _exact_bytes(model: Any, prompt: Prefilled, steps: int) -> float:
     cache.adopt(prompt.dense, prompt.queries)
     with attach(model, "exact", hot_tokens=HOT):
         for _ in range(steps):
-            model(torch.tensor([[prompt.feed[0]]]), past_key_values=cache)
+            model(prompt.feed[:1], past_key_values=cache)
     found = cache.ledger.brought() / steps
     cache.close()
     return found
