@@ -71,6 +71,8 @@ def test_named_policies_run_and_stay_within_their_budget(name):
         per_token = 2 * 16 * 4 * 2 * 4  # K and V, head size, float32, KV heads, layers
         assert pool + tails <= (400 + 4 * 70) * per_token
         assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 4 * 60 and 0 <= told["uncovered_mass"] <= 1
+        pages = cache.ledger.pages
+        assert pages["selected"] == pages["hits"] + pages["fetched"] - pages["mispredicted"] + pages["in_place"] > 0
         cache.close()
 
 

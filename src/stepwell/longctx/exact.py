@@ -14,7 +14,7 @@ from stepwell.longctx.over import over_piece, over_pool
 def everything(layer: LayerState, query: torch.Tensor, part: Part, asked: Asked) -> Part:
     """Every page: what the pool has of the very pages that were stored is not fetched again."""
     setting = layer.setting
-    if layer.number == 0:
+    if layer.number == setting.first:
         setting.ledger.exact_passes += 1
     valid = layer.page_valid(asked.mask)
     wanted = torch.ones(query.shape[0], layer.pages, dtype=torch.bool, device=query.device)

@@ -16,8 +16,8 @@ from stepwell.longctx.store.base import PageStore
 @dataclass(slots=True)
 class Setting:
     """`store_for`: the cold store for pages of so many bytes. `audit`: the true mass of what was attended is noted
-    beside the estimated one, at the price of all keys in memory. `exact_now`: steps of one token are exact, too, whatever
-    the policy; `drafting`: those of a VERIFIED policy are sparse, since somebody checks them."""
+    beside the estimated one, at the price of all keys in memory. `exact_now`: steps of one token are exact, too,
+    whatever the policy; `drafting`: those of a VERIFIED policy are sparse, since somebody checks them."""
 
     policy: Policy
     budget: HotBudget
@@ -28,6 +28,11 @@ class Setting:
     audit: bool = False
     exact_now: bool = False
     drafting: bool = False
+    first: int = 0
+    """The number of the first tiered layer: passes are counted there."""
+    approximate: bool = False
+    """Some of what is in the cache is not as full attention would have left it: pages in a lossy codec alone, or tokens
+    of sparse steps that nobody checked."""
 
     @property
     def sparse_now(self) -> bool:

@@ -17,6 +17,7 @@ from stepwell.longctx.over import over_piece, over_pool
 from stepwell.longctx.parts.residency.base import Step
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.cap import cap
+from stepwell.longctx.policy import Mode
 from stepwell.longctx.pool import Change
 
 _log = logging.getLogger("stepwell.longctx")
@@ -37,6 +38,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, hot: Part, asked: Aske
     brought, layer.ahead.brought = layer.ahead.brought, None
     early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
+    layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
     ledger.pages["selected"] += int(selected.sum())
     ledger.pages["hits"] += int((selected & resident).sum())
