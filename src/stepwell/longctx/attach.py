@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ class Attached:
         seen = _Seen(cache.ledger)
         criteria = [*(kwargs.pop("stopping_criteria", None) or []), seen]
         if cache.policy.mode is Mode.VERIFIED:
-            kwargs["custom_generate"] = verified.decode
+            # generate keeps the streamer to itself when the decoding is somebody else's
+            kwargs["custom_generate"] = partial(verified.decode, streamer=kwargs.get("streamer"))
         try:
             if ids is not None:
                 _check_begins(ids, cache)
