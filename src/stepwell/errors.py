@@ -50,6 +50,9 @@ CODES = _table(
     ("SW-130", "the hot budget of a long context is too small for its policy"),
     ("SW-131", "a long-context policy is not known"),
     ("SW-132", "a prompt does not begin with what is in its cache"),
+    ("SW-133", "a cache of a long context is of no further use"),
+    ("SW-134", "tokens cannot be taken back out of a cache of a long context"),
+    ("SW-135", "an exact policy cannot go on with a saved context of a sparse one"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

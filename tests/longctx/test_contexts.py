@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from tests.longctx.test_exact import SMALL
 from tests.longctx.test_sparse import EVERYTHING
 
 from stepwell.errors import AccessDenied, CapacityError, ConfigError, IdentityMismatch, IntegrityError
-from stepwell.longctx import attach
+from stepwell.longctx import Mode, attach
+from stepwell.longctx.parts.codec.quantised import Quantised
 
 KEY = bytes(range(32))
 OPTIONS = {"max_new_tokens": 20, "do_sample": False}
@@ -92,3 +94,25 @@ def test_a_prompt_of_another_text_is_refused():
             assert refused.value.code == "SW-132"
         assert model.generate(one, past_key_values=cache, **OPTIONS).shape[1] == 240
         cache.close()
+
+
+def test_what_sparse_steps_left_is_not_taken_for_exact(tmp_path):
+    model, ids = make(), tokens(200)
+    for policy, codec_alone in ((EVERYTHING, False), (replace(EVERYTHING, codec=Quantised(8, 4)), True)):
+        with attach(model, policy, hot_tokens=120) as attached:
+            cache = attached.new_cache()
+            with cache.exactly() if codec_alone else nullcontext():
+                model.generate(ids, past_key_values=cache, **OPTIONS)
+            attached.save(tmp_path / "context", cache, key=KEY)
+            again = attached.open(tmp_path / "context", key=KEY)
+            attached.save(tmp_path / "context", again, key=KEY)  # nor after another time
+        for exact in (SMALL, replace(policy, mode=Mode.VERIFIED)):
+            with attach(model, exact, hot_tokens=120) as attached, pytest.raises(ConfigError) as refused:
+                attached.open(tmp_path / "context", key=KEY)
+            assert refused.value.code == "SW-135"
+    with attach(model, replace(policy, mode=Mode.VERIFIED), hot_tokens=120) as attached:  # whose drafts leave nothing
+        cache = attached.new_cache()
+        model.generate(ids, past_key_values=cache, **OPTIONS)
+        attached.save(tmp_path / "context", cache, key=KEY)
+    with attach(model, SMALL, hot_tokens=120) as attached:
+        assert attached.open(tmp_path / "context", key=KEY).get_seq_length() == 219

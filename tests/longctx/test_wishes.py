@@ -105,3 +105,22 @@ def test_exactly_lasts_as_long_as_it_says():
         assert cache.ledger.steps == 0  # none was sparse, also behind a prompt in parts
         model.generate(cache.tokens, past_key_values=None, **GREEDY)
         assert attached.ledger.steps > 0
+
+
+class Heard:
+    def __init__(self):
+        self.tokens, self.ends = [], 0
+
+    def put(self, tokens):
+        self.tokens += tokens.flatten().tolist()
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize("policy", [SMALL, verified()])
+def test_a_streamer_hears_every_token_once(policy):
+    model, ids, heard = make(), tokens(120), Heard()
+    with attach(model, policy, hot_tokens=100):
+        found = model.generate(ids, streamer=heard, **GREEDY)
+    assert heard.tokens == found[0].tolist() and heard.ends == 1

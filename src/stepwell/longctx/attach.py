@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ class Attached:
                 options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)[:, start:]
             with cache.exactly():
                 self._model(input_ids[:, start:until], **options)
+            cache.crop(0)  # windows that a verified turn before this one told to record keep no more than they need
         _note_tokens(cache, input_ids, attention_mask)
 
     def save(self, path: str | Path, cache: TieredCache, *, key: bytes | None = None) -> None:
@@ -103,7 +105,8 @@ class Attached:
     def open(self, path: str | Path, *, key: bytes | None = None) -> TieredCache:
         """A cache with what was saved; its `tokens` are the ids in it, with which the next prompt must begin. Raises
         AccessDenied SW-610 (another key), IdentityMismatch SW-407 (another model), IntegrityError SW-306 (cut or
-        changed), CapacityError SW-209 (these tiers do not hold it)."""
+        changed), CapacityError SW-209 (these tiers do not hold it), ConfigError SW-135 (saved behind sparse steps, and
+        the policy is an exact or verified one)."""
         cache = self.new_cache()
         try:
             contexts.open_into(self._model, cache, Path(path), key)
@@ -125,7 +128,8 @@ class Attached:
         seen = _Seen(cache.ledger)
         criteria = [*(kwargs.pop("stopping_criteria", None) or []), seen]
         if cache.policy.mode is Mode.VERIFIED:
-            kwargs["custom_generate"] = verified.decode
+            # generate keeps the streamer to itself when the decoding is somebody else's
+            kwargs["custom_generate"] = partial(verified.decode, streamer=kwargs.get("streamer"))
         try:
             if ids is not None:
                 _check_begins(ids, cache)

@@ -10,11 +10,18 @@ from stepwell.longctx.hot import all_hot, by_lane
 from stepwell.longctx.layer import LayerState
 from stepwell.longctx.merge import finish, merge, sink
 from stepwell.longctx.sparse import selected_part
+from stepwell.longctx.writable import writable
 
 
+@writable()
 def attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Tensor:
     """[B, query heads, Q, D] to [B, Q, query heads, Dv], in the query's dtype. The Q newest tokens of the layer are the
-    query's own; each sees itself and what came before. Pages step down afterwards."""
+    query's own; each sees itself and what came before. Pages step down afterwards. Autocast does not reach in here."""
+    with torch.autocast(query.device.type, enabled=False):
+        return _attention(layer, query.to(layer.tail.keys.dtype), asked).to(query.dtype)
+
+
+def _attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Tensor:
     layer.scale = asked.scale
     steps = query.shape[2]
     if layer.sinks is None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
 
+from stepwell.errors import ConfigError
 from stepwell.longctx import hook
 from stepwell.longctx.budget import HotBudget
 from stepwell.longctx.fetcher import Fetcher
@@ -24,6 +25,7 @@ from stepwell.longctx.setting import Setting
 from stepwell.longctx.store.link import Link, Queue
 from stepwell.longctx.stores import Stores
 from stepwell.longctx.support import TIERED, layer_types
+from stepwell.longctx.writable import writable
 
 
 class TieredLayer(CacheLayerMixin):
@@ -45,9 +47,13 @@ class TieredLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
+    @writable()
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if key_states.dtype != value_states.dtype:  # under autocast rotated keys are float32, and values are not
+            kind = torch.promote_types(key_states.dtype, value_states.dtype)
+            key_states, value_states = key_states.to(kind), value_states.to(kind)
         if self.state is None:
             self.lazy_initialization(key_states, value_states)
         assert self.state is not None
@@ -71,6 +77,7 @@ class TieredLayer(CacheLayerMixin):
         self.state = None
         self.is_initialized = False
 
+    @writable()
     def crop(self, tokens_to_remove: int) -> None:
         """Negative: so many tokens leave at the end. Positive is transformers' older form: the length to crop to."""
         length = self.get_seq_length()
@@ -89,6 +96,7 @@ class TieredLayer(CacheLayerMixin):
         if self.state is not None:
             self._rows(torch.arange(self.state.rows_count, device=indices.device)[indices])
 
+    @writable()
     def _rows(self, rows: torch.Tensor) -> None:
         if self.state is not None:
             self.state.rows(rows.to(self.state.tail.keys.device))
@@ -140,7 +148,15 @@ class TieredCache(Cache):
         fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
         self.setting = Setting(
-            chosen, budget, self.ledger, fetcher, stores.of, stores.near, profile=profile, audit=audit
+            chosen,
+            budget,
+            self.ledger,
+            fetcher,
+            stores.of,
+            stores.near,
+            first=kinds.index(TIERED),
+            profile=profile,
+            audit=audit,
         )
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
@@ -163,6 +179,7 @@ class TieredCache(Cache):
         """The layers of ours, without those that have a window."""
         return [layer for layer in self.layers if isinstance(layer, TieredLayer)]
 
+    @writable()
     def adopt(self, dense: DynamicCache, queries: Sequence[torch.Tensor] | None = None) -> None:
         """Takes a copy of what a prompt left in transformers' own cache, as if the prompt had been computed with this
         one, which must be empty. `queries`: of the last prompt tokens in each layer, [B, query heads, Q, D], by which
@@ -187,9 +204,82 @@ class TieredCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer_idx == 0:
+            self._check()
         if self.setting.profile is not None and self.setting.profile.ready:
             self._divide(self.setting.profile)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _check(self) -> None:
+        """Raises ConfigError SW-133 where going on would give answers from a part of the context, in silence."""
+        why = None
+        if not self._finish.alive:
+            why = "it is closed"
+        elif len(lengths := {layer.get_seq_length() for layer in self.layers}) > 1:
+            why = (
+                f"a pass over its last tokens was interrupted: its layers have {min(lengths)} to {max(lengths)} tokens"
+            )
+        if why is not None:
+            raise ConfigError(
+                "SW-133",
+                what="a long context's cache is of no further use",
+                why=why,
+                fix="start again with a new cache, or `reset()` one that is not closed",
+            )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back so many tokens at the end, given as a negative number (positive: the length to crop to). Raises
+        ConfigError SW-134, and leaves all as it is, where layers with a window no longer have what was before:
+        `activate_past_recording()` keeps what comes from then on, until the next crop."""
+        length = self.get_seq_length()
+        count = -tokens_to_remove if tokens_to_remove <= 0 else max(length - tokens_to_remove, 0)
+        count = min(count, length)
+        for layer in self.layers:
+            if isinstance(layer, DynamicSlidingWindowLayer) and count and layer.is_initialized:
+                self._check_window(layer, length - count, count)
+        for layer in self.layers:
+            if count or getattr(layer, "record_past", False):  # with 0, a window forgets what it has recorded
+                layer.crop(-count)
+        if self.tokens is not None and self.tokens.shape[1] >= length:
+            self.tokens = self.tokens[:, : length - count]
+            self.mask = self.mask[:, : length - count] if self.mask is not None else None
+
+    def _check_window(self, layer: DynamicSlidingWindowLayer, left: int, count: int) -> None:
+        held = layer.keys.shape[2] - count
+        if held >= min(left, layer.sliding_window - 1) and (layer.record_past or left + count < layer.sliding_window):
+            return
+        raise ConfigError(
+            "SW-134",
+            what=f"{count} tokens cannot be taken back out of this cache",
+            why=f"the layers with a window of {layer.sliding_window} tokens have forgotten what was before them",
+            fix="call `activate_past_recording()` before what you may take back, or start again with a new cache",
+        )
+
+    def reset(self) -> None:
+        """Empty again, as a new one."""
+        super().reset()
+        self.tokens = self.mask = None
+        self.setting.approximate = False
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.tokens is not None:
+            self._rows(torch.arange(len(self.tokens)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.tokens is not None:
+            self._rows(torch.arange(len(self.tokens), device=indices.device)[indices])
+
+    def _rows(self, rows: torch.Tensor) -> None:
+        """Row i of what is known of the tokens is what row `rows[i]` was."""
+        for name in ("tokens", "mask"):
+            if (known := getattr(self, name)) is not None:
+                setattr(self, name, known[rows.to(known.device)] if int(rows.max()) < len(known) else None)
 
     def _divide(self, profile: Profile) -> None:
         """Between two layers' attention, when nobody uses a pool."""

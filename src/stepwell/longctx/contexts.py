@@ -15,12 +15,15 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from stepwell.errors import ConfigError
 from stepwell.io.paths import home_dir
 from stepwell.longctx.cache import TieredCache, TieredLayer
 from stepwell.longctx.fingerprint import fingerprint
 from stepwell.longctx.layer import LayerState
+from stepwell.longctx.policy import Mode
 from stepwell.longctx.saved import Reader, write_context
 from stepwell.longctx.saved_key import context_key
+from stepwell.longctx.writable import writable
 
 _TOKENS_AT_ONCE = 4096
 _IDS, _MASK = "tokens", "mask"
@@ -30,16 +33,27 @@ def save(model: Any, cache: TieredCache, path: Path, key: bytes | None) -> None:
     """Writes the cache under `path`, with the token ids that it knows of (those of the last `generate` or `prefill`).
     `key`: 32 bytes; None: the key in stepwell's home. Raises what `write_context` does; the cache stays as it is."""
     lengths = [layer.get_seq_length() for layer in cache.layers]
-    manifest = {"fingerprint": fingerprint(model), "lengths": lengths, "kinds": [_kind(each) for each in cache.layers]}
+    manifest = {"fingerprint": fingerprint(model), "lengths": lengths, "kinds": [_kind(each) for each in cache.layers],
+                "approximate": cache.setting.approximate}  # fmt: skip
     write_context(path, key if key is not None else context_key(home_dir(os.environ)), manifest, _Tensors(cache))
 
 
+@writable()
 def open_into(model: Any, cache: TieredCache, path: Path, key: bytes | None) -> None:
-    """Fills `cache`, which must be empty, with what `save` wrote. Raises what `Reader` does, and CapacityError; the
-    cache is empty then."""
+    """Fills `cache`, which must be empty, with what `save` wrote. Raises what `Reader` does, CapacityError, and
+    ConfigError SW-135 if it was saved behind sparse steps and this policy is exact; the cache is empty then."""
     reader = Reader(path, key if key is not None else context_key(home_dir(os.environ)), fingerprint(model))
     with contextlib.closing(reader):
+        approximate = bool(reader.manifest["approximate"])
+        if approximate and cache.policy.mode is not Mode.SPARSE:
+            raise ConfigError(
+                "SW-135",
+                what=f"the policy {cache.policy.name!r} cannot go on with the saved context {path}",
+                why="it was saved behind steps of a sparse policy, so it is not as full attention would have left it",
+                fix="open it with a sparse policy, or save the context again before anything is generated",
+            )
         try:
+            cache.setting.approximate = approximate
             if _IDS in reader.names:
                 cache.tokens = reader.read(_IDS)
             cache.mask = reader.read(_MASK) if _MASK in reader.names else None

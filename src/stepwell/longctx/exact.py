@@ -16,7 +16,7 @@ def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     """Sinks, tail and every page. What the pool has of the very pages that were stored is not fetched again; where
     reading is beside the model, the next layer's first pages are on their way while this layer computes."""
     setting, ahead = layer.setting, layer.ahead
-    if setting.is_first(layer.number):
+    if layer.number == setting.first:
         setting.ledger.exact_passes += 1
     brought, ahead.everything = ahead.everything, None
     if brought is None or brought.wanted.shape[1] != layer.pages:

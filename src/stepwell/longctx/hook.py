@@ -34,8 +34,16 @@ def register() -> None:
 
 
 def leave(layer: LayerState) -> None:
-    """Called by `update`: the next attention of this thread is this layer's."""
+    """Called by `update`: the next attention of this thread is this layer's. Raises Unsupported SW-715 if the one
+    before never came: the model attends in another way, and over the new tokens alone."""
+    before = _waiting.get()
     _waiting.set(layer)
+    if before is not None and before.setting is layer.setting:
+        _waiting.set(None)
+        raise _refused(
+            f"layer {before.number} of the cache was filled and not attended over",
+            f"the model's attention implementation is not {NAME!r} (use attach), or its attention was interrupted",
+        )
 
 
 def mask_function(

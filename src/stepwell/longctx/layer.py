@@ -257,6 +257,7 @@ class LayerState:
             raise
         self.exact.release()
         self.exact, self.draft = None, draft
+        self.setting.approximate |= not draft.codec.lossless
 
     def _warm_by_index(self, mask: torch.Tensor | None) -> None:
         if self.pool is None or self.residency is None or self.index is None or self.last_queries is None:
@@ -376,6 +377,7 @@ class LayerState:
         self.exact = self.draft = self.sinks = None
         self.index = self.truth = self.residency = self.pool = None
         self.settled = self.warmed = False
+        self.steps = 0
 
 
 def _pages(states: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -20,7 +20,8 @@ class Ledger:
     """
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    pages: Counter[str] = field(default_factory=Counter)  # selected, hits, fetched, prefetched, mispredicted, in_place
+    pages: Counter[str] = field(default_factory=Counter)
+    """selected = hits + fetched - mispredicted + in_place; early: those of the selected that were fetched before."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """fetch: reading and decoding; stall: what the model waited for it."""
     steps: int = 0

@@ -29,16 +29,25 @@ def over_pool(
 
 
 def over_piece(
-    layer: LayerState, query: torch.Tensor, piece: Piece, valid: torch.Tensor | None, asked: Asked
+    layer: LayerState,
+    query: torch.Tensor,
+    piece: Piece,
+    valid: torch.Tensor | None,
+    asked: Asked,
+    pages: torch.Tensor | None = None,
 ) -> tuple[Part, tuple[torch.Tensor, torch.Tensor]]:
-    """Over a piece that was fetched; and its states."""
+    """Over a piece that was fetched, of it only what is True in `pages`, [L, n] (None: all); and its states."""
     states = piece.states.result()
-    count = query.shape[0]
+    count, tokens = query.shape[0], layer.shape.tokens
     (keys, there), (values, _) = (side_by_side(piece.lanes, each, count) for each in states)
+    seen: torch.Tensor | None = None
     if valid is not None:
-        seen = valid.unflatten(1, (-1, layer.shape.tokens))[piece.lanes, piece.pages]
-        seen, padded = side_by_side(piece.lanes, seen[:, None, :, None], count)
-        seen = seen[:, 0, :, 0]
-        there = seen if padded is None else seen & padded
+        seen = valid.unflatten(1, (-1, tokens))[piece.lanes, piece.pages]
+    if pages is not None and not (chosen := pages[piece.lanes, piece.pages]).all():
+        chosen = chosen[:, None].expand(-1, tokens)
+        seen = chosen if seen is None else seen & chosen
+    if seen is not None:
+        beside, padded = side_by_side(piece.lanes, seen[:, None, :, None], count)
+        there = beside[:, 0, :, 0] if padded is None else beside[:, 0, :, 0] & padded
     visible = None if there is None else there[:, None, None, None]
     return attend(query, keys, values, scale=asked.scale, softcap=asked.softcap, valid=visible), states

@@ -37,15 +37,17 @@ class Setting:
     audit: bool = False
     exact_now: bool = False
     drafting: bool = False
+    first: int = 0
+    """The number of the first tiered layer: passes are counted there."""
+    approximate: bool = False
+    """Some of what is in the cache is not as full attention would have left it: pages in a lossy codec alone, or tokens
+    of sparse steps that nobody checked."""
 
     @property
     def sparse_now(self) -> bool:
         """Whether steps of one token attend over what the policy selects."""
         mode = self.policy.mode
         return not self.exact_now and (mode is Mode.SPARSE or (mode is Mode.VERIFIED and self.drafting))
-
-    def is_first(self, number: int) -> bool:
-        return number == min(self.layers)
 
     def after(self, number: int) -> LayerState | None:
         """The next layer whose KV lies across tiers."""

@@ -18,6 +18,7 @@ from stepwell.longctx.over import over_piece, over_pool
 from stepwell.longctx.parts.residency.base import Step
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.cap import cap
+from stepwell.longctx.policy import Mode
 from stepwell.longctx.pool import Change
 
 _log = logging.getLogger("stepwell.longctx")
@@ -33,14 +34,16 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     assert policy.selector is not None
     selection = policy.selector.select(shown)
     resident = resident_pages(layer)
+    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
+    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     if policy.new_pages is not None:
-        selection = cap(selection, resident, shown.score, policy.new_pages)
+        left = max(policy.new_pages - int(early.sum(1).max()), 0)
+        selection = cap(selection, resident | early, shown.score, left)
     selected = as_mask(selection, layer.pages)
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
-    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
-    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
     missing = selected & ~resident & ~early
+    layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
     ledger.pages["selected"] += int(selected.sum())
     ledger.pages["hits"] += int((selected & resident).sum())
@@ -48,21 +51,21 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
     late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
-    pooled = resident if policy.attend_hot else resident & selected
+    # What is there is attended over, selected or not, or only what was selected.
+    there = resident | early if policy.attend_hot else (resident | early) & selected
     if layer.pool is not None:
-        part = merge(part, over_pool(layer, query, pooled, valid, asked))
+        part = merge(part, over_pool(layer, query, there, valid, asked))
     change = _exchange(layer, selected | early, resident, shown.score)
     for fetched in (brought, late):
         if fetched is None:
             continue
         for piece in fetched.pieces():
-            more, states = over_piece(layer, query, piece, valid, asked)
+            more, states = over_piece(layer, query, piece, valid, asked, pages=there | missing)
             part = merge(part, more)
             _install(layer, change, piece, states)
     if late is None:
         part = merge(part, _in_place(layer, query, missing, valid, asked, change))
-    attended = pooled | selected | early
-    _note(layer, shown, attended, actual, hot, valid, asked)
+    _note(layer, shown, there | selected, actual, hot, valid, asked)
     layer.before_query = actual
     layer.ahead.query, layer.ahead.hot_lse = None, hot.lse[..., 0]
     layer.steps += 1

@@ -50,10 +50,12 @@ def decode(
                 streamer.put(column.cpu())
             going = going & ~stopping_criteria(tokens, None)
             if not going.any():
-                _trim(cache, tokens.shape[1] - 1)
-                if streamer is not None:
-                    streamer.end()
-                return tokens
+                break
+        _trim(cache, tokens.shape[1] - 1)
+        if not going.any():
+            if streamer is not None:
+                streamer.end()
+            return tokens
         found = _round(run, tokens, length, going)
 
 
@@ -76,7 +78,7 @@ def _refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Tensor) -> torch.Tensor:
-    """Drafts, checks, and brings the cache to all of `tokens` and what was accepted but its last: [B, 1 to k + 1]."""
+    """Drafts and checks: what was accepted, [B, 1 to k + 1]. All drafts are in the cache then."""
     ledger, count = run.cache.ledger, length.best()
     before = ledger.brought()
     drafted = tokens
@@ -94,7 +96,6 @@ def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Te
         if nth == count or not (best == drafted[:, start + nth])[going].all():
             break
     accepted = len(found) - 1
-    run.cache.crop(-(count - accepted))
     ledger.verifies += 1
     ledger.drafted += count
     ledger.accepted += accepted
@@ -103,9 +104,9 @@ def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Te
 
 
 def _trim(cache: TieredCache, length: int) -> None:
-    """Stopping early leaves accepted tokens in the cache that nobody will see."""
-    if (more := cache.get_seq_length() - length) > 0:
-        cache.crop(-more)
+    """Takes back what was not accepted, or was and nobody will see. Once for each check: with a crop, windows forget
+    what was before them, so a second one would come too late."""
+    cache.crop(length - cache.get_seq_length())
 
 
 class _Run:
