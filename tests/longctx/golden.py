@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from stepwell.longctx.saved import write_context
+from stepwell.longctx.saved.container import write_context
 
 FILE = Path(__file__).parent.parent / "golden" / "context-1.ctx"
 KEY = bytes(range(32))

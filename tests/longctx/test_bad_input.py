@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from stepwell.errors import CapacityError, ConfigError, IntegrityError, StepwellError, Unsupported
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
-from stepwell.longctx import hook as handshake
+from stepwell.longctx.model import hook as handshake
 
 OPTIONS = {"max_new_tokens": 60, "do_sample": False}
 

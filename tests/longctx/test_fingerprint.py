@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from stepwell.errors import IdentityMismatch
-from stepwell.longctx.fingerprint import fingerprint
+from stepwell.longctx.saved.fingerprint import fingerprint
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

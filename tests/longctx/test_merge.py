@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.longctx.merge import Part, attend, finish, from_normalised, merge, merge_all, sink
+from stepwell.longctx.attention.merge import Part, attend, finish, from_normalised, merge, merge_all, sink
 
 
 def whole(query, keys, values, scale, valid=None, softcap=None, sinks=None):
@@ -106,7 +106,7 @@ def test_what_a_kernel_gives_can_be_merged():
 def test_tiles_of_keys_are_merged_too(monkeypatch):
     query, keys, values = states(6, 1, 2, 3, 2, 200, 64, 64)
     at_once = finish(attend(query, keys, values, scale=0.1))
-    monkeypatch.setattr("stepwell.longctx.merge._TILE_NUMBERS", 12 * 64)
+    monkeypatch.setattr("stepwell.longctx.attention.merge._TILE_NUMBERS", 12 * 64)
     valid = torch.ones(1, 1, 1, 2, 200, dtype=torch.bool)
     assert (finish(attend(query, keys, values, scale=0.1, valid=valid)) - at_once).abs().max() < 1e-5
 

@@ -24,7 +24,6 @@ from tests.longctx.test_exact import stepped
 from stepwell.errors import BackendDown, CapacityError, ConfigError, StepwellError
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.mass import estimate
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.near.pages import NearPages
@@ -33,6 +32,7 @@ from stepwell.longctx.parts.index.exact import Keys, TrueKeys
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.residency.hitrate import HitRate
+from stepwell.longctx.parts.select.mass import estimate
 from stepwell.longctx.parts.select.threshold import BelowMax
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.parts.select.topp import TopP

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from stepwell.longctx.pool import Pool
+from stepwell.longctx.kv.pool import Pool
 from stepwell.longctx.shape import PageShape
 
 SHAPE = PageShape(heads=2, group=1, tokens=3, key_dim=4, value_dim=2)

@@ -9,8 +9,8 @@ from tests.longctx.models import make, tokens
 from tests.longctx.test_exact import stepped
 
 from stepwell.longctx import attach, policies
-from stepwell.longctx.pool import Pool
-from stepwell.longctx.profile import Profile
+from stepwell.longctx.kv.pool import Pool
+from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.shape import PageShape
 
 

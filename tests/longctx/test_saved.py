@@ -14,8 +14,8 @@ import torch
 
 from stepwell.block.frame import FrameHeader, frame_bytes
 from stepwell.errors import AccessDenied, BackendDown, CapacityError, IdentityMismatch, IntegrityError, StepwellError
-from stepwell.longctx import saved_format
-from stepwell.longctx.saved import Reader, read_context, write_context
+from stepwell.longctx.saved import form as saved_format
+from stepwell.longctx.saved.container import Reader, read_context, write_context
 
 from . import golden
 from .golden import FINGERPRINT, KEY

@@ -16,8 +16,8 @@ from stepwell.errors import ConfigError
 try:
     from stepwell.longctx import policies
     from stepwell.longctx.attach import Attached, attach
-    from stepwell.longctx.cache import TieredCache
     from stepwell.longctx.metrics import prometheus
+    from stepwell.longctx.model.cache import TieredCache
     from stepwell.longctx.policy import Mode, Policy
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in ("torch", "transformers"):

@@ -12,13 +12,15 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from stepwell.errors import ConfigError, StepwellError
-from stepwell.longctx import contexts, foresight, hook, selfcheck, verified
-from stepwell.longctx.cache import TieredCache
+from stepwell.longctx import verified
 from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.model import foresight, hook, selfcheck
+from stepwell.longctx.model.cache import TieredCache
+from stepwell.longctx.model.support import layer_types
+from stepwell.longctx.model.wishes import Wishes
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Mode, Policy
-from stepwell.longctx.support import layer_types
-from stepwell.longctx.wishes import Wishes
+from stepwell.longctx.saved import contexts
 
 PREFILL_TOKENS = 1024
 """Of a prompt, computed at a time: what a chunk takes on the device is on top of the hot budget."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from stepwell.errors import Unsupported
-from stepwell.longctx.cache import TieredCache
 from stepwell.longctx.draft_length import DraftLength
+from stepwell.longctx.model.cache import TieredCache
 
 
 @torch.no_grad()

@@ -174,7 +174,7 @@ def _budgeted(selector: Any, budget: float) -> Any:
 
 def _least_hot(policy: Any) -> int:
     """The fewest hot tokens that the policy takes, found by asking for too few: it alone knows its slack."""
-    from stepwell.longctx.budget import HotBudget
+    from stepwell.longctx.kv.budget import HotBudget
 
     low, high = 1, 1 << 20
     while low < high:

@@ -23,7 +23,8 @@ from stepwell.bench.longctx.injected import Trace
 from stepwell.bench.longctx.setup import left_out, one
 from stepwell.bench.longctx.stage import SKIPPED, Stage
 from stepwell.bench.report import Result, Row, Target
-from stepwell.longctx import Policy, TieredCache, attach, foresight, policies
+from stepwell.longctx import Policy, TieredCache, attach, policies
+from stepwell.longctx.model import foresight
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.store.link import Link

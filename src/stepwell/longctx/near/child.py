@@ -17,10 +17,10 @@ import torch
 
 from stepwell.errors import StepwellError
 from stepwell.io import dumps
-from stepwell.longctx.mass import weigh
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.kinds import build
 from stepwell.longctx.parts.index.base import KeyIndex
+from stepwell.longctx.parts.select.mass import weigh
 from stepwell.longctx.shape import PageShape
 from stepwell.longctx.store.tiers import Tiers
 

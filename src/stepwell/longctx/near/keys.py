@@ -9,12 +9,12 @@ import torch
 
 from stepwell.errors import BackendDown
 from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.mass import Masses
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.parts.index.base import IndexKind
 from stepwell.longctx.parts.select.base import Candidates
+from stepwell.longctx.parts.select.mass import Masses
 from stepwell.longctx.shape import PageShape
 
 

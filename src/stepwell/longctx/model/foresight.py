@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from stepwell.longctx.cache import TieredCache, TieredLayer
-from stepwell.longctx.sparse import foresee
+from stepwell.longctx.attention.sparse import foresee
+from stepwell.longctx.model.cache import TieredCache, TieredLayer
 
 FIRST = 3
 """The first layer whose query is worth foretelling."""

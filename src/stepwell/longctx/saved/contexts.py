@@ -17,13 +17,13 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from stepwell.errors import ConfigError
 from stepwell.io.paths import home_dir
-from stepwell.longctx.cache import TieredCache, TieredLayer
-from stepwell.longctx.fingerprint import fingerprint
-from stepwell.longctx.layer import LayerState
+from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.kv.writable import writable
+from stepwell.longctx.model.cache import TieredCache, TieredLayer
 from stepwell.longctx.policy import Mode
-from stepwell.longctx.saved import Reader, write_context
-from stepwell.longctx.saved_key import context_key
-from stepwell.longctx.writable import writable
+from stepwell.longctx.saved.container import Reader, write_context
+from stepwell.longctx.saved.fingerprint import fingerprint
+from stepwell.longctx.saved.key import context_key
 
 _TOKENS_AT_ONCE = 4096
 _IDS, _MASK = "tokens", "mask"

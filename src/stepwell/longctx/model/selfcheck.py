@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stepwell.errors import Unsupported
-from stepwell.longctx.cache import TieredCache
+from stepwell.longctx.model.cache import TieredCache
 from stepwell.longctx.policy import Mode, Policy
 
 KNOWN = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.layer import LayerState
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.parts.select.base import Candidates, Selection
 
 

@@ -11,21 +11,21 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
 
 from stepwell.errors import ConfigError
-from stepwell.longctx import hook
-from stepwell.longctx.budget import HotBudget
-from stepwell.longctx.fetcher import Fetcher
-from stepwell.longctx.layer import LayerState
+from stepwell.longctx.kv.budget import HotBudget
+from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.kv.profile import Profile
+from stepwell.longctx.kv.setting import Setting
+from stepwell.longctx.kv.writable import writable
 from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.model import hook
+from stepwell.longctx.model.support import TIERED, layer_types
 from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
-from stepwell.longctx.profile import Profile
-from stepwell.longctx.setting import Setting
 from stepwell.longctx.store.link import Link, Queue
 from stepwell.longctx.stores import Stores
-from stepwell.longctx.support import TIERED, layer_types
-from stepwell.longctx.writable import writable
 
 
 class TieredLayer(CacheLayerMixin):

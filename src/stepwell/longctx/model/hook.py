@@ -17,10 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from transformers.modeling_utils import AttentionInterface
 
 from stepwell.errors import Unsupported
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.attention import attention
-from stepwell.longctx.hot import capped
-from stepwell.longctx.layer import LayerState
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.dispatch import attention
+from stepwell.longctx.attention.hot import capped
+from stepwell.longctx.kv.layer import LayerState
 
 NAME = "stepwell"
 _waiting: ContextVar[LayerState | None] = ContextVar("stepwell-layer", default=None)

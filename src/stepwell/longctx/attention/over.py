@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.brought import Piece, side_by_side
-from stepwell.longctx.layer import LayerState
-from stepwell.longctx.merge import Part, attend
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.merge import Part, attend
+from stepwell.longctx.kv.brought import Piece, side_by_side
+from stepwell.longctx.kv.layer import LayerState
 
 
 def over_pool(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.brought import Brought
-from stepwell.longctx.hot import hot_part
-from stepwell.longctx.layer import LayerState
-from stepwell.longctx.merge import Part, merge
-from stepwell.longctx.over import over_piece, over_pool
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.hot import hot_part
+from stepwell.longctx.attention.merge import Part, merge
+from stepwell.longctx.attention.over import over_piece, over_pool
+from stepwell.longctx.kv.brought import Brought
+from stepwell.longctx.kv.layer import LayerState
 
 
 def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:

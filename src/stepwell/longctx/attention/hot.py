@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.lanes import Lanes
-from stepwell.longctx.layer import LayerState
-from stepwell.longctx.merge import Part, attend, finish, merge, sink
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.merge import Part, attend, finish, merge, sink
+from stepwell.longctx.kv.lanes import Lanes
+from stepwell.longctx.kv.layer import LayerState
 
 
 def all_hot(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Tensor:

@@ -25,7 +25,7 @@ from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import Opened, Opener, Sealer, SegmentKey
 from stepwell.errors import AccessDenied, BackendDown, CapacityError, IdentityMismatch, IntegrityError, StepwellError
 from stepwell.io.memory import Bytes
-from stepwell.longctx import saved_format as form
+from stepwell.longctx.saved import form
 from stepwell.longctx.store.trouble import FULL
 from stepwell.vault.memory import KEY_BYTES
 

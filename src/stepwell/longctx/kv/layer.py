@@ -15,21 +15,21 @@ from dataclasses import dataclass
 import torch
 
 from stepwell.errors import StepwellError
-from stepwell.longctx.brought import Brought
-from stepwell.longctx.cold import ColdPages
-from stepwell.longctx.lanes import Lanes
-from stepwell.longctx.mass import estimate
+from stepwell.longctx.kv.brought import Brought
+from stepwell.longctx.kv.cold import ColdPages
+from stepwell.longctx.kv.lanes import Lanes
+from stepwell.longctx.kv.pool import Pool
+from stepwell.longctx.kv.setting import Setting
+from stepwell.longctx.kv.tail import Tail
 from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.base import KeyIndex
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.residency.base import Residency
 from stepwell.longctx.parts.select.base import Candidates
+from stepwell.longctx.parts.select.mass import estimate
 from stepwell.longctx.policy import Mode
-from stepwell.longctx.pool import Pool
-from stepwell.longctx.setting import Setting
 from stepwell.longctx.shape import PageShape
-from stepwell.longctx.tail import Tail
 
 _LAST_QUERIES = 16
 """Of the prompt's last tokens, whose attention tells what is important when decoding begins (SnapKV's idea)."""

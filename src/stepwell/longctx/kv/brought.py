@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stepwell.longctx.cold import ColdPages
-from stepwell.longctx.fetcher import Fetch, Fetcher
+from stepwell.longctx.kv.cold import ColdPages
+from stepwell.longctx.kv.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
 
 States = tuple[torch.Tensor, torch.Tensor]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.exact import everything
-from stepwell.longctx.hot import all_hot, by_lane
-from stepwell.longctx.layer import LayerState
-from stepwell.longctx.merge import finish, merge, sink
-from stepwell.longctx.sparse import selected_part
-from stepwell.longctx.writable import writable
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.exact import everything
+from stepwell.longctx.attention.hot import all_hot, by_lane
+from stepwell.longctx.attention.merge import finish, merge, sink
+from stepwell.longctx.attention.sparse import selected_part
+from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.kv.writable import writable
 
 
 @writable()

@@ -7,19 +7,19 @@ from functools import partial
 
 import torch
 
-from stepwell.longctx.asked import Asked
-from stepwell.longctx.brought import Brought, Piece
-from stepwell.longctx.choose import as_mask, candidates, resident_pages, scoring_query, widen
-from stepwell.longctx.hot import hot_part
-from stepwell.longctx.layer import LayerState
-from stepwell.longctx.mass import estimate
-from stepwell.longctx.merge import Part, attend, merge
-from stepwell.longctx.over import over_piece, over_pool
+from stepwell.longctx.attention.asked import Asked
+from stepwell.longctx.attention.choose import as_mask, candidates, resident_pages, scoring_query, widen
+from stepwell.longctx.attention.hot import hot_part
+from stepwell.longctx.attention.merge import Part, attend, merge
+from stepwell.longctx.attention.over import over_piece, over_pool
+from stepwell.longctx.kv.brought import Brought, Piece
+from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.kv.pool import Change
 from stepwell.longctx.parts.residency.base import Step
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.cap import cap
+from stepwell.longctx.parts.select.mass import estimate
 from stepwell.longctx.policy import Mode
-from stepwell.longctx.pool import Change
 
 _log = logging.getLogger("stepwell.longctx")
 _EARLY = 4

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stepwell.longctx.budget import HotBudget
-from stepwell.longctx.fetcher import Fetcher
+from stepwell.longctx.kv.budget import HotBudget
+from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.policy import Mode, Policy
-from stepwell.longctx.profile import Profile
 from stepwell.longctx.store.base import PageStore
 
 if TYPE_CHECKING:
-    from stepwell.longctx.layer import LayerState
+    from stepwell.longctx.kv.layer import LayerState
 
 
 @dataclass(slots=True)

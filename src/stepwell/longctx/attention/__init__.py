@@ -1,0 +1,1 @@
+"""Attention in parts, over what is hot and what comes up."""

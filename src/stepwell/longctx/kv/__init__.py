@@ -1,0 +1,1 @@
+"""The KV of one layer across the tiers, and what layers share."""

@@ -1,0 +1,1 @@
+"""Contexts that are kept in files."""
