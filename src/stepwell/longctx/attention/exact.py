@@ -10,11 +10,13 @@ from stepwell.longctx.attention.merge import Part, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
 from stepwell.longctx.kv.brought import Brought
 from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.policy import Mode
 
 
 def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     """Sinks, tail and every page. What the pool has of the very pages that were stored is not fetched again; where
-    reading is beside the model, the next layer's first pages are on their way while this layer computes."""
+    reading is beside the model, the next layer's first pages are on their way while this layer computes (of an exact
+    policy also the first layer's, for the next step)."""
     setting, ahead = layer.setting, layer.ahead
     if layer.number == setting.first:
         setting.ledger.exact_passes += 1
@@ -22,6 +24,8 @@ def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if brought is None or brought.wanted.shape[1] != layer.pages:
         brought = _bring(layer, urgent=True)
     following = setting.after(layer.number)
+    if following is None and setting.policy.mode is Mode.EXACT:  # the next step is exact, too, and begins there
+        following = setting.layers[setting.first]
     if setting.fetcher.beside and following is not None and following.pages:
         following.ahead.everything = _bring(following, urgent=False)
     valid = layer.page_valid(asked.mask)
