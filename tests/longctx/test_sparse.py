@@ -27,6 +27,7 @@ PARTS = [150, *[1] * 100]
     {}, {"joint": False}, {"page_tokens": 1, "joint": False}, {"residency": None}, {"executor": "in_place"},
     {"query": "previous"}, {"prefetch": True}, {"query": "ahead", "prefetch": True}, {"attend_hot": False},
     {"prefetch": True, "disk": True}, {"query": "ahead", "prefetch": True, "disk": True, "joint": False},
+        {"prefetch": True, "disk": True, "lookahead": 2},
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 2])
 def test_selecting_everything_is_exact(change, rows, tmp_path):
@@ -73,6 +74,22 @@ def test_no_more_new_pages_than_a_policy_allows(tmp_path):
         cache = attached.new_cache()
         stepped(model, ids, cache, PARTS)
         assert 0 < cache.ledger.pages["fetched"] <= 3 * cache.ledger.steps
+        cache.close()
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+@pytest.mark.parametrize("late", [0, 2])
+def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path):
+    model, ids = make(), tokens(250)
+    policy = replace(
+        EVERYTHING, selector=TopK(0.3), index=TrueKeys(), prefetch=True, lookahead=lookahead, late_pages=late
+    )
+    with attach(model, policy, hot_tokens=140, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        cache = attached.new_cache()
+        found = stepped(model, ids, cache, PARTS)
+        pages, steps = cache.ledger.pages, cache.ledger.steps
+        waited = pages["selected"] - pages["hits"] - pages["early"]
+        assert 0 <= waited <= late * steps and pages["early"] > 0 and found.isfinite().all()
         cache.close()
 
 

@@ -54,7 +54,7 @@ def attach(
         model.set_attn_implementation(hook.NAME)
         selfcheck.check(model)
         if chosen.prefetch or chosen.query == "ahead":
-            handles = foresight.install(model)
+            handles = foresight.install(model, chosen.lookahead)
         model.generate = lambda *args, **kwargs: attached.generate(plain, *args, **kwargs)
         yield attached
     finally:

@@ -36,13 +36,21 @@ STEPWELL = Policy(
     codec=Quantised(8, 4),
     page_tokens=16,
     prefetch=True,
+    lookahead=2,
+    late_pages=0,
 )
 """Two-bit centred token scores summed by page, as many pages as the estimated mass asks for, pages kept as
-long as there is room by the mass that they have now, 8-bit keys and 4-bit values in cold tiers, early fetches by the
-layer before. A window of a few steps would empty a pool that has room: measured, up to ten hits of a hundred less."""
+long as there is room by the mass that they have now, 8-bit keys and 4-bit values in cold tiers, early fetches two
+layers ahead; no step waits for pages that were not foretold: they come for the next one. A window of a few steps would empty a pool that has room: measured, up to ten hits of a hundred less."""
 
 _TOKENS = replace(
-    STEPWELL, name="stepwell-tokens", page_tokens=1, joint=False, prefetch=False, selector=TopP(0.97, 0.03, 0.125)
+    STEPWELL,
+    name="stepwell-tokens",
+    page_tokens=1,
+    joint=False,
+    prefetch=False,
+    late_pages=None,
+    selector=TopP(0.97, 0.03, 0.125),
 )
 """The same by single tokens of single KV heads: for the host tier, where small reads cost little."""
 

@@ -34,8 +34,8 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     assert policy.selector is not None
     selection = policy.selector.select(shown)
     resident = resident_pages(layer)
-    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, None, None
-    early = widen(brought.wanted, layer.pages) if brought is not None else torch.zeros_like(resident)
+    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, [], None
+    early = _under_way(brought, resident)
     if policy.new_pages is not None:
         left = max(policy.new_pages - int(early.sum(1).max()), 0)
         selection = cap(selection, resident | early, shown.score, left)
@@ -43,6 +43,11 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
     missing = selected & ~resident & ~early
+    later: torch.Tensor | None = None
+    if policy.late_pages is not None and layer.setting.fetcher.beside:
+        waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
+        missing, later = waited, missing & ~waited
+        selected &= ~later
     layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
     ledger.pages["selected"] += int(selected.sum())
@@ -56,9 +61,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if layer.pool is not None:
         part = merge(part, over_pool(layer, query, there, valid, asked))
     change = _exchange(layer, selected | early, resident, shown.score)
-    for fetched in (brought, late):
-        if fetched is None:
-            continue
+    for fetched in (*brought, *([late] if late is not None else [])):
         for piece in fetched.pieces():
             more, states = over_piece(layer, query, piece, valid, asked, pages=there | missing)
             part = merge(part, more)
@@ -66,6 +69,8 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if late is None:
         part = merge(part, _in_place(layer, query, missing, valid, asked, change))
     _note(layer, shown, there | selected, actual, hot, valid, asked)
+    if later is not None:
+        layer.ahead.brought.append(_bring(layer, later, urgent=False))
     layer.before_query = actual
     layer.ahead.query, layer.ahead.hot_lse = None, hot.lse[..., 0]
     layer.steps += 1
@@ -80,7 +85,7 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     if policy.query == "ahead":
         ahead.query = foretold
     beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
-    if not (policy.prefetch and beside) or ahead.hot_lse is None or ahead.brought is not None:
+    if not (policy.prefetch and beside) or ahead.hot_lse is None:
         return
     assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
@@ -88,8 +93,16 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     selection = policy.selector.select(shown)
     if policy.new_pages is not None:
         selection = cap(selection, resident, shown.score, policy.new_pages)
-    wanted = as_mask(selection, layer.pages) & ~resident
-    ahead.brought = _bring(layer, wanted, urgent=False)
+    wanted = as_mask(selection, layer.pages) & ~resident & ~_under_way(ahead.brought, resident)
+    ahead.brought.append(_bring(layer, wanted, urgent=False))
+
+
+def _under_way(brought: list[Brought], resident: torch.Tensor) -> torch.Tensor:
+    """[L, n] bool: pages that are on their way."""
+    found = torch.zeros_like(resident)
+    for each in brought:
+        found |= widen(each.wanted, resident.shape[1])
+    return found
 
 
 def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:

@@ -10,7 +10,7 @@ in, and never change from then on.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -44,7 +44,7 @@ class Ahead:
 
     query: torch.Tensor | None = None
     hot_lse: torch.Tensor | None = None
-    brought: Brought | None = None
+    brought: list[Brought] = field(default_factory=list)
     everything: Brought | None = None
 
 

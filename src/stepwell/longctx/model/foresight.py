@@ -9,7 +9,6 @@ are fetched early, and the actual query decides what is attended over, unless a 
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,13 +20,15 @@ FIRST = 3
 """The first layer whose query is worth foretelling."""
 
 
-def install(model: torch.nn.Module) -> list[Any]:
-    """Hooks on the decoder's layers; the handles, to remove them by. None where the model has no layers as Llama's."""
+def install(model: torch.nn.Module, lookahead: int = 1) -> list[Any]:
+    """Hooks on the decoder's layers, each for the layer `lookahead` behind; the handles, to remove them by. None where
+    the model has no layers as Llama's."""
     layers = _decoder_layers(model)
     handles = []
-    for number, (this, following) in enumerate(pairwise(layers)):
-        if number + 1 >= FIRST and _kind(this) == _kind(following) and _can_ask(following):
-            handles.append(this.register_forward_pre_hook(_Hook(number + 1, following), with_kwargs=True))
+    for number, following in enumerate(layers[lookahead:], lookahead):
+        this = layers[number - lookahead]
+        if number >= FIRST and _kind(this) == _kind(following) and _can_ask(following):
+            handles.append(this.register_forward_pre_hook(_Hook(number, following), with_kwargs=True))
     return handles
 
 
