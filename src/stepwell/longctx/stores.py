@@ -1,4 +1,4 @@
-"""The cold stores of one cache: one for each size of page."""
+"""The cold stores of one cache: one for each size of page, all within the same bounds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from stepwell.longctx.near.pages import NearPages
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.store.base import PageStore
+from stepwell.longctx.store.budget import Bounds
 from stepwell.longctx.store.link import Link, Queue, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
@@ -28,7 +29,7 @@ class Stores:
         *,
         near: bool = False,
     ) -> None:
-        self._host, self._disk = host, disk
+        self._bounds = Bounds.of(host or None, disk)
         self._queue = Queue(link) if isinstance(link, Link) else link
         self.near = NearProcess(host, disk) if near else None
         self._by_size: dict[int, PageStore] = {}
@@ -42,7 +43,7 @@ class Stores:
         return self._by_size[page_bytes]
 
     def _make(self, page_bytes: int) -> Tiers:
-        return Tiers(page_bytes, self._host or None, self._disk, pinned=torch.cuda.is_available())
+        return Tiers(page_bytes, bounds=self._bounds, pinned=torch.cuda.is_available())
 
     def bytes_by_tier(self) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
 from stepwell.longctx.store import trouble
+from stepwell.longctx.store.budget import Budget, shared
 from stepwell.longctx.store.extents import LONGEST, Run, runs, shares
 from stepwell.longctx.store.file import ALIGNMENT, OpenFile, UnnamedFile
 from stepwell.longctx.store.gate import Gate
@@ -46,8 +47,9 @@ STEP = 64 << 20
 
 
 class DiskFile:
-    """A PageStore of at most `capacity_bytes` in the filesystem of `directory`, in whole extents. Space that pages once
-    had stays with the file for later ones.
+    """A PageStore in the filesystem of `directory`, in whole extents: of at most `capacity` bytes, or of what a budget
+    that it may share with others has left. Extents in use count; up to 64 MiB of what is left are reserved ahead, and
+    space that pages had stays with the file for later ones until no page is left: then all of it is given back.
 
     Requests are spread over `threads` threads. `pinned`: what `get` returns lies in page-locked memory where there is a
     CUDA device. Raises AccessDenied SW-608 where no file can be made.
@@ -57,18 +59,18 @@ class DiskFile:
         self,
         directory: Path,
         page_bytes: int,
-        capacity_bytes: int,
+        capacity: int | Budget,
         *,
         threads: int = 4,
         pinned: bool = False,
         open_file: OpenFile = UnnamedFile,
     ) -> None:
-        if page_bytes < 1 or capacity_bytes < 0 or threads < 1:
-            raise ValueError(f"pages of {page_bytes} bytes in {capacity_bytes} bytes, for {threads} threads")
+        if page_bytes < 1 or threads < 1:
+            raise ValueError(f"pages of {page_bytes} bytes, for {threads} threads")
+        self._budget = shared(capacity)
         aligned = -(-page_bytes // ALIGNMENT) * ALIGNMENT
         self._file = open_file(directory, aligned - page_bytes <= page_bytes // 8)
         self.page_bytes = page_bytes
-        self.capacity_bytes = capacity_bytes
         self.direct = self._file.direct
         self.extent_bytes = aligned if self.direct else page_bytes
         self.bytes_read = 0
@@ -77,7 +79,7 @@ class DiskFile:
         self._cipher: AESGCM | None = AESGCM(cells.take(secrets.token_bytes(KEY_BYTES)))
         self._gate = Gate()
         self._lock = threading.Lock()
-        self._places = Places(capacity_bytes // self.extent_bytes)
+        self._places = Places(self._budget.limit // self.extent_bytes)
         self._reserved = 0
         self._writes = 0
         self._ordinals = np.zeros(0, np.uint64)  # of the write that lies at each place now
@@ -90,7 +92,7 @@ class DiskFile:
     def room(self) -> int:
         """Pages that still fit, as far as the disk has space for them."""
         with self._lock:
-            return self._places.room
+            return min(self._places.room, self._budget.left // self.extent_bytes)
 
     def put(self, payload: torch.Tensor) -> torch.Tensor:
         """Raises CapacityError SW-209: over the limit, or the disk or its quota is full. BackendDown SW-508: the disk
@@ -98,10 +100,7 @@ class DiskFile:
         check_pages(payload, self.page_bytes)
         with self._gate, _writing():
             with self._lock:
-                if len(payload) > self._places.room:
-                    raise trouble.limit("disk", self.capacity_bytes)
-                self._reserve(self._places.reach(len(payload)))
-                places = self._places.take(len(payload))
+                places = self._claim(len(payload))
                 self._ordinals = grown(self._ordinals, self._places.touched)
                 self._tags = grown(self._tags, self._places.touched)
                 ordinals = np.arange(self._writes, self._writes + len(places), dtype=np.uint64)
@@ -110,7 +109,7 @@ class DiskFile:
                 tags = self._write(payload.cpu().contiguous().numpy(), places, ordinals)
             except BaseException:
                 with self._lock:
-                    self._places.free(places)
+                    self._release(places)
                 raise
             with self._lock:
                 self._ordinals[places] = ordinals
@@ -140,7 +139,7 @@ class DiskFile:
 
     def free(self, places: torch.Tensor) -> None:
         with self._gate, self._lock:
-            self._places.free(numbers(places))
+            self._release(numbers(places))
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Of pages; what alignment adds is not counted here, only against the capacity."""
@@ -152,13 +151,34 @@ class DiskFile:
             self._pool.shutdown()
             self._file.close()
             self._cipher = None
+            self._budget.give(self._places.used * self.extent_bytes)
             self._places = Places(0)
+
+    def _claim(self, count: int) -> Numbers:
+        nbytes = count * self.extent_bytes
+        if not self._budget.take(nbytes):
+            raise trouble.limit("disk", self._budget.limit)
+        try:
+            self._reserve(self._places.reach(count))
+        except BaseException:
+            self._budget.give(nbytes)
+            raise
+        return self._places.take(count)
+
+    def _release(self, places: Numbers) -> None:
+        gone = self._places.free(places)
+        if not self._places.used and self._reserved:  # nobody reads or writes: that takes places with an owner
+            with contextlib.suppress(OSError):  # the space stays with the file then
+                self._file.clear()
+                self._reserved = 0
+            self._ordinals, self._tags = self._ordinals[:0].copy(), self._tags[:0].copy()
+        self._budget.give(len(gone) * self.extent_bytes)
 
     def _reserve(self, extents: int) -> None:
         needed = extents * self.extent_bytes
         if needed <= self._reserved:
             return
-        most = self._places.capacity * self.extent_bytes
+        most = needed + self._budget.left // self.extent_bytes * self.extent_bytes
         ahead = min(most, max(needed, self._reserved + STEP))
         try:
             self._file.reserve(self._reserved, ahead - self._reserved)

@@ -36,6 +36,9 @@ class ExtentFile(Protocol):
     def reserve(self, offset: int, nbytes: int) -> None:
         """Space for this range, or ENOSPC."""
 
+    def clear(self) -> None:
+        """Gives all of its space back; it has no bytes then."""
+
     def close(self) -> None:
         """Idempotent."""
 
@@ -80,6 +83,9 @@ class UnnamedFile:
 
     def reserve(self, offset: int, nbytes: int) -> None:
         allocate(self.fd, offset, nbytes)
+
+    def clear(self) -> None:
+        os.ftruncate(self.fd, 0)
 
     def close(self) -> None:
         self._close()

@@ -13,14 +13,17 @@ Array = npt.NDArray[Any]
 
 
 class Places:
-    """Places 0 to `capacity` - 1. Memory grows with the places that were ever in use, 12 bytes each. Not thread-safe:
-    its owner's lock is held around each call."""
+    """Places 0 to `capacity` - 1. Memory grows with the places that were in use, 12 bytes each, until none is. Not
+    thread-safe: its owner's lock is held around each call."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self.touched = 0
-        """How many were ever taken: all below this."""
+        """How many were taken since none was: all below this."""
         self._owners = np.zeros(0, np.int32)
         self._idle = np.zeros(0, np.int64)  # a stack of places that were taken and are not any more
         self._idles = 0
@@ -62,20 +65,23 @@ class Places:
         self.check(places)
         np.add.at(self._owners, places, 1)
 
-    def free(self, places: Numbers) -> None:
-        """One owner less each, as often as a place is named. Raises ValueError if one has fewer owners than that; then
-        nothing changed."""
+    def free(self, places: Numbers) -> Numbers:
+        """One owner less each, as often as a place is named; those that nobody owns any more. Raises ValueError if one
+        has fewer owners than that; then nothing changed."""
         self.check(places)
         named, often = np.unique(places, return_counts=True)
         left = self._owners[named] - often
         if len(left) and left.min() < 0:
             raise ValueError("a place is freed more often than it has owners")
         self._owners[named] = left
-        gone = named[left == 0]
+        gone: Numbers = named[left == 0]
         self._idle = grown(self._idle, self._idles + len(gone))
         self._idle[self._idles : self._idles + len(gone)] = gone
         self._idles += len(gone)
         self.used -= len(gone)
+        if not self.used:
+            self._forget()
+        return gone
 
 
 def grown(array: Array, rows: int) -> Array:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from stepwell.config.places import DiskPlace, parse_places
+from stepwell.config.places import DiskPlace
 from stepwell.errors import CapacityError
 from stepwell.longctx.store.base import PageStore
+from stepwell.longctx.store.budget import Bounds
 from stepwell.longctx.store.disk import DiskFile
 from stepwell.longctx.store.host import HostPool
 from stepwell.longctx.store.places import Numbers, check_pages, numbers
-from stepwell.longctx.store.trouble import full, unusable
-from stepwell.units import parse_size
+from stepwell.longctx.store.trouble import full
 
 _SHIFT = 48
 """A place of ours: which store, above this bit; below it, the store's own place."""
@@ -32,8 +30,8 @@ class Bounded(PageStore, Protocol):
 
 
 class Tiers:
-    """A PageStore over several. `host`: a size as `parse_size` reads it, None for no host tier. `disk`: places as
-    `parse_places` reads them, their sizes in bytes or as a per cent of their filesystem; None for no disk tier.
+    """A PageStore over several. `host`, `disk`: as `Bounds.of` reads them; None for no such tier. `bounds` in place of
+    both: other stores may have the same ones, and all together keep to them.
 
     A put goes where there is room: the host tier, then the disk with the most room, split where it must be. `wrap` is
     given the name of each tier ("host", "disk") and its store, and says what is used in its place, such as one behind a
@@ -44,9 +42,10 @@ class Tiers:
     def __init__(
         self,
         page_bytes: int,
-        host: str | int | None,
+        host: str | int | None = None,
         disk: str | Sequence[DiskPlace | str] | None = None,
         *,
+        bounds: Bounds | None = None,
         threads: int = 4,
         pinned: bool = False,
         wrap: Callable[[str, Bounded], Bounded] = lambda tier, store: store,
@@ -54,14 +53,12 @@ class Tiers:
         self.page_bytes = page_bytes
         self.pinned = pinned and torch.cuda.is_available()
         self._stores: list[Bounded] = []
-        host_bytes = parse_size(host) if host is not None else None
-        places = parse_places(disk) if disk is not None else ()
+        bounds = bounds or Bounds.of(host, disk)
         try:
-            if host_bytes is not None:
-                self._stores.append(HostPool(page_bytes, host_bytes, pinned))
-            for place in places:
-                file = DiskFile(place.path, page_bytes, _bytes(place), threads=threads, pinned=pinned)
-                self._stores.append(file)
+            if bounds.host is not None:
+                self._stores.append(HostPool(page_bytes, bounds.host, pinned))
+            for path, budget in bounds.disks:
+                self._stores.append(DiskFile(path, page_bytes, budget, threads=threads, pinned=pinned))
             self._on_disk = [isinstance(store, DiskFile) for store in self._stores]
             self._stores = [
                 wrap("disk" if on_disk else "host", store)
@@ -149,13 +146,3 @@ class Tiers:
         if len(which) and not (which.min() >= 0 and which.max() < len(self._stores)):
             raise ValueError("a place that nobody owns: no store has given it out")
         return which, named & (1 << _SHIFT) - 1
-
-
-def _bytes(place: DiskPlace) -> int:
-    """What may be used at this place."""
-    there = next((folder for folder in (place.path, *place.path.parents) if folder.is_dir()), Path("/"))
-    try:
-        status = os.statvfs(there)
-    except OSError as error:
-        raise unusable(place.path, error) from error
-    return place.size.of(status.f_blocks * status.f_frsize)
