@@ -39,9 +39,10 @@ STEPWELL = Policy(
     lookahead=2,
     late_pages=0,
 )
-"""Two-bit centred token scores summed by page, as many pages as the estimated mass asks for, pages kept as
-long as there is room by the mass that they have now, 8-bit keys and 4-bit values in cold tiers, early fetches two
-layers ahead; no step waits for pages that were not foretold: they come for the next one. A window of a few steps would empty a pool that has room: measured, up to ten hits of a hundred less."""
+"""Two-bit centred token scores summed by page, as many pages as the estimated mass asks for, pages kept as long as
+there is room by the mass that they have now, 8-bit keys and 4-bit values in cold tiers, early fetches two layers ahead;
+no step waits for pages that were not foretold: they come for the next one. A window of a few steps would empty a pool
+that has room: measured, up to ten hits of a hundred less."""
 
 _TOKENS = replace(
     STEPWELL,

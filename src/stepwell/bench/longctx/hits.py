@@ -81,7 +81,9 @@ def _records(subject: setup.Subject, task: str, context: int, steps: int, number
     prompt = prefill(model, [setup.document(subject.text, task, context, number)])
     for budget in BUDGETS:
         recorder = Recorder(TopK(budget))
-        policy = replace(policies.STEPWELL, selector=recorder, residency=None, prefetch=False, codec=None)
+        policy = replace(
+            policies.STEPWELL, selector=recorder, residency=None, prefetch=False, late_pages=None, codec=None
+        )
         cache = TieredCache(model.config, policy, hot_tokens=HOT)
         cache.adopt(prompt.dense, prompt.queries)
         with attach(model, policy, hot_tokens=HOT):

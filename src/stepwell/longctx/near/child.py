@@ -22,6 +22,7 @@ from stepwell.longctx.near.kinds import build
 from stepwell.longctx.parts.index.base import KeyIndex
 from stepwell.longctx.parts.select.mass import weigh
 from stepwell.longctx.shape import PageShape
+from stepwell.longctx.store.budget import Bounds
 from stepwell.longctx.store.tiers import Tiers
 
 _POLL_S = 0.5
@@ -68,14 +69,13 @@ class Owner:
     def __init__(self) -> None:
         self._stores: dict[int, Tiers] = {}
         self._layers: dict[int, Scored] = {}
-        self._host: int | str | None = None
-        self._disk: str | list[str] | None = None
+        self._bounds = Bounds(None)
 
     def pages(self, request: wire.Request, tensors: Tensors) -> tuple[wire.Done, Tensors]:
         found: Tensors = []
         match request:
             case wire.Open(page_bytes):
-                self._stores[page_bytes] = Tiers(page_bytes, self._host or None, self._disk)
+                self._stores[page_bytes] = Tiers(page_bytes, bounds=self._bounds)
             case wire.Put(page_bytes):
                 found = [self._stores[page_bytes].put(*tensors)]
             case wire.Get(page_bytes):
@@ -95,7 +95,7 @@ class Owner:
     def scores(self, request: wire.Request, tensors: Tensors) -> tuple[wire.Done, Tensors]:
         match request:
             case wire.Hello():
-                self._host, self._disk = request.host, request.disk
+                self._bounds = Bounds.of(request.host or None, request.disk)
                 torch.set_num_threads(request.threads)
                 sys.path += [path for path in request.paths if path not in sys.path]
             case wire.Make(layer):
