@@ -16,10 +16,10 @@ from stepwell.longctx.kv.brought import Brought, Piece
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.pool import Change
 from stepwell.longctx.parts.residency.base import Step
-from stepwell.longctx.parts.select.base import Candidates
+from stepwell.longctx.parts.select.base import Candidates, Selection
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.parts.select.mass import estimate
-from stepwell.longctx.policy import Mode
+from stepwell.longctx.policy import Mode, Policy
 
 _log = logging.getLogger("stepwell.longctx")
 _EARLY = 4
@@ -31,14 +31,10 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     policy, ledger = layer.setting.policy, layer.setting.ledger
     valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
     shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
-    assert policy.selector is not None
-    selection = policy.selector.select(shown)
     resident = resident_pages(layer)
     brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, [], None
     early = _under_way(brought, resident)
-    if policy.new_pages is not None:
-        left = max(policy.new_pages - int(early.sum(1).max()), 0)
-        selection = cap(selection, resident | early, shown.score, left)
+    selection = _select(policy, shown, resident, early)
     selected = as_mask(selection, layer.pages)
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
@@ -87,14 +83,22 @@ def foresee(layer: LayerState, query: torch.Tensor) -> None:
     beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
     if not (policy.prefetch and beside) or ahead.hot_lse is None:
         return
-    assert policy.selector is not None
     shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
     resident = resident_pages(layer)
-    selection = policy.selector.select(shown)
-    if policy.new_pages is not None:
-        selection = cap(selection, resident, shown.score, policy.new_pages)
-    wanted = as_mask(selection, layer.pages) & ~resident & ~_under_way(ahead.brought, resident)
+    early = _under_way(ahead.brought, resident)
+    wanted = as_mask(_select(policy, shown, resident, early), layer.pages) & ~resident & ~early
     ahead.brought.append(_bring(layer, wanted, urgent=False))
+
+
+def _select(policy: Policy, shown: Candidates, resident: torch.Tensor, early: torch.Tensor) -> Selection:
+    """What the policy selects; of pages that are neither resident nor on their way ([L, n] bool each), no more than may
+    still be new in this step."""
+    assert policy.selector is not None
+    selection = policy.selector.select(shown)
+    if policy.new_pages is None:
+        return selection
+    left = max(policy.new_pages - int(early.sum(1).max()), 0)
+    return cap(selection, resident | early, shown.score, left)
 
 
 def _under_way(brought: list[Brought], resident: torch.Tensor) -> torch.Tensor:
