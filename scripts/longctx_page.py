@@ -35,6 +35,11 @@ def page() -> str:
             "",
         ]
     lines += judged([kept[f"longctx-{name}"] for name in BENCHMARKS if f"longctx-{name}" in kept])
+    if len(lines) == 2:
+        lines += [
+            "No full run is kept yet: `stepwell bench fidelity` and `python -m stepwell.bench.longctx` make them.",
+            "",
+        ]
     return "\n".join([BEGIN, *lines, END])
 
 
