@@ -37,7 +37,9 @@ def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> N
     model = _model(device)
     ids = torch.randint(1, 512, (1, 400), generator=torch.Generator().manual_seed(1)).to(device)
     expected = model(ids).logits[0, -9:]
-    every = replace(policies.STEPWELL, page_tokens=8, window=16, draft_tokens=4, selector=TopK(1.0), codec=None)
+    every = replace(
+        policies.STEPWELL, page_tokens=8, window=16, draft_tokens=4, selector=TopK(1.0), codec=None, late_pages=None
+    )
     policy = EXACT if name == "exact" else every
     cache = TieredCache(model.config, policy, hot_tokens=96, host="64MiB", link=Link(1e15))
     with attach(model, policy, hot_tokens=96):
