@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +18,15 @@ from stepwell.bench.longctx import gpu
 from stepwell.bench.longctx.injected import Trace
 from stepwell.bench.longctx.stage import Stage
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
+from stepwell.longctx.kv.arrival import arrive
+from stepwell.longctx.kv.cold import ColdPages
+from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.ledger import Ledger
+from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.shape import PageShape
+from stepwell.longctx.store.host import HostPool
 from stepwell.longctx.store.link import Link
 
 EXACT = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
@@ -81,3 +88,17 @@ def test_traces_change_by_the_share_that_they_say() -> None:
         assert len(foretold & actual) == 12, "a quarter is wrong"
         assert pages(second) == actual
     assert [len(a & b) for a, b in pairwise(chosen)] == [8, 8]
+
+
+def test_what_arrives_is_there_for_who_asks(device: str) -> None:
+    at, shape = torch.device(device), PageShape(heads=2, group=1, tokens=16, key_dim=64, value_dim=64)
+    fetcher = Fetcher(Ledger(), beside=True)
+    codec = Plain().build(shape, torch.float32)
+    source = ColdPages(codec, HostPool(codec.page_bytes, 64 << 20, pinned=True), 1, device=at, fetcher=fetcher)
+    keys, values = torch.randn(2, 1, 256, 2, 16, 64).unbind()
+    source.add(keys.to(at), values.to(at))
+    pages = torch.randperm(256)
+    for _ in range(8):  # so that memory of earlier ones is used anew
+        found = fetcher.start(partial(arrive, source, torch.zeros_like(pages), pages)).result().states()
+        assert all(torch.equal(each.cpu(), kept[0, pages]) for each, kept in zip(found, (keys, values), strict=True))
+    fetcher.close()

@@ -12,7 +12,7 @@ from stepwell.bench.longctx import __main__ as program
 from stepwell.bench.longctx import hits, near, predicted, verified, virtual
 from stepwell.bench.longctx.likeness import likeness
 from stepwell.bench.longctx.parts import Parts
-from stepwell.bench.longctx.pipeline import balance, hidden
+from stepwell.bench.longctx.pipeline import Steps, balance, balanced, hidden
 from stepwell.bench.longctx.stage import Stage
 from stepwell.bench.longctx.trace import Chosen, Recorder, replay
 from stepwell.bench.longctx.verified import TIE, Agreement, agreement
@@ -70,6 +70,12 @@ def test_hidden_time() -> None:
     assert hidden(1.0, 3.0) == 0.0  # waiting includes what queued before it
     assert hidden(0.0, 0.0) == 1.0
     assert balance(100.0, 0.5) == 200.0
+
+
+def test_what_fetching_takes_beside_the_link_counts_at_balance():
+    tried = Steps(seconds=[1.0, 1.0], nbytes=200, fetch=0.6, stall=0.0, stalls=[], fetches=[])
+    assert balanced(tried, 500.0, computing=0.2) == pytest.approx(1000.0), "0.1 s of 0.3 s are not the link's"
+    assert balanced(tried, 500.0, computing=0.1) == pytest.approx(2000.0), "never nothing"
 
 
 def test_a_virtual_link_delays_the_model_by_what_is_not_there_yet() -> None:

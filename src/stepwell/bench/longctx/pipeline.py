@@ -1,10 +1,11 @@
 """How much of the time that fetching takes the model does not notice, on modelled links.
 
-The balance point is where a token's bytes take the link as long as its mathematics take the processor: bytes and
-seconds of computation come from a run without a limit, the bandwidth follows. There and at four other bandwidths the
-same steps are run with real threads and sleeps; the ledger tells what was fetched in how many seconds, and for how
-many of these the model waited. The run without a limit is also replayed on a virtual clock (`virtual`), which no other
-work on the machine disturbs. Every figure of a link is modelled.
+The balance point is where fetching for a token takes as long as its mathematics. Bytes and seconds of computation come
+from a run without a limit; what fetching takes beside the link (reading, decoding, latency, threads that share cores)
+comes from a run at the bandwidth that these two give, and is taken off. At the bandwidth that follows and at four
+others the same steps are run with real threads and sleeps; the ledger tells what was fetched in how many seconds, and
+for how many of these the model waited. The run without a limit is also replayed on a virtual clock (`virtual`), which
+no other work on the machine disturbs, and where only the link takes time. Every figure of a link is modelled.
 """
 
 from __future__ import annotations
@@ -69,11 +70,18 @@ def balance(per_token: float, computing: float) -> float:
     return per_token / computing
 
 
+def balanced(tried: Steps, bandwidth: float, computing: float) -> float:
+    """The bandwidth at which all of fetching takes as long, after `tried` at another one: what fetching took there
+    beyond the link's own time stays as it was. At most four times the other."""
+    beside = tried.fetch / len(tried.seconds) - tried.per_token / bandwidth
+    return balance(tried.per_token, max(computing - beside, tried.per_token / bandwidth / 4))
+
+
 def run(stage: Stage) -> Result:
     context, steps = (640, 6) if stage.quick else (CONTEXT, STEPS)
     hot = 256 if stage.quick else HOT
     subject = setup.subject()
-    ids = setup.prose(subject.text, context + (2 + len(FACTORS)) * steps)
+    ids = setup.prose(subject.text, context + (3 + len(FACTORS)) * steps)
     rows: list[Row] = []
     for name in POLICIES:
         rows += _policy(subject.model, name, ids, context, steps, hot, HIDDEN, stage)
@@ -100,7 +108,9 @@ def _policy(
         recorder = recording(cache)
         free = decode(model, cache, next(text))
         events = list(recorder.events)
-        at = balance(free.per_token, free.computing)
+        bare = balance(free.per_token, free.computing)
+        queue.link = Link(bare, LATENCY)
+        at = balanced(decode(model, cache, next(text)), bare, free.computing)
         for factor, tokens in zip(FACTORS, text, strict=True):
             judged = target if factor == 1 else None
             where = f"{what}, at balance" if factor == 1 else f"{what}, at {factor:g} x balance"
@@ -109,9 +119,10 @@ def _policy(
                 continue
             queue.link = Link(factor * at, LATENCY)
             yield from _rows(where, judged, decode(model, cache, tokens), queue.link)
-            clocked = replay(events, queue.link)
+            clocked = replay(events, Link(factor * bare, LATENCY))
             share = hidden(clocked.fetch, clocked.stall)
-            yield one("  hidden on a virtual clock, same link", "", share, None, "modelled: the run without a limit")
+            beside = f"modelled: {factor * bare / 1e6:.0f} MB/s, the run without a limit"
+            yield one("  hidden on a virtual clock, where only the link takes time", "", share, None, beside)
             if factor == 1:
                 waiting = f"{1e3 * free.stall / len(free.seconds):.1f} ms of waiting beside it"
                 yield one("  computation of a token, link without a limit", "ms", free.computing * 1e3, None, waiting)
@@ -123,7 +134,8 @@ def _rows(where: str, target: Target | None, found: Steps, link: Link) -> Iterat
     stalled = stats.ratio_of_paired_means(list(zip(found.stalls, found.fetches, strict=True)))
     low, high = max(0.0, 1 - stalled.high), max(0.0, 1 - stalled.low)
     estimate = stats.Estimate(found.hidden, low, high, stalled.count)
-    beside = f"modelled: {link.bandwidth / 1e6:.0f} MB/s"
+    ratio = found.fetch / len(found.seconds) / found.computing
+    beside = f"modelled: {link.bandwidth / 1e6:.0f} MB/s, fetching takes {ratio:.2f} x what computing takes"
     yield Row(where, "", estimate, target, beside, {"modelled": "yes", "bytes_per_s": link.bandwidth})
     yield Row("  a token", "ms", stats.mean(found.seconds).times(1e3))
     yield Row("  of that, waiting", "ms", stats.mean(found.stalls).times(1e3))

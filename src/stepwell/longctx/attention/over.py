@@ -37,7 +37,7 @@ def over_piece(
     pages: torch.Tensor | None = None,
 ) -> tuple[Part, tuple[torch.Tensor, torch.Tensor]]:
     """Over a piece that was fetched, of it only what is True in `pages`, [L, n] (None: all); and its states."""
-    states = piece.states.result()
+    states = piece.states.result().states()
     count, tokens = query.shape[0], layer.shape.tokens
     (keys, there), (values, _) = (side_by_side(piece.lanes, each, count) for each in states)
     seen: torch.Tensor | None = None

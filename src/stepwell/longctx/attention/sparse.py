@@ -12,6 +12,7 @@ from stepwell.longctx.attention.choose import as_mask, candidates, resident_page
 from stepwell.longctx.attention.hot import hot_part
 from stepwell.longctx.attention.merge import Part, attend, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
+from stepwell.longctx.kv.arrival import arrive
 from stepwell.longctx.kv.brought import Brought, Piece
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.pool import Change
@@ -170,7 +171,7 @@ def _in_place(
     for of_lanes, of_pages in zip(
         lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True
     ):
-        states = setting.fetcher.start(partial(source.read, of_lanes, of_pages))
+        states = setting.fetcher.start(partial(arrive, source, of_lanes, of_pages))
         more, read = over_piece(layer, there, Piece(of_lanes, of_pages, states), seen, asked)
         part = more if part is None else merge(part, more)
         _install(layer, change, Piece(of_lanes, of_pages, states), read)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from stepwell.longctx.kv.arrival import Arrival, arrive
 from stepwell.longctx.kv.cold import ColdPages
 from stepwell.longctx.kv.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
-
-States = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Piece:
 
     lanes: torch.Tensor
     pages: torch.Tensor
-    states: Fetch[States]
+    states: Fetch[Arrival]
 
 
 class Brought:
@@ -59,8 +59,7 @@ class Brought:
 
     def _start(self, lanes: torch.Tensor, pages: torch.Tensor) -> Piece:
         self._ledger.moved("cold", "hot", self._kind, len(lanes) * self._source.codec.page_bytes)
-        source = self._source
-        return Piece(lanes, pages, self._fetcher.start(lambda: source.read(lanes, pages), self._urgent))
+        return Piece(lanes, pages, self._fetcher.start(partial(arrive, self._source, lanes, pages), self._urgent))
 
 
 def side_by_side(lanes: torch.Tensor, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:

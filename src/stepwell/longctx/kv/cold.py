@@ -28,7 +28,8 @@ class ColdPages:
     ) -> None:
         self.codec = codec
         self.count = 0
-        self._store, self._device, self._fetcher = store, device, fetcher
+        self.device = device
+        self._store, self._fetcher = store, fetcher
         self._lock = threading.RLock()
         self._places = torch.empty(lanes, 0, dtype=torch.int64)
         self._stored = 0
@@ -58,7 +59,7 @@ class ColdPages:
         with self._lock:
             self._finish()
             places = self._places[lanes.cpu(), pages.cpu()]
-        return self.codec.decode(self._store.get(places).to(self._device, non_blocking=True))
+        return self.codec.decode(self._store.get(places).to(self.device, non_blocking=True))
 
     def crop(self, pages: int) -> None:
         """Forgets all but the first `pages`."""
