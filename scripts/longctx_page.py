@@ -11,13 +11,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepwell.bench.fidelity import anchors
 from stepwell.bench.fidelity.plots import COLOURS, Line, Mark, chart
+from stepwell.bench.report import Result, as_dict
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, CURVES = ROOT / "benchmarks/results", ROOT / "docs/longctx.md", ROOT / "docs/longctx.svg"
 BEGIN, END = "<!-- results: made by scripts/longctx_page.py -->", "<!-- end of results -->"
 BENCHMARKS = ("exact", "verified", "overhead", "pipeline", "hits", "predicted", "near", "beyond")
 CURVE_TASK = "kvtable"
+TABLES = {
+    "fidelity": "Every policy on the tasks that need many facts",
+    "fidelity-suite": "Ours on the other tasks",
+    "fidelity-yakv": "Ours and YAKV's at small budgets",
+    "fidelity-disk": "Cold pages on disk, in extents of a page with all KV heads",
+}
 
 Kept = dict[str, Any]
 
@@ -25,8 +33,15 @@ Kept = dict[str, Any]
 def page() -> str:
     kept = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     lines = ["## Measured", ""]
-    if "fidelity" in kept:
-        lines += accuracy(kept["fidelity"])
+    lines += judged([kept[f"longctx-{name}"] for name in BENCHMARKS if f"longctx-{name}" in kept], anchored(kept))
+    if any(name in kept for name in TABLES):
+        lines += [
+            "Policies beside full attention, teacher-forced on the same prefilled context. *x fewer bytes*: fetching "
+            "all cold keys and values in fp16 in each step, over what the ledger says came up, scales included.",
+            "",
+        ]
+    for name, title in TABLES.items():
+        lines += accuracy(title, kept[name]) if name in kept else []
     if "fidelity-curves" in kept:
         lines += [
             "Quality against bytes, as curves over budgets (one task; papers' policies are reproductions):",
@@ -34,7 +49,6 @@ def page() -> str:
             "![accuracy and KL against bytes](longctx.svg)",
             "",
         ]
-    lines += judged([kept[f"longctx-{name}"] for name in BENCHMARKS if f"longctx-{name}" in kept])
     if len(lines) == 2:
         lines += [
             "No full run is kept yet: `stepwell bench fidelity` and `python -m stepwell.bench.longctx` make them.",
@@ -43,10 +57,21 @@ def page() -> str:
     return "\n".join([BEGIN, *lines, END])
 
 
-def accuracy(kept: Kept) -> list[str]:
+def anchored(kept: Kept) -> list[Kept]:
+    """What is judged from the tables."""
+    of = {name: kept[name]["rows"] if name in kept else [] for name in TABLES}
+    rows = [
+        *anchors.traffic([*of["fidelity"], *of["fidelity-suite"]], anchors.TOKENS, anchors.HOST),
+        *anchors.traffic(of["fidelity-disk"], anchors.PAGES, anchors.DISK),
+        *anchors.at_equal_bytes([*of["fidelity"], *of["fidelity-yakv"]]),
+    ]
+    found: list[Kept] = as_dict(Result("", rows))["rows"]
+    return found
+
+
+def accuracy(title: str, kept: Kept) -> list[str]:
     lines = [
-        "Policies beside full attention, teacher-forced on the same prefilled context. *x fewer bytes*: fetching all "
-        "cold keys and values in fp16 in each step, over what the ledger says came up, scales included.",
+        f"### {title}",
         "",
         "| task | policy | granularity | facts right (95 %) | full | KL (95 %) | x fewer bytes | index | hot |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -71,19 +96,18 @@ def accuracy(kept: Kept) -> list[str]:
     ]
 
 
-def judged(results: list[Kept]) -> list[str]:
-    if not results:
+def judged(results: list[Kept], others: list[Kept]) -> list[str]:
+    if not results and not others:
         return []
-    lines = ["| | target | measured | | |", "|---|---|---|---|---|"]
-    for result in results:
-        for row in result["rows"]:
-            if row["measured"] is None:
-                value, verdict = "not measured", row["beside"]
-            else:
-                value = f"{_short(row['measured'])} {row['unit']}".strip()
-                verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
-            beside = row["beside"] if row["measured"] is not None else ""
-            lines.append(f"| {row['what'].strip()} | {row['target'] or ''} | {value} | {verdict} | {beside} |")
+    lines = ["### Promised and reached", "", "| | target | measured | | |", "|---|---|---|---|---|"]
+    for row in (*(row for result in results for row in result["rows"]), *others):
+        if row["measured"] is None:
+            value, verdict = "not measured", row["beside"]
+        else:
+            value = f"{_short(row['measured'])} {row['unit']}".strip() + _interval(row)
+            verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+        beside = row["beside"] if row["measured"] is not None else ""
+        lines.append(f"| {row['what'].strip()} | {row['target'] or ''} | {value} | {verdict} | {beside} |")
     for result in results:
         lines += ["", f"`{result['benchmark']}`: {result['remarks'][0]}. {_facts(result)}"]
     return [*lines, ""]
@@ -122,6 +146,11 @@ def _facts(kept: Kept) -> str:
     load = (facts.get("load_average") or facts.get("load_average_before") or [0.0])[0]
     command = kept.get("command") or facts.get("command", "")
     return f"`{command}` at {revision}, {facts.get('cores', '?')} shared cores, load {load:.1f}."
+
+
+def _interval(row: Kept) -> str:
+    low, high = row["interval"]
+    return f" ({_short(low)} to {_short(high)})" if low < high else ""
 
 
 def _ends(ends: list[float], places: int = 3) -> str:

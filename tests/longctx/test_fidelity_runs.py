@@ -17,7 +17,7 @@ from tests.longctx.tiny_text import VOCABULARY, tiny_text
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from stepwell.bench.fidelity import matrix, report, tasks, wishes
+from stepwell.bench.fidelity import matrix, program, report, tasks, wishes
 from stepwell.bench.fidelity.matrix import Plan
 from stepwell.bench.fidelity.metrics import compare
 from stepwell.bench.fidelity.plots import Line, Mark, chart
@@ -273,8 +273,6 @@ def test_charts_are_xml_with_a_mark_for_each_point() -> None:
 @pytest.fixture
 def small(model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
     """The command with the tiny model in the place of a folder's."""
-    from stepwell.bench.fidelity import program
-
     monkeypatch.setattr(program, "prepare", lambda folder, progress: Path("tiny"))
     monkeypatch.setattr(program, "_loaded", lambda folder: model)
     monkeypatch.setattr(program.Text, "of_model", classmethod(lambda cls, folder: tiny_text()))
@@ -330,3 +328,11 @@ def test_lengths_and_budgets_may_be_written_in_two_ways() -> None:
     assert wishes.lengths("1K, 2048,8k") == [1024, 2048, 8192]
     assert wishes.shares("6.25%,0.125", "--budgets") == [0.0625, 0.125]
     assert wishes.configs("a:token,b:page32,c") == [Config("a", 1), Config("b", 32), Config("c")]
+
+
+def test_kept_rows_say_how_to_make_them_again() -> None:
+    wanted = program.Wanted(model=Path("/a/b/model"), policies="stepwell,full", tasks="kvtable(3)", seeds=1, audit=True)
+    assert program.command(wanted) == (
+        "stepwell bench fidelity --model model --policies stepwell,full --tasks-named 'kvtable(3)' --seeds 1 --audit"
+    )
+    assert program.command(program.Wanted(quick=True)) == "stepwell bench fidelity --quick"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ QUICK = {
     "seeds": 1,
 }
 """400 digits: 5 documents of 16 rows of 5."""
+_OPTIONS = {"own": "--tasks", "tasks": "--tasks-named", "limit_s": "--limit-seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def run(wanted: Wanted, progress: Progress) -> Result:
     folder = prepare(wanted.model, progress)
     text = Text.of_model(folder)
     plan = _plan(wanted, text)
-    facts: dict[str, Any] = dict(machine.facts())
+    facts: dict[str, Any] = {"command": command(wanted), **machine.facts()}
     facts["load_average_before"] = facts.pop("load_average")
     with progress.waiting(f"loading {folder.name}"):
         model = _loaded(folder)
@@ -82,6 +84,18 @@ def run(wanted: Wanted, progress: Progress) -> Result:
 
     rows = matrix.run(model, text, plan, progress.say)
     return Result(rows, folder.name, facts | {"load_average_after": machine.load_average()})
+
+
+def command(wanted: Wanted) -> str:
+    """What to type for the same rows: what is usual is left out, and of files only their names are told."""
+    given = ["stepwell bench fidelity"]
+    for field in fields(Wanted):
+        value, option = getattr(wanted, field.name), _OPTIONS.get(field.name, f"--{field.name}")
+        if value is True:
+            given.append(option)
+        elif value not in (None, False, field.default):
+            given += [option, shlex.quote(value.name if isinstance(value, Path) else str(value))]
+    return " ".join(given)
 
 
 def _plan(wanted: Wanted, text: Text) -> Plan:
