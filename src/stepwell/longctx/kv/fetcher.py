@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import PriorityQueue
-from threading import Lock, Thread
+from functools import partial
+from queue import Empty, PriorityQueue
+from threading import Lock, Thread, current_thread
 from typing import Generic, TypeVar
 
+from stepwell.errors import ConfigError
 from stepwell.longctx.ledger import Ledger
 
 T = TypeVar("T")
@@ -44,6 +47,7 @@ class Fetcher:
         self._count = itertools.count()
         self._lock = Lock()
         self._waiting = 0
+        self._closed = False
         self._thread: Thread | None = None
         if beside:
             self._thread = Thread(target=_serve, args=(self._queue,), name="stepwell-fetch", daemon=True)
@@ -53,10 +57,21 @@ class Fetcher:
     def beside(self) -> bool:
         return self._thread is not None
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller is what it reads with: that cannot wait for itself."""
+        return current_thread() is self._thread
+
     def start(self, read: Callable[[], T], urgent: bool = True) -> Fetch[T]:
+        """Raises ConfigError SW-133 where it is closed, now or, if that happens before its turn, with the result."""
         future: Future[T] = Future()
         if self._thread is not None:
-            self._queue.put(_Request(0 if urgent else 1, next(self._count), lambda: self._run(read, future)))
+            rank = 0 if urgent else 1
+            with self._lock:
+                if self._closed:
+                    raise _closed()
+                run, drop = partial(self._run, read, future), partial(_refuse, future)
+                self._queue.put(_Request(rank, next(self._count), run, drop))
         else:
             began = time.perf_counter()
             self._run(read, future)
@@ -65,26 +80,32 @@ class Fetcher:
 
     def later(self, work: Callable[[], None], nbytes: int) -> None:
         """Does this when nothing is to be read; at once, here, if more than 64 MiB are waiting already. `work` does not
-        raise."""
-        with self._lock:
-            beside = self._thread is not None and self._waiting + nbytes <= _WAITING_BYTES
-            self._waiting += nbytes if beside else 0
-        if not beside:
-            work()
-            return
+        raise. Where it is closed before its turn it is left out."""
 
         def run() -> None:
             work()
             with self._lock:
                 self._waiting -= nbytes
 
-        self._queue.put(_Request(2, next(self._count), run))
+        with self._lock:
+            beside = self._thread is not None and not self._closed and self._waiting + nbytes <= _WAITING_BYTES
+            if beside:
+                self._waiting += nbytes
+                self._queue.put(_Request(2, next(self._count), run))
+        if not beside:
+            work()
 
     def close(self) -> None:
-        """What has not begun is not read any more; waits for what has. Idempotent."""
-        if self._thread is not None:
+        """Waits for what has begun; what has not is not read any more, and who waits for it is told. Idempotent."""
+        if self._thread is None:
+            return
+        with self._lock:
+            self._closed = True
             self._queue.put(_Request(-1, next(self._count), None))
-            self._thread.join()
+        self._thread.join()
+        with contextlib.suppress(Empty):
+            while True:
+                self._queue.get_nowait().drop()
 
     def _run(self, read: Callable[[], T], future: Future[T]) -> None:
         began = time.perf_counter()
@@ -100,8 +121,22 @@ class _Request:
     rank: int
     number: int
     run: Callable[[], None] | None = field(compare=False)
+    drop: Callable[[], None] = field(default=lambda: None, compare=False)
 
 
 def _serve(queue: PriorityQueue[_Request]) -> None:
     while (request := queue.get()).run is not None:
         request.run()
+
+
+def _refuse(future: Future[T]) -> None:
+    future.set_exception(_closed())
+
+
+def _closed() -> ConfigError:
+    return ConfigError(
+        "SW-133",
+        what="pages of a long context cannot be fetched",
+        why="its cache was closed meanwhile",
+        fix="close a cache when no generation uses it any more",
+    )

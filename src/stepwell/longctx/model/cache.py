@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -329,5 +330,8 @@ def _set(setting: Setting, name: str) -> Iterator[None]:
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:
+    if fetcher.is_current_thread:  # a cache in a cycle may be collected there, in the middle of a read
+        threading.Thread(target=_close, args=(fetcher, stores), name="stepwell-close").start()
+        return
     fetcher.close()
     stores.close()
