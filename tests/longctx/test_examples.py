@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.longctx.models import CONFIGS, make, tokens
-from tests.longctx.tiny_text import VOCABULARY, tiny_text
+from tests.longctx.tiny_text import VOCABULARY, tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from stepwell.longctx import attach, policies
@@ -26,7 +26,7 @@ def model_folder(tmp_path_factory):
     torch.manual_seed(0)
     config = type(CONFIGS["llama"])(**{**CONFIGS["llama"].to_dict(), "vocab_size": VOCABULARY, "eos_token_id": None})
     LlamaForCausalLM(config).save_pretrained(folder)
-    tiny_text()._tokenizer.save(str(folder / "tokenizer.json"))
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
 

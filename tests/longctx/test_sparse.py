@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from tests.longctx.models import make, tokens
 from tests.longctx.test_exact import full, stepped
+from tests.longctx.tiny_text import tiny_tokenizer
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from stepwell.longctx import Mode, Policy, attach, policies
 from stepwell.longctx.parts.index.exact import TrueKeys
@@ -203,3 +206,22 @@ def test_verified_stops_where_generate_stops():
         assert torch.equal(model.generate(ids, past_key_values=cache, **options), expected)
         assert cache.get_seq_length() == expected.shape[1] - 1
         cache.close()
+
+
+@pytest.mark.parametrize("where", ["argument", "configuration"])
+def test_a_verified_generation_ends_at_a_stop_string(where):
+    model, ids = make(), tokens(150)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    plain = {"max_new_tokens": 40, "do_sample": False}
+    found = model.generate(ids, **plain)[0, 160:].tolist()
+    strings = [tokenizer.decode(next(pair for pair in pairwise(found) if max(pair) < 95))]  # whole letters
+    if where == "argument":
+        asked = {**plain, "stop_strings": strings, "tokenizer": tokenizer}
+    else:
+        asked = {"generation_config": GenerationConfig(**plain, stop_strings=strings), "tokenizer": tokenizer}
+    expected = model.generate(ids, **asked)
+    assert expected.shape[1] < 190
+    with attach(model, verified(), hot_tokens=100):
+        assert torch.equal(model.generate(ids, **asked), expected)
+        with pytest.raises(ValueError, match="tokenizer"):
+            model.generate(ids, stop_strings=strings, **plain)

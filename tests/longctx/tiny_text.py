@@ -10,6 +10,10 @@ BOS = "<s>"
 
 
 def tiny_text(bos: bool = False) -> Text:
+    return Text(tiny_tokenizer(bos))
+
+
+def tiny_tokenizer(bos: bool = False) -> Tokenizer:
     """Byte-level, without merges: every byte is a token, so no text is unknown."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([BOS, *alphabet])}
@@ -19,7 +23,7 @@ def tiny_text(bos: bool = False) -> Text:
     tokenizer.add_special_tokens([BOS])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
-    return Text(tokenizer)
+    return tokenizer
 
 
 VOCABULARY = 257

@@ -132,6 +132,7 @@ class Attached:
         if cache.policy.mode is Mode.VERIFIED:
             # generate keeps the streamer to itself when the decoding is somebody else's
             kwargs["custom_generate"] = partial(verified.decode, streamer=kwargs.get("streamer"))
+            criteria += wishes.stop_strings()
         try:
             if ids is not None:
                 _check_begins(ids, cache)

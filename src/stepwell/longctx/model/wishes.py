@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, StoppingCriteria, StopStringCriteria
 
 from stepwell.errors import Unsupported
 
@@ -61,6 +61,15 @@ class Wishes:
     def copies(self) -> int:
         """Rows that generate makes of each row of its input."""
         return int(max(self.of("num_beams") or 1, self.of("num_return_sequences") or 1))
+
+    def stop_strings(self) -> list[StoppingCriteria]:
+        """What ends at these strings, taken out of the arguments: where the decoding is somebody else's, generate asks
+        for the tokenizer and drops it."""
+        strings, tokenizer = self.of("stop_strings"), self.arguments.get("tokenizer")
+        if not strings or tokenizer is None:
+            return []
+        self.arguments["stop_strings"] = None
+        return [StopStringCriteria(tokenizer, strings)]
 
     def mask(self, ids: torch.Tensor) -> torch.Tensor | None:
         """[B, n] of the padding in `ids`: the one that was given, or else what generate reads from the padding token,
