@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.longctx.attention.merge import Part, attend, finish, from_normalised, merge, merge_all, sink
+from stepwell.longctx.attention.merge import Part, attend, finish, merge, sink
 
 
 def whole(query, keys, values, scale, valid=None, softcap=None, sinks=None):
@@ -52,8 +54,8 @@ def test_any_partition_in_any_order_is_the_whole(data):
         for part in order
     ]
     expected = whole(query, keys, values, dim**-0.5, valid, softcap)
-    assert (finish(merge_all(parts)).double() - expected).abs().max() < 2e-4
-    nested = merge(merge_all(parts[:2]), merge(merge_all(parts[4:]), merge_all(parts[2:4])))
+    assert (finish(reduce(merge, parts)).double() - expected).abs().max() < 2e-4
+    nested = merge(reduce(merge, parts[:2]), merge(reduce(merge, parts[4:]), reduce(merge, parts[2:4])))
     assert (finish(nested).double() - expected).abs().max() < 2e-4
 
 
@@ -62,7 +64,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     query, keys, values = states(1, 1, 2, 3, 1, 40, 64, 64, dtype=dtype)
     expected = whole(query, keys, values, 0.125)
     parts = [attend(query, keys[:, :, some], values[:, :, some], scale=0.125) for some in (slice(0, 7), slice(7, 40))]
-    assert (finish(merge_all(parts)).double() - expected).abs().max() < 1e-5
+    assert (finish(reduce(merge, parts)).double() - expected).abs().max() < 1e-5
 
 
 def test_one_part_may_be_greater_by_far():
@@ -70,7 +72,7 @@ def test_one_part_may_be_greater_by_far():
     keys[:, :, 3] = query[:, :, 0, 0] * 1e4
     expected = whole(query, keys, values, 1.0)
     parts = [attend(query, keys[:, :, n : n + 1], values[:, :, n : n + 1], scale=1.0) for n in range(20)]
-    for found in (merge_all(parts), merge_all(parts[::-1])):
+    for found in (reduce(merge, parts), reduce(merge, parts[::-1])):
         assert torch.isfinite(finish(found)).all()
         assert (finish(found).double() - expected).abs().max() < 1e-5
 
@@ -94,26 +96,12 @@ def test_learned_sinks_take_mass_and_give_nothing():
     assert (found.double() - whole(query, keys, values, 0.125, sinks=logits)).abs().max() < 1e-5
 
 
-def test_what_a_kernel_gives_can_be_merged():
-    query, keys, values = states(5, 1, 2, 3, 2, 30, 64, 64)
-    a, b = (attend(query, keys[:, :, some], values[:, :, some], scale=0.1) for some in (slice(0, 9), slice(9, 30)))
-    both = merge(from_normalised(finish(a), a.lse), from_normalised(finish(b), b.lse))
-    assert (finish(both).double() - whole(query, keys, values, 0.1)).abs().max() < 1e-5
-    none = from_normalised(torch.zeros_like(finish(a)), torch.full_like(a.lse, -torch.inf))
-    assert torch.equal(finish(merge(none, a)), finish(a))
-
-
 def test_tiles_of_keys_are_merged_too(monkeypatch):
     query, keys, values = states(6, 1, 2, 3, 2, 200, 64, 64)
     at_once = finish(attend(query, keys, values, scale=0.1))
     monkeypatch.setattr("stepwell.longctx.attention.merge._TILE_NUMBERS", 12 * 64)
     valid = torch.ones(1, 1, 1, 2, 200, dtype=torch.bool)
     assert (finish(attend(query, keys, values, scale=0.1, valid=valid)) - at_once).abs().max() < 1e-5
-
-
-def test_there_must_be_a_part():
-    with pytest.raises(ValueError, match="no parts"):
-        merge_all([])
 
 
 def test_parts_tell_their_log_sum_exp():

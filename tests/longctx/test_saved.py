@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from stepwell.block.frame import FrameHeader, frame_bytes
 from stepwell.errors import AccessDenied, BackendDown, CapacityError, IdentityMismatch, IntegrityError, StepwellError
 from stepwell.longctx.saved import form as saved_format
-from stepwell.longctx.saved.container import Reader, read_context, write_context
+from stepwell.longctx.saved.container import Reader, write_context
 
 from . import golden
 from .golden import FINGERPRINT, KEY
@@ -34,6 +35,11 @@ def some(seed: int = 1) -> dict[str, torch.Tensor]:
         "small": torch.tensor(7, dtype=torch.bfloat16),
         "empty": torch.zeros(0, 3),
     }
+
+
+def read_context(path: Path, key: bytes, fingerprint: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    with closing(Reader(path, key, fingerprint)) as reader:
+        return reader.manifest, {name: reader.read(name) for name in reader.names}
 
 
 @pytest.fixture

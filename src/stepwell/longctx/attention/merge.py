@@ -9,7 +9,6 @@ the order in which pages arrive do not matter. All of it is float32, whatever th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -86,24 +85,9 @@ def merge(a: Part, b: Part) -> Part:
     return Part(a.output * of_a[..., None] + b.output * of_b[..., None], peak, a.total * of_a + b.total * of_b)
 
 
-def merge_all(parts: Iterable[Part]) -> Part:
-    """Raises ValueError for no parts: there is no shape to give an empty one."""
-    found: Part | None = None
-    for part in parts:
-        found = part if found is None else merge(found, part)
-    if found is None:
-        raise ValueError("there are no parts to merge")
-    return found
-
-
 def finish(part: Part) -> torch.Tensor:
     """The attention's output, [..., Q, Dv] in float32; zeros where no key could be seen."""
     return part.output / part.total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-
-
-def from_normalised(output: torch.Tensor, lse: torch.Tensor) -> Part:
-    """The part that a kernel tells as normalised output [..., Q, D] and log-sum-exp [..., Q] (-inf: no keys)."""
-    return Part(output.float(), lse.float(), torch.where(lse == -torch.inf, 0.0, 1.0))
 
 
 def sink(logits: torch.Tensor, like: Part) -> Part:

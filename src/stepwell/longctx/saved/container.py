@@ -73,14 +73,6 @@ def write_context(
                 _append(fd, headers.next(end - start), sealing, raw[start:end])
 
 
-def read_context(
-    path: Path, key: bytes | memoryview, expected_fingerprint: bytes
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The manifest and all tensors, on the host. Raises what `Reader` does; then nothing of it is returned."""
-    with contextlib.closing(Reader(path, key, expected_fingerprint)) as reader:
-        return reader.manifest, {name: reader.read(name) for name in reader.names}
-
-
 class Reader:
     """A saved context whose tensors are read one by one, each of them whole and checked. Not thread-safe.
 
