@@ -62,7 +62,7 @@ def anchored(kept: Kept) -> list[Kept]:
     of = {name: kept[name]["rows"] if name in kept else [] for name in TABLES}
     rows = [
         *anchors.traffic([*of["fidelity"], *of["fidelity-suite"]], anchors.TOKENS, anchors.HOST),
-        *anchors.traffic(of["fidelity-disk"], anchors.PAGES, anchors.DISK),
+        *anchors.traffic(of["fidelity-disk"], anchors.PAGES, anchors.DISK, anchors.HOT_SHARE),
         *anchors.at_equal_bytes([*of["fidelity"], *of["fidelity-yakv"]]),
     ]
     found: list[Kept] = as_dict(Result("", rows))["rows"]

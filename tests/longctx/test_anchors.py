@@ -12,21 +12,45 @@ def kept(policy: str, **other: Any) -> dict[str, Any]:
         "task": "kvtable", "tier": "host", "granularity": "token", "budget": 0.125, "tokens": 2048, "digits": 1200,
         "kl_mean": 0.005, "kl_mean_ci": [0.004, 0.006], "field_difference": -0.005, "field_difference_ci": [-0.01, 0.0],
         "bytes_cold_to_hot": 10, "bytes_all_fp16": 500, "documents": 15, "seeds": 3, "blind": False,
+        "steps": 1536, "hot_bytes": 100, "index_bytes": 0,
     }  # fmt: skip
     return {"policy": policy, **usual, **other}
 
 
-def test_traffic_needs_bytes_nearness_and_facts() -> None:
-    assert [row.met for row in anchors.traffic([kept("stepwell-tokens")], "stepwell-tokens", anchors.HOST)] == [
-        True
-    ] * 3
-    worse = kept("stepwell-tokens", bytes_cold_to_hot=26, kl_mean=0.011, field_difference=-0.011)
-    assert [row.met for row in anchors.traffic([worse], "stepwell-tokens", anchors.HOST)] == [False] * 3
+def first(*rows: dict[str, Any], **more: Any) -> Any:
+    return next(anchors.traffic(rows, "stepwell-tokens", anchors.HOST, **more))
 
 
-def test_few_digits_judge_no_point() -> None:
-    few = kept("stepwell-tokens", digits=999)
-    assert [row.met for row in anchors.traffic([few], "stepwell-tokens", anchors.HOST)] == [True, True, None]
+def test_traffic_needs_bytes_nearness_and_facts_of_one_budget() -> None:
+    assert first(kept("stepwell-tokens")).met is True
+    for worse in ({"bytes_cold_to_hot": 26}, {"kl_mean": 0.011}, {"field_difference": -0.011}):
+        assert first(kept("stepwell-tokens", **worse)).met is False, worse
+    far = kept("stepwell-tokens", bytes_cold_to_hot=5, kl_mean=0.02)
+    dear = kept("stepwell-tokens", bytes_cold_to_hot=50, budget=0.25)
+    found = list(anchors.traffic([far, dear], "stepwell-tokens", anchors.HOST))
+    assert found[0].measured is not None
+    assert (found[0].measured.value, found[0].met) == (10.0, False), "bytes of one budget, nearness of another"
+    assert {row.met for row in found[1:]} == {None} and len(found) == 7
+
+
+def test_few_digits_judge_nothing() -> None:
+    assert first(kept("stepwell-tokens", digits=999)).met is None
+    assert first(kept("stepwell-tokens", task="nat", digits=0, field_difference=-0.2)).met is True, "no facts"
+
+
+def test_pages_on_disk_need_most_of_the_prompt_to_be_cold() -> None:
+    full = kept("full", hot_bytes=1050)  # of 2048 tokens and 102.4 more
+    assert first(kept("stepwell-tokens", hot_bytes=500), full, hot=0.5).met is True
+    assert first(kept("stepwell-tokens", hot_bytes=501), full, hot=0.5).met is False
+    assert first(kept("stepwell-tokens", hot_bytes=500), hot=0.5).met is None, "nothing tells what the prompt's KV is"
+
+
+def test_more_room_on_the_fast_tier_is_no_equal_comparison() -> None:
+    yakv = kept("yakv", kl_mean=0.1, field_difference=-0.2)
+    for hot, met in ((109, True), (111, None)):
+        rows = list(anchors.at_equal_bytes([yakv, kept("stepwell-tokens", hot_bytes=hot)]))
+        assert [row.met for row in rows] == [met, met]
+        assert "x its room on the fast tier" in rows[0].beside
 
 
 def test_blind_tasks_and_other_policies_are_no_anchor() -> None:
