@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.longctx.models import make, tokens
 
 from stepwell.bench.longctx import __main__ as program
-from stepwell.bench.longctx import hits, near, predicted, verified, virtual
+from stepwell.bench.longctx import beyond, hits, near, predicted, verified, virtual
 from stepwell.bench.longctx.likeness import likeness
 from stepwell.bench.longctx.parts import Parts
 from stepwell.bench.longctx.pipeline import Steps, balance, balanced, hidden
@@ -17,6 +18,7 @@ from stepwell.bench.longctx.stage import Stage
 from stepwell.bench.longctx.trace import Chosen, Recorder, replay
 from stepwell.bench.longctx.verified import TIE, Agreement, agreement
 from stepwell.bench.longctx.virtual import Ask, Need
+from stepwell.longctx import attach
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.parts.residency.lru import Lru
 from stepwell.longctx.parts.residency.window import StepWindow
@@ -199,6 +201,19 @@ def test_what_crosses_for_scoring_is_counted_both_ways_and_nothing_else() -> Non
     ledger.moved("cold", "hot", "score", 4)
     ledger.moved("hot", "cold", "index", 100)
     assert near.crossed(ledger) == 7
+
+
+def test_hot_tokens_are_counted_where_they_are() -> None:
+    model, ids = make(), tokens(600)
+    for policy in ("stepwell", "exact"):
+        with attach(model, policy, hot_tokens=300) as attached:
+            cache = attached.new_cache()
+            clock = beyond.Clock(cache)
+            model.generate(ids, past_key_values=cache, max_new_tokens=4, do_sample=False, streamer=clock)
+            assert len(clock.times) == 4
+            assert 100 < clock.hot <= 300
+            cache.close()
+    assert beyond.hot_tokens(cache) == 0
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from stepwell.bench.longctx import setup
 from stepwell.bench.longctx.setup import one
 from stepwell.bench.longctx.stage import Stage
 from stepwell.bench.report import Result, Row, Target
-from stepwell.longctx import attach
+from stepwell.longctx import TieredCache, attach
 from stepwell.longctx.ledger import Ledger
 
 TOKENS, QUICK_TOKENS, HOT, NEW = 65_536, 6_144, 2048, 32
@@ -43,12 +43,15 @@ def run(stage: Stage) -> Result:
     ids = torch.randint(1, SHAPE["vocab_size"], (1, tokens), generator=torch.Generator().manual_seed(8))
     host = TOKEN_BYTES * tokens // 16
     with tempfile.TemporaryDirectory() as folder:
-        clock, peak = Clock(), Peak()
+        peak = Peak()
         with attach(model, "stepwell", hot_tokens=HOT, host=host, disk=setup.on_disk(folder, 4)) as attached:
-            answer = model.generate(ids, max_new_tokens=NEW, do_sample=False, streamer=clock)
+            cache = attached.new_cache()
+            clock = Clock(cache)
+            answer = model.generate(ids, past_key_values=cache, max_new_tokens=NEW, do_sample=False, streamer=clock)
+            cache.close()
         grown = peak.close()
     made = int(answer.shape[1]) - tokens
-    rows = [*_rows(tokens, made, clock, attached.ledger), _memory(grown, tokens, host)]
+    rows = [*_rows(tokens, made, clock, cache.ledger), _memory(grown, tokens, host)]
     layers, wide = SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
     return Result("longctx-beyond", rows, {"prompt_tokens": tokens, "generated_tokens": made}, [
         f"random weights (tokens mean nothing): a Llama of {layers} layers, {wide} wide, float32; policy 'stepwell', "
@@ -60,12 +63,11 @@ def _rows(tokens: int, made: int, clock: Clock, ledger: Ledger) -> list[Row]:
     waited = clock.times[0] - clock.began
     steps = [later - sooner for sooner, later in pairwise(clock.times)]
     told, selected = ledger.snapshot(), max(1, ledger.pages["selected"])
-    cold = tokens + made - 1 - HOT
     return [
         one("tokens of context of a generation that ended", "", tokens + made, AT_LEAST, f"{made} of them generated"),
         one("  time to the first token", "s", waited, None, f"{1e3 * waited / tokens:.2f} ms a token of the prompt"),
         Row("  a decode step, median", "ms", stats.median(steps).times(1e3)),
-        one("hot tokens in a layer, at most", "", HOT, AT_MOST_HOT, f"so that {cold} and more of them were cold"),
+        one("hot tokens in a layer, the most behind any token", "", clock.hot, AT_MOST_HOT, f"hot_tokens={HOT}"),
         _bytes("  in host memory", told["host_bytes"]),
         _bytes("  on disk", told["disk_bytes"], "K8V4 pages, sealed"),
         _bytes("  hot: tail, sinks and pool", told["hot_bytes"]),
@@ -88,18 +90,31 @@ def _memory(grown: int, tokens: int, host: int) -> Row:
 
 
 class Clock:
-    """A streamer that notes when each token came."""
+    """A streamer that notes when each token came, and the greatest number of hot tokens that a layer had then."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: TieredCache) -> None:
         self.began = time.perf_counter()
         self.times: list[float] = []
+        self.hot = 0
+        self._cache = cache
 
     def put(self, value: torch.Tensor) -> None:
         if value.dim() == 1:  # the prompt, which is put first, has rows
             self.times.append(time.perf_counter())
+            self.hot = max(self.hot, hot_tokens(self._cache))
 
     def end(self) -> None:
         """Nothing is held back."""
+
+
+def hot_tokens(cache: TieredCache) -> int:
+    """Of the layer that has most: sinks, tail, and what its pool holds in its fullest lane."""
+    found = 0
+    for state in (layer.state for layer in cache.tiered if layer.state is not None):
+        sinks = state.sinks[0].shape[2] if state.sinks is not None else 0
+        pages = int((state.pool.pages >= 0).sum(1).max()) if state.pool is not None else 0
+        found = max(found, sinks + len(state.tail) + pages * state.shape.tokens)
+    return found
 
 
 class Peak:
