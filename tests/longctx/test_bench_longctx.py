@@ -10,7 +10,7 @@ import torch
 from tests.longctx.models import make, tokens
 
 from stepwell.bench.longctx import __main__ as program
-from stepwell.bench.longctx import beyond, hits, near, predicted, verified, virtual
+from stepwell.bench.longctx import beyond, hits, near, pipeline, predicted, verified, virtual
 from stepwell.bench.longctx.likeness import likeness
 from stepwell.bench.longctx.parts import Parts
 from stepwell.bench.longctx.pipeline import Steps, balance, balanced, hidden
@@ -78,6 +78,14 @@ def test_what_fetching_takes_beside_the_link_counts_at_balance():
     tried = Steps(seconds=[1.0, 1.0], nbytes=200, fetch=0.6, stall=0.0, stalls=[], fetches=[])
     assert balanced(tried, 500.0, computing=0.2) == pytest.approx(1000.0), "0.1 s of 0.3 s are not the link's"
     assert balanced(tried, 500.0, computing=0.1) == pytest.approx(2000.0), "never nothing"
+
+
+def test_hidden_time_is_judged_at_balance_only() -> None:
+    for fetch, met in ((0.5, None), (1.0, True)):  # of a second of computing
+        found = Steps([1.0] * 2, 200, 2 * fetch, 0.0, [0.0] * 2, [fetch] * 2)
+        row = next(pipeline.judged("hidden", pipeline.HIDDEN, found, Link(100.0)))
+        assert row.met is met and f"fetching takes {fetch:.2f} x" in row.beside
+    assert next(pipeline.judged("hidden", None, found, Link(100.0))).measured is not None
 
 
 def test_a_virtual_link_delays_the_model_by_what_is_not_there_yet() -> None:

@@ -32,6 +32,8 @@ FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 POLICIES = ("stepwell", "exact")
 UNLIMITED = Link(1e15)
 LATENCY = 50e-6
+BALANCED = 0.9
+"""Where fetching takes less than so much of what computing takes, hiding it is easier than at balance."""
 CONTEXT, HOT, STEPS = 2048, 512, 24
 
 
@@ -112,16 +114,16 @@ def _policy(
         queue.link = Link(bare, LATENCY)
         at = balanced(decode(model, cache, next(text)), bare, free.computing)
         for factor, tokens in zip(FACTORS, text, strict=True):
-            judged = target if factor == 1 else None
+            bound = target if factor == 1 else None
             where = f"{what}, at balance" if factor == 1 else f"{what}, at {factor:g} x balance"
             if stage.over:
-                yield left_out(where, "", judged, SKIPPED)
+                yield left_out(where, "", bound, SKIPPED)
                 continue
             queue.link = Link(factor * at, LATENCY)
-            yield from _rows(where, judged, decode(model, cache, tokens), queue.link)
+            yield from judged(where, bound, decode(model, cache, tokens), queue.link)
             clocked = replay(events, Link(factor * bare, LATENCY))
             share = hidden(clocked.fetch, clocked.stall)
-            beside = f"modelled: {factor * bare / 1e6:.0f} MB/s, the run without a limit"
+            beside = f"modelled: {factor * bare / 1e6:.3g} MB/s, the run without a limit"
             yield one("  hidden on a virtual clock, where only the link takes time", "", share, None, beside)
             if factor == 1:
                 waiting = f"{1e3 * free.stall / len(free.seconds):.1f} ms of waiting beside it"
@@ -130,13 +132,17 @@ def _policy(
         cache.close()
 
 
-def _rows(where: str, target: Target | None, found: Steps, link: Link) -> Iterator[Row]:
+def judged(where: str, target: Target | None, found: Steps, link: Link) -> Iterator[Row]:
     stalled = stats.ratio_of_paired_means(list(zip(found.stalls, found.fetches, strict=True)))
     low, high = max(0.0, 1 - stalled.high), max(0.0, 1 - stalled.low)
     estimate = stats.Estimate(found.hidden, low, high, stalled.count)
     ratio = found.fetch / len(found.seconds) / found.computing
-    beside = f"modelled: {link.bandwidth / 1e6:.0f} MB/s, fetching takes {ratio:.2f} x what computing takes"
-    yield Row(where, "", estimate, target, beside, {"modelled": "yes", "bytes_per_s": link.bandwidth})
+    beside = f"modelled: {link.bandwidth / 1e6:.3g} MB/s, fetching takes {ratio:.2f} x what computing takes"
+    more: dict[str, str | int | float | None] = {"modelled": "yes", "bytes_per_s": link.bandwidth}
+    if target is not None and ratio < BALANCED:
+        yield Row(where, "", None, target, f"no balance: {beside}; {found.hidden:.3f} was hidden", more)
+    else:
+        yield Row(where, "", estimate, target, beside, more)
     yield Row("  a token", "ms", stats.mean(found.seconds).times(1e3))
     yield Row("  of that, waiting", "ms", stats.mean(found.stalls).times(1e3))
     yield Row("  fetching for a token", "ms", stats.mean(found.fetches).times(1e3))
