@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ Kept = dict[str, Any]
 
 
 def page() -> str:
-    kept = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    kept = {name: one for name, one in found.items() if not one.get("quick")}  # shows that it runs, measures nothing
     lines = ["## Measured", ""]
     lines += judged([kept[f"longctx-{name}"] for name in BENCHMARKS if f"longctx-{name}" in kept], anchored(kept))
     if any(name in kept for name in TABLES):
@@ -76,22 +79,24 @@ def accuracy(title: str, kept: Kept) -> list[str]:
         "| task | policy | granularity | facts right (95 %) | full | KL (95 %) | x fewer bytes | index | hot |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in kept["rows"]:
+    rows = kept["rows"]
+    several = len({(row["tokens"], row["tier"]) for row in rows}) > 1
+    for row in rows:
         fewer = row["bytes_all_fp16"] / row["bytes_cold_to_hot"] if row["bytes_cold_to_hot"] else None
         lines.append(
-            f"| {row['task']} | {row['policy']} {row['budget']:.3%} | {row['granularity']} | "
+            f"| {_task(row, several)} | {row['policy']} {row['budget']:.3%} | {row['granularity']} | "
             f"{row['field_accuracy']:.3f} ({_ends(row['field_accuracy_ci'])}) | {row['full_field_accuracy']:.3f} | "
             f"{row['kl_mean']:.4f} ({_ends(row['kl_mean_ci'], 4)}) | {f'{fewer:.1f}' if fewer else '-'} | "
             f"{row['index_bytes'] / 2**20:.1f} MiB | {row['hot_bytes'] / 2**20:.1f} MiB |"
         )
-    first, facts = kept["rows"][0], _facts(kept)
-    digits = {row["task"]: row["digits"] for row in kept["rows"]}
+    tiers = _all(row["tier"] for row in rows)
+    lengths = _all(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
+    digits = {_task(row, several): row["digits"] for row in rows}
     told = ", ".join(f"{task} {count:,}" for task, count in digits.items() if count)
     return [
         *lines,
         "",
-        f"{kept['model']}, prompts of {first['tokens']:,} tokens, tier {first['tier']}; tokens of facts: {told}. "
-        f"{facts}",
+        f"{kept['model']}, prompts of {lengths} tokens, tier {tiers}; tokens of facts: {told}. {_facts(kept)}",
         "",
     ]
 
@@ -99,21 +104,40 @@ def accuracy(title: str, kept: Kept) -> list[str]:
 def judged(results: list[Kept], others: list[Kept]) -> list[str]:
     if not results and not others:
         return []
-    lines = ["### Promised and reached", "", "| | target | measured | | |", "|---|---|---|---|---|"]
-    for row in (*(row for result in results for row in result["rows"]), *others):
-        if row["measured"] is None:
-            value, verdict = "not measured", row["beside"]
-        else:
-            value = f"{_short(row['measured'])} {row['unit']}".strip() + _interval(row)
-            verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
-        beside = row["beside"] if row["measured"] is not None else ""
-        lines.append(f"| {row['what'].strip()} | {row['target'] or ''} | {value} | {verdict} | {beside} |")
+    rows = [*(row for result in results for row in result["rows"]), *others]
+    head = ["| | target | measured | | |", "|---|---|---|---|---|"]
+    lines = ["### Promised and reached", "", *head, *(_line(row) for row in rows if row["target"]), ""]
+    names = {f"longctx-{name}" for name in BENCHMARKS} - {result["benchmark"] for result in results}
+    if names:
+        lines += [f"Not measured yet: {', '.join(sorted(names))}.", ""]
+    lines += ["<details><summary>All rows</summary>", "", *head, *map(_line, rows), "", "</details>"]
     for result in results:
         lines += ["", f"`{result['benchmark']}`: {result['remarks'][0]}. {_facts(result)}"]
     return [*lines, ""]
 
 
+def _task(row: Kept, several: bool) -> str:
+    """With what else tells rows apart, where that is not the same for all of them."""
+    return f"{row['task']}, {row['tokens']:,}, {row['tier']}" if several else str(row["task"])
+
+
+def _all(names: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(names))
+
+
+def _line(row: Kept) -> str:
+    if row["measured"] is None:
+        value, verdict, beside = "not measured", row["beside"], ""
+    else:
+        value = f"{_short(row['measured'])} {row['unit']}".strip() + _interval(row)
+        verdict, beside = {True: "met", False: "**missed**", None: ""}[row["met"]], row["beside"]
+    what = row["what"].strip().replace("|", "\\|")  # max |difference| is no cell's end
+    indent = "&emsp;" if row["what"].startswith(" ") else ""
+    return f"| {indent}{what} | {row['target'] or ''} | {value} | {verdict} | {beside} |"
+
+
 def curves(rows: list[Kept]) -> str:
+    rows = [row for row in rows if row["task"] == CURVE_TASK]
     names = list(dict.fromkeys(f"{row['policy']}, {row['granularity']}" for row in rows))
     label = "share of all cold bytes that was fetched"
     charts = []
@@ -132,7 +156,7 @@ def curves(rows: list[Kept]) -> str:
     placed = [f'<g transform="translate({480 * at},60)">{one}</g>' for at, one in enumerate(charts)]
     keys = "".join(
         f'<text x="{20 + 230 * (at % 4)}" y="{18 + 18 * (at // 4)}" fill="{colour}">&#9632; {name}</text>'
-        for at, (name, colour) in enumerate(zip(names, COLOURS, strict=False))
+        for at, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False))
     )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="370" font-family="sans-serif" font-size="12">'
