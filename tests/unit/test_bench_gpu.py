@@ -141,6 +141,7 @@ def test_rows_of_the_readmes_table_are_those_that_are_measured() -> None:
     assert [*shown[:2], shown[3]] == [(what, target) for _, what, target in (hidden, ours, exact)]
     decoded = longctx.Decoded([0.1, 0.2], stall=0.1, fetch=0.4, nbytes=30)
     told = {row.what: row for row in longctx.told("stepwell", longest, decoded, 1000.0)}
+    assert told[hidden[1]].met is None, "the host does not see what the device waits for"
     assert [told[what].measured.value for _, what, _ in (hidden, ours)] == pytest.approx([0.75, 0.1])
 
 
