@@ -195,12 +195,27 @@ def test_agreement_is_summed_over_batches() -> None:
 
 def test_accuracy_of_the_ways_is_compared_by_document() -> None:
     one = {"digits": 10.0, "steps": 20.0, "right, full attention": 10.0}
-    for name, right in ((predicted.OURS, 9.0), (predicted.SELECTS, 8.0), (predicted.SCOUT, 6.0)):
+    for name, right in (
+        (predicted.OURS, 9.0),
+        (predicted.ACTUAL, 10.0),
+        (predicted.SELECTS, 8.0),
+        (predicted.SCOUT, 6.0),
+    ):
         one |= {f"right, {name}": right, f"KL, {name}": 2.0, f"selected, {name}": 0.125}
-    gained, by_math, *_ = predicted.rows([one, one])
+    gained, waited, by_math, *_ = predicted.rows([one, one])
+    assert gained.target is not None and waited.target is None, "judged at equal overlap"
+    assert waited.measured is not None and waited.measured.value == pytest.approx(40.0)
     assert gained.measured is not None and gained.measured.value == pytest.approx(30.0)
     assert by_math.measured is not None and by_math.measured.value == pytest.approx(20.0)
     assert predicted.rows([])[0].measured is None
+
+
+def test_ours_overlaps_as_scouts_does() -> None:
+    ways = predicted.ways()
+    ours, scout = ways[predicted.OURS], ways[predicted.SCOUT]
+    assert (ours.prefetch, ours.late_pages, ours.query, ours.predicted_math) == (True, 0, "actual", False)
+    of = ("index", "selector", "residency", "page_tokens", "codec", "joint", "lookahead")
+    assert all(getattr(ours, name) == getattr(scout, name) for name in of), "nothing else differs"
 
 
 def test_what_crosses_for_scoring_is_counted_both_ways_and_nothing_else() -> None:
