@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,20 +195,33 @@ def test_agreement_is_summed_over_batches() -> None:
 
 
 def test_accuracy_of_the_ways_is_compared_by_document() -> None:
-    one = {"digits": 10.0, "steps": 20.0, "right, full attention": 10.0}
+    one = {"digits": 500.0, "steps": 900.0, "right, full attention": 500.0}
     for name, right in (
-        (predicted.OURS, 9.0),
-        (predicted.ACTUAL, 10.0),
-        (predicted.SELECTS, 8.0),
-        (predicted.SCOUT, 6.0),
+        (predicted.OURS, 450.0),
+        (predicted.ACTUAL, 500.0),
+        (predicted.SELECTS, 400.0),
+        (predicted.SCOUT, 300.0),
     ):
         one |= {f"right, {name}": right, f"KL, {name}": 2.0, f"selected, {name}": 0.125}
     gained, waited, by_math, *_ = predicted.rows([one, one])
-    assert gained.target is not None and waited.target is None, "judged at equal overlap"
-    assert waited.measured is not None and waited.measured.value == pytest.approx(40.0)
-    assert gained.measured is not None and gained.measured.value == pytest.approx(30.0)
-    assert by_math.measured is not None and by_math.measured.value == pytest.approx(20.0)
+    assert gained.met is True and waited.target is None, "judged at equal overlap"
+    for row, points in ((gained, 30.0), (waited, 40.0), (by_math, 20.0)):
+        assert row.measured is not None and row.measured.value == pytest.approx(points)
+    few, so_far, *_ = predicted.rows([one])
+    assert few.met is None and "500 digits" in few.beside
+    assert so_far.measured is not None and so_far.target is None
     assert predicted.rows([])[0].measured is None
+
+
+def test_a_part_of_the_suite_judges_no_mean_of_it() -> None:
+    size = replace(verified.QUICK, alone=("nat", "kvtable"))
+    one = {"exact bytes": 100.0}
+    for budget in verified.BUDGETS:
+        one |= {f"{name} {budget:g}": 10.0 for name in ("accepted", "drafted", "bytes")} | {f"checks {budget:g}": 1.0}
+    parts = Parts.open(None, "some", "size", "abc")
+    for task, met in (("nat", None), ("kvtable", True)):
+        parts.add(f"alone {task}", one, Stage.begin(True, None))
+        assert {row.met for row in verified.alone_rows(parts, size)[:2]} == {met}
 
 
 def test_ours_overlaps_as_scouts_does() -> None:

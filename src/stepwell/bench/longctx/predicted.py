@@ -31,6 +31,8 @@ from stepwell.longctx.policy import Policy
 BETTER = Target(">=", 2.0)
 TASK, CONTEXT, DOCUMENTS, BUDGET, HOT_SHARE = "kvtable", 2048, 13, 0.125, 0.25
 """80 digits a document: more than a thousand."""
+DIGITS = 1000
+"""Fewer are no evidence for a point."""
 SCOUT, OURS = "predicted query selects and attends", "it fetches early, the actual one attends, none waits"
 SELECTS, ACTUAL = "it selects, the actual one attends", "actual query, waited for"
 
@@ -92,8 +94,13 @@ def rows(found: list[Mapping[str, float]] | list[Numbers]) -> list[Row]:
     gained = bootstrap.difference(right(OURS), right(SCOUT)).times(100)
     waited = bootstrap.difference(right(ACTUAL), right(SCOUT)).times(100)
     by_math = bootstrap.difference(right(SELECTS), right(SCOUT)).times(100)
+    counted = f"{sum(digits):.0f} digits"
+    few = sum(digits) < DIGITS
     told = [
-        Row(what, "points", gained, BETTER, f"{sum(digits):.0f} digits"),
+        left_out(what, "points", BETTER, f"{counted} judge no point")
+        if few
+        else Row(what, "points", gained, BETTER, counted),
+        *([Row("  so far", "points", gained, None, counted)] if few else []),
         Row("  the actual query's, waited for, less that", "points", waited),
         Row("  by the mathematics alone, same selection", "points", by_math),
         Row("  field accuracy, full attention", "", bootstrap.ratio(*right("full attention"))),
