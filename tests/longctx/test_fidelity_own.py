@@ -51,6 +51,10 @@ def test_empty_lines_count_but_are_skipped(tmp_path: Path) -> None:
     assert [one.line for one in read(tmp_path, line, "", line)] == [1, 3]
 
 
+def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:
+    assert [one.line for one in read(tmp_path, '\ufeff{"prompt": "Who?", "gold": {"a": "b"}}')] == [1]
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

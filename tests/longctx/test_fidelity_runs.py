@@ -158,9 +158,12 @@ def test_blind_controls_have_the_newest_tokens_where_the_policy_keeps_what_it_fe
 
 
 def test_an_exact_policy_is_run_once_and_is_no_model_for_controls(model: Any) -> None:
-    plan = Plan(wishes.configs("exact,recency,stepwell"), ("nat(4)",), (600,), (0.1, 0.2), documents=1, seeds=1)
+    names = "exact,verified,recency,stepwell"
+    plan = Plan(wishes.configs(names), ("nat(4)",), (600,), (0.1, 0.2), documents=1, seeds=1)
     found = {(row.policy, row.budget): row for row in matrix.run(model, tiny_text(), plan)}
-    assert found.keys() == {("exact", 1.0)} | {(name, of) for name in ("stepwell", "recency") for of in (0.1, 0.2)}
+    assert found.keys() == {("exact", 1.0), ("verified", 1.0)} | {
+        (name, of) for name in ("stepwell", "recency") for of in (0.1, 0.2)
+    }
     assert found["exact", 1.0].kl_mean < 1e-7 < found["recency", 0.1].kl_mean
 
 
@@ -268,6 +271,14 @@ def test_charts_are_xml_with_a_mark_for_each_point() -> None:
     assert left < right and upper < lower, "y grows downwards in SVG"
     titles = [title.text for title in drawn.iter(f"{space}title")]
     assert titles[0] == "full: 0.9" and titles[1].startswith("a & b: 0.8 (0.7 to 0.85)")
+
+
+@pytest.mark.parametrize(("length", "told"), [(600, False), (80, True)])
+def test_a_prompt_of_which_nothing_is_cold_is_told_of(model: Any, length: int, told: bool) -> None:
+    said: list[str] = []
+    plan = Plan(wishes.configs("stepwell"), ("nat(4)",), (length,), (0.25,), documents=1, seeds=1)
+    matrix.run(model, tiny_text(), plan, said.append)
+    assert any("nothing was cold" in line for line in said) is told
 
 
 @pytest.fixture

@@ -110,7 +110,8 @@ def _policies(model: Any, plan: Plan, job: Job, prefilled: Prefilled, say: Say) 
         compared = [compare(document, full, logits) for document, full, logits in each]
         point = Point(job.task, config.name, plan.tier, of, budget, job.tokens, job.intensity, job.blind)
         kl = sum(float(one.kl.mean()) for one in compared) / len(compared)
-        say(f"  {config.name} at {budget:.2%}, {of}: KL {kl:.4f}, {seconds:.1f} s")
+        cold = "" if outcome.moved.bytes_all_fp16 else "; nothing was cold: all of it fits into the hot tokens"
+        say(f"  {config.name} at {budget:.2%}, {of}: KL {kl:.4f}, {seconds:.1f} s{cold}")
         return point, Measured(prefilled.documents[0].tokens, compared, outcome.moved, seconds)
 
     def tiered(policy: Any) -> Runner:

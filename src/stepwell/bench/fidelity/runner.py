@@ -155,10 +155,10 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
 
 
 def is_exact(policy: Any) -> bool:
-    """It has no budget: it fetches everything."""
+    """It has no budget: it fetches everything. So does a verified policy here, where no token is left to be drafted."""
     from stepwell.longctx import Mode
 
-    return policy.mode is Mode.EXACT
+    return policy.mode is not Mode.SPARSE
 
 
 def _budgeted(selector: Any, budget: float) -> Any:

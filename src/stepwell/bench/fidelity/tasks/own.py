@@ -25,6 +25,8 @@ from stepwell.errors import ConfigError
 
 Scalar = str | int | float | bool
 LEAST_PROMPT = 2
+_MARK = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8."""
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Own:
 def read(path: Path, text: Text) -> list[Own]:
     """Raises ConfigError SW-128, which names the line."""
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(_MARK)
     except OSError as error:
         raise _unusable(f"{path} cannot be read", error.strerror or str(error)) from error
     found = [_own(path, at, line, text) for at, line in enumerate(content.splitlines(), 1) if line.strip()]
