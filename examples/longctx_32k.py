@@ -68,12 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
     config = model.config
     size = config.head_dim if getattr(config, "head_dim", None) else config.hidden_size // config.num_attention_heads
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * size * 4
+    room = told["hot_bytes"] / token
     length, new = ids.shape[1], found.shape[1] - ids.shape[1]
     print(f"\n{folder.name}, float32, policy {options.policy}: {length:,} tokens, {new} generated\n")
     print(f"  all KV as float32       {format_size(length * token):>10}")
-    print(
-        f"  hot, at most {hot:>6,}     {format_size(told['hot_bytes']):>10}   {told['hot_bytes'] / token:,.0f} tokens"
-    )
+    print(f"  hot, at most {hot:>6,}     {format_size(told['hot_bytes']):>10}   room for {room:,.0f} tokens")
     print(f"  index, hot too          {format_size(told['index_bytes']):>10}")
     print(f"  cold in host memory     {format_size(told['host_bytes']):>10}   as the policy's codec packs it")
     print(f"  cold on disk            {format_size(told['disk_bytes']):>10}")
