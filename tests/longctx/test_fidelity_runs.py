@@ -273,6 +273,15 @@ def test_charts_are_xml_with_a_mark_for_each_point() -> None:
     assert titles[0] == "full: 0.9" and titles[1].startswith("a & b: 0.8 (0.7 to 0.85)")
 
 
+def test_too_few_facts_for_a_point_are_called_so(rows: list[Row]) -> None:
+    about = report.About("a model", {})
+    few = next(row for row in rows if row.digits)
+    for shown in (report.table, report.html):
+        assert "too few to judge a point by" in shown([few], about)
+        assert "too few" not in shown([replace(few, digits=1000)], about)
+        assert "every next token counts" in shown([replace(few, digits=0)], about)
+
+
 @pytest.mark.parametrize(("length", "told"), [(600, False), (80, True)])
 def test_a_prompt_of_which_nothing_is_cold_is_told_of(model: Any, length: int, told: bool) -> None:
     said: list[str] = []

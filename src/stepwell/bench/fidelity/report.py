@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from stepwell.bench.fidelity.anchors import DIGITS
 from stepwell.bench.fidelity.plots import Line, Mark, chart, legend
 from stepwell.bench.fidelity.rows import Row
 from stepwell.bench.fidelity.wishes import FULL
@@ -49,14 +50,20 @@ def table(rows: Sequence[Row], about: About) -> str:
         first = group[0]
         lines += [
             "",
-            f"{_title(first)}: {first.documents} documents, {first.steps} steps, "
-            + (f"{first.digits} tokens of facts" if first.digits else "every next token counts as a fact"),
+            f"{_title(first)}: {first.documents} documents, {first.steps} steps, " + facts(first.digits),
             *([f"  {BLIND}"] if first.blind else []),
             f"  {'policy':<12} {'unit':<8} {'budget':>7} {'KL mean':>8} {'p99':>7} {'top-1':>6} "
             f"{'facts':>6} {'- full':>17} {'x less':>7} {'index':>8}",
         ]
         lines += [_line(row) for row in group]
     return "\n".join(lines)
+
+
+def facts(digits: int) -> str:
+    """How many were scored, and whether that is enough to tell a hundredth."""
+    if not digits:
+        return "every next token counts as a fact"
+    return f"{digits:,} tokens of facts" + (", too few to judge a point by" if digits < DIGITS else "")
 
 
 def _line(row: Row) -> str:
@@ -126,6 +133,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     parts = [f"<h2>{escape(_title(rows[0]))}</h2>"]
     if rows[0].blind:
         parts.append(f'<p class="blind">{BLIND}.</p>')
+    parts.append(f'<p class="note">{rows[0].documents} documents, {facts(rows[0].digits)}.</p>')
     parts.append(legend(names))
     x_label = "KiB fetched in a step of one document"
     accuracy = "accuracy of facts" if rows[0].digits else "accuracy of the next token"
