@@ -91,8 +91,11 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
         cache = attached.new_cache()
         found = stepped(model, ids, cache, PARTS)
         pages, steps = cache.ledger.pages, cache.ledger.steps
-        waited = pages["selected"] - pages["hits"] - pages["early"]
+        waited = pages["selected"] - pages["hits"] - pages["early"] - pages["late"]
         assert 0 <= waited <= late * steps and pages["early"] > 0 and found.isfinite().all()
+        coming = sum(brought.count for layer in cache.tiered for brought in layer.state.ahead.brought)
+        came = pages["fetched"] - pages["mispredicted"] - coming
+        assert pages["late"] > 0 and pages["selected"] == pages["hits"] + came + pages["late"]
         cache.close()
 
 

@@ -21,7 +21,8 @@ class Ledger:
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     pages: Counter[str] = field(default_factory=Counter)
-    """selected = hits + fetched - mispredicted + in_place; early: those of the selected that were fetched before."""
+    """selected = hits + fetched - mispredicted + in_place + late, once all that was asked for has come. early: those of
+    the selected that were fetched before; late: those that their step did not wait for."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """fetch: reading and decoding; stall: what the model waited for it."""
     steps: int = 0

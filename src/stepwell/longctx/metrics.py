@@ -6,7 +6,7 @@ from stepwell.longctx.ledger import Ledger
 
 _HELP = {
     "bytes_total": ("counter", "Bytes moved between tiers, scales included."),
-    "pages_total": ("counter", "Pages: selected, hits, early, fetched, mispredicted, in_place."),
+    "pages_total": ("counter", "Pages: selected, hits, early, fetched, late, mispredicted, in_place."),
     "tokens_total": ("counter", "Tokens: drafted, accepted, generated."),
     "passes_total": ("counter", "Forward passes: exact ones, and checks of drafts."),
     "seconds_total": ("counter", "Seconds: fetching, and of these, what the model waited (stall)."),

@@ -82,6 +82,7 @@ _NAMED = {
             page_tokens=128,
             window=None,
         ),
+        # One interval of recalls for all layers, where the paper profiles each.
         Policy(
             "scout",
             index=MinMax(),
@@ -93,6 +94,8 @@ _NAMED = {
             executor="in_place",
             predicted_math=True,
         ),
+        # Keys rotated and on a normal distribution's grid in place of plain INT4; 64 recent tokens rather than a share;
+        # what is hot is attended over anyway; no balancing of who scores.
         Policy(
             "hillinfer",
             index=RotatedKeys(bits=4, centred=False),

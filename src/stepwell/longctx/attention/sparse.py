@@ -40,17 +40,18 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if layer.setting.profile is not None and layer.pool is not None:
         layer.setting.profile.note(layer.number, selected)
     missing = selected & ~resident & ~early
+    ledger.pages["selected"] += int(selected.sum())
+    ledger.pages["hits"] += int((selected & resident).sum())
+    ledger.pages["early"] += int((selected & early).sum())
+    ledger.pages["mispredicted"] += int((early & ~selected).sum())
     later: torch.Tensor | None = None
     if policy.late_pages is not None and layer.setting.fetcher.beside:
         waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
         missing, later = waited, missing & ~waited
         selected &= ~later
+        ledger.pages["late"] += int(later.sum())
     layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
-    ledger.pages["selected"] += int(selected.sum())
-    ledger.pages["hits"] += int((selected & resident).sum())
-    ledger.pages["early"] += int((selected & early).sum())
-    ledger.pages["mispredicted"] += int((early & ~selected).sum())
     late = _bring(layer, missing) if policy.executor != "in_place" else None
     part = hot
     # What is there is attended over, selected or not, or only what was selected.
