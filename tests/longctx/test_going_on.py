@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import SMALL
+from tests.longctx.test_exact import SMALL, full
 from tests.longctx.test_sparse import EVERYTHING, verified
 
 from stepwell.errors import ConfigError, Unsupported
 from stepwell.longctx import TieredCache, attach
+from stepwell.longctx.kv import layer
 from stepwell.longctx.parts.codec.quantised import Quantised
 
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
@@ -160,3 +161,19 @@ def test_a_verified_turn_that_stopped_between_its_drafts_goes_on(kind, count):
         assert all(layer.keys.shape[2] == 23 for layer in windows)
         found = model.generate(whole, past_key_values=cache, max_new_tokens=20, do_sample=False)
         assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_part_of_a_prompt_may_be_of_one_token(tmp_path, monkeypatch):
+    """It ends no prefill: pages stay as full attention left them, and are read from where they lie."""
+    monkeypatch.setattr(layer, "_READ_NUMBERS", 1 << 12)  # several pieces, so that some are read late
+    model, ids = make(), tokens(203)
+    expected = full(model, ids)
+    places = {"host": None, "disk": f"{tmp_path}:64MiB"}
+    with attach(model, "stepwell", hot_tokens=110, prefill_tokens=100, **places) as attached:
+        cache = attached.new_cache()
+        attached.prefill(ids, cache)
+        assert cache.get_seq_length() == 201 and not cache.setting.approximate
+        found = model(ids[:, 201:], past_key_values=cache).logits
+        assert (found - expected[:, 201:]).abs().max() < 1e-4 * expected.abs().max()
+        cache.close()
