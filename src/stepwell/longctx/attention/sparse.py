@@ -41,7 +41,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         layer.setting.profile.note(layer.number, selected)
     missing = selected & ~resident & ~early
     later: torch.Tensor | None = None
-    if policy.late_pages is not None and layer.setting.fetcher.beside:
+    if policy.late_pages is not None and layer.setting.fetcher.beside and not layer.ahead.lost:
         waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
         missing, later = waited, missing & ~waited
         selected &= ~later
@@ -69,7 +69,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if later is not None:
         layer.ahead.brought.append(_bring(layer, later, urgent=False))
     layer.before_query = actual
-    layer.ahead.query, layer.ahead.hot_lse = None, hot.lse[..., 0]
+    layer.ahead.query, layer.ahead.hot_lse, layer.ahead.lost = None, hot.lse[..., 0], False
     layer.steps += 1
     return part
 
