@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import replace
 
 import pytest
@@ -177,3 +179,18 @@ def test_a_part_of_a_prompt_may_be_of_one_token(tmp_path, monkeypatch):
         found = model(ids[:, 201:], past_key_values=cache).logits
         assert (found - expected[:, 201:]).abs().max() < 1e-4 * expected.abs().max()
         cache.close()
+
+
+@torch.no_grad()
+def test_a_cache_that_its_own_threads_find_unused_is_closed(tmp_path):
+    model, ids = make(), tokens(170)
+    with attach(model, SMALL, hot_tokens=64, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        cache = attached.new_cache()
+        model(ids, past_key_values=cache)
+        fetcher, stores = cache.setting.fetcher, cache._stores
+        cache.itself = cache
+        del cache
+        fetcher.start(gc.collect).result()
+        for thread in [each for each in threading.enumerate() if each.name == "close-stepwell"]:
+            thread.join()
+        assert not stores._by_size and not fetcher._thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -329,5 +330,9 @@ def _set(setting: Setting, name: str) -> Iterator[None]:
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:
+    """In any thread: a cache that is in a circle of references is found where memory is asked for."""
+    if threading.current_thread().name.startswith("stepwell-"):  # it may be one of those that would wait for itself
+        threading.Thread(target=_close, args=(fetcher, stores), name="close-stepwell").start()
+        return
     fetcher.close()
     stores.close()
