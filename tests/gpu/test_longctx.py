@@ -19,6 +19,7 @@ from stepwell.bench.longctx.injected import Trace
 from stepwell.bench.longctx.stage import Stage
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.kv.arrival import arrive
+from stepwell.longctx.kv.brought import Brought
 from stepwell.longctx.kv.cold import ColdPages
 from stepwell.longctx.kv.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
@@ -39,7 +40,7 @@ def _model(device: str) -> Any:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["exact", "everything selected"])
+@pytest.mark.parametrize("name", ["exact", "everything selected", "in place"])
 def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> None:
     model = _model(device)
     ids = torch.randint(1, 512, (1, 400), generator=torch.Generator().manual_seed(1)).to(device)
@@ -47,7 +48,8 @@ def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> N
     every = replace(
         policies.STEPWELL, page_tokens=8, window=16, draft_tokens=4, selector=TopK(1.0), codec=None, late_pages=None
     )
-    policy = EXACT if name == "exact" else every
+    in_place = replace(every, executor="in_place", prefetch=False)
+    policy = {"exact": EXACT, "everything selected": every, "in place": in_place}[name]
     cache = TieredCache(model.config, policy, hot_tokens=96, host="64MiB", link=Link(1e15))
     with attach(model, policy, hot_tokens=96):
         found = [model(ids[:, :-8], past_key_values=cache).logits[:, -1]]
@@ -102,3 +104,25 @@ def test_what_arrives_is_there_for_who_asks(device: str) -> None:
         found = fetcher.start(partial(arrive, source, torch.zeros_like(pages), pages)).result().states()
         assert all(torch.equal(each.cpu(), kept[0, pages]) for each, kept in zip(found, (keys, values), strict=True))
     fetcher.close()
+
+
+def test_what_is_to_be_read_is_known_on_the_host(device: str) -> None:
+    """The stream on which pages come does not wait for the model's, which finds out which ones they are."""
+
+    where: list[str] = []
+
+    class Asked(ColdPages):
+        def read(self, lanes: torch.Tensor, pages: torch.Tensor, device: torch.device | None = None) -> Any:
+            where.extend([lanes.device.type, pages.device.type])
+            return super().read(lanes, pages, device)
+
+    shape = PageShape(heads=2, group=1, tokens=16, key_dim=8, value_dim=8)
+    ledger, codec = Ledger(), Plain().build(shape, torch.float32)
+    fetcher, store = Fetcher(ledger, beside=True), HostPool(codec.page_bytes, 1 << 20, pinned=True)
+    source = Asked(codec, store, 1, device=torch.device(device), fetcher=fetcher)
+    source.add(*torch.randn(2, 1, 8, 2, 16, 8).unbind())
+    wanted = torch.ones(1, 8, dtype=torch.bool, device=device)
+    brought = Brought(source, wanted, 3, fetcher=fetcher, ledger=ledger, kind="draft")
+    found = [(piece.lanes.device.type, piece.states.result().states()[0].device.type) for piece in brought.pieces()]
+    fetcher.close()
+    assert found == [(device, device)] * 3 and where == ["cpu"] * 6

@@ -10,6 +10,10 @@ from tests.longctx.models import CONFIGS, make, tokens
 from transformers import DynamicCache
 
 from stepwell.longctx import Mode, Policy, TieredCache, attach
+from stepwell.longctx.parts.codec.plain import Half
+from stepwell.longctx.parts.index.minmax import MinMax
+from stepwell.longctx.parts.residency.window import StepWindow
+from stepwell.longctx.parts.select.topk import TopK
 
 SMALL = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 
@@ -206,3 +210,19 @@ def test_a_cache_of_its_own_works_where_the_implementation_is_set():
     found = stepped(model, ids, cache, [100, *[1] * 20])
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     cache.close()
+
+
+@pytest.mark.parametrize("codec", [None, Half()])
+def test_steps_of_a_verified_policy_in_a_loop_of_ones_own_are_exact(codec, tmp_path):
+    """Also the first one, whose pages were asked for before anything was known of decoding."""
+    policy = replace(
+        SMALL, mode=Mode.VERIFIED, index=MinMax(), selector=TopK(0.2), residency=StepWindow(3), codec=codec
+    )
+    model, ids = make(), tokens(250)
+    expected = full(model, ids)
+    with attach(model, policy, hot_tokens=120, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        cache = attached.new_cache()
+        found = stepped(model, ids, cache, [150, 90, *[1] * 10])
+        assert cache.tiered[0].state.pool is not None
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        cache.close()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import SMALL
+from tests.longctx.test_exact import SMALL, full
 from tests.longctx.test_sparse import EVERYTHING, verified
+from transformers import DynamicCache
 
 from stepwell.errors import ConfigError, Unsupported
-from stepwell.longctx import TieredCache, attach
+from stepwell.longctx import TieredCache, attach, policies
+from stepwell.longctx.kv import layer
+from stepwell.longctx.model.cache import TieredLayer
 from stepwell.longctx.parts.codec.quantised import Quantised
 
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
@@ -160,3 +165,75 @@ def test_a_verified_turn_that_stopped_between_its_drafts_goes_on(kind, count):
         assert all(layer.keys.shape[2] == 23 for layer in windows)
         found = model.generate(whole, past_key_values=cache, max_new_tokens=20, do_sample=False)
         assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_part_of_a_prompt_may_be_of_one_token(tmp_path, monkeypatch):
+    """It ends no prefill: pages stay as full attention left them, and are read from where they lie."""
+    monkeypatch.setattr(layer, "_READ_NUMBERS", 1 << 12)  # several pieces, so that some are read late
+    model, ids = make(), tokens(203)
+    expected = full(model, ids)
+    places = {"host": None, "disk": f"{tmp_path}:64MiB"}
+    with attach(model, "stepwell", hot_tokens=110, prefill_tokens=100, **places) as attached:
+        cache = attached.new_cache()
+        attached.prefill(ids, cache)
+        assert cache.get_seq_length() == 201 and not cache.setting.approximate
+        found = model(ids[:, 201:], past_key_values=cache).logits
+        assert (found - expected[:, 201:]).abs().max() < 1e-4 * expected.abs().max()
+        cache.close()
+
+
+@torch.no_grad()
+def test_a_cache_that_its_own_threads_find_unused_is_closed(tmp_path):
+    model, ids = make(), tokens(170)
+    with attach(model, SMALL, hot_tokens=64, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        cache = attached.new_cache()
+        model(ids, past_key_values=cache)
+        fetcher, stores = cache.setting.fetcher, cache._stores
+        cache.itself = cache
+        del cache
+        fetcher.start(gc.collect).result()
+        for thread in [each for each in threading.enumerate() if each.name == "close-stepwell"]:
+            thread.join()
+        assert not stores._by_size and not fetcher._thread.is_alive()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("closed", [True, False])
+def test_attention_with_another_cache_is_not_that_of_an_interrupted_one(closed, monkeypatch):
+    model, ids, other = make(), tokens(150), tokens(60, seed=9)
+    expected = full(model, other)
+    with attach(model, SMALL, hot_tokens=64) as attached:
+        cache = attached.new_cache()
+        model(ids, past_key_values=cache)
+        with monkeypatch.context() as patched, pytest.raises(Stop):
+            patched.setattr(TieredLayer, "update", lambda *args, update=TieredLayer.update: stop(update(*args)))
+            model(ids, past_key_values=cache)  # ends between the update of layer 0 and its attention
+        if closed:
+            cache.close()
+        else:
+            with pytest.raises(Unsupported) as refused:
+                model(other, past_key_values=DynamicCache())
+            assert refused.value.code == "SW-715" and "interrupted" in refused.value.why
+        found = model(other, past_key_values=DynamicCache()).logits
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("steps", [10, 12])
+@pytest.mark.parametrize("how", ["reset", "crop"])
+def test_windows_are_divided_by_what_is_there_now(steps, how):
+    """What was watched before a cache was emptied is of other rows, and of pools that are gone."""
+    model, policy = make(), replace(policies.named("kvdrive"), profile_steps=12, page_tokens=8, window=16)
+    rows = 2 if how == "reset" else 1
+    with attach(model, policy, hot_tokens=150) as attached:
+        cache = attached.new_cache()
+        for ids in (tokens(220), tokens(220, rows=rows)):
+            model(ids[:, :200], past_key_values=cache)
+            for token in ids[:, 200 : 200 + steps].split(1, 1):
+                assert model(token, past_key_values=cache).logits.isfinite().all()
+            if how == "reset":
+                cache.reset()
+            else:
+                cache.crop(-cache.get_seq_length())
+        cache.close()

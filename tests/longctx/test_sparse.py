@@ -99,6 +99,18 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
         cache.close()
 
 
+def test_beams_attend_over_what_was_not_foretold(tmp_path):
+    """Their rows change in each step: what comes for the next one would be of rows that are not there any more."""
+    model, ids = make(), tokens(250)
+    policy = replace(EVERYTHING, prefetch=True, late_pages=0)
+    options = {"max_new_tokens": 20, "do_sample": False, "num_beams": 3, "length_penalty": 0.0}
+    expected = model.generate(ids, **options)
+    with attach(model, policy, hot_tokens=80, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        assert torch.equal(model.generate(ids, **options), expected)
+        pages = attached.ledger.pages
+        assert pages["early"] > 0 and pages["selected"] == pages["hits"] + pages["fetched"] - pages["mispredicted"]
+
+
 def test_nothing_is_fetched_early_where_reading_is_not_beside():
     model, ids = make(), tokens(200)
     with attach(model, replace(EVERYTHING, prefetch=True, residency=None), hot_tokens=80) as attached:

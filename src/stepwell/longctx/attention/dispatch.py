@@ -31,7 +31,7 @@ def _attention(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Te
     else:
         lanes = layer.lanes.queries(query)
         sparse = steps == 1 and layer.setting.sparse_now
-        if steps == 1:
+        if sparse:  # an exact pass has asked for pages already, of the copy and beside the pool that are there now
             layer.settle(asked.mask)
         layer.remember(lanes)
         part = selected_part(layer, lanes, asked) if sparse else everything(layer, lanes, asked)

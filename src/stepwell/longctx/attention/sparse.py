@@ -45,7 +45,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
     later: torch.Tensor | None = None
-    if policy.late_pages is not None and layer.setting.fetcher.beside:
+    if policy.late_pages is not None and layer.setting.fetcher.beside and not layer.ahead.lost:
         waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
         missing, later = waited, missing & ~waited
         selected &= ~later
@@ -70,7 +70,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     if later is not None:
         layer.ahead.brought.append(_bring(layer, later, urgent=False))
     layer.before_query = actual
-    layer.ahead.query, layer.ahead.hot_lse = None, hot.lse[..., 0]
+    layer.ahead.query, layer.ahead.hot_lse, layer.ahead.lost = None, hot.lse[..., 0], False
     layer.steps += 1
     return part
 
@@ -143,11 +143,12 @@ def _install(layer: LayerState, change: Change | None, piece: Piece, states: tup
     if change is None or not len(change.lanes):
         return
     assert layer.pool is not None
-    position = torch.full((int(layer.pool.pages.shape[0]), layer.pages), -1, device=piece.lanes.device)
-    position[piece.lanes, piece.pages] = torch.arange(len(piece.lanes), device=piece.lanes.device)
+    device = layer.pool.keys.device  # the piece may lie elsewhere
+    position = torch.full((int(layer.pool.pages.shape[0]), layer.pages), -1, device=device)
+    position[piece.lanes, piece.pages] = torch.arange(len(piece.lanes), device=device)
     of = position[change.lanes, change.pages]
     here = of >= 0
-    keys, values = (each[of[here]] for each in states)
+    keys, values = (each[of[here].to(each.device)].to(device) for each in states)
     layer.pool.install(change.only(here), keys, values)
 
 
@@ -172,7 +173,7 @@ def _in_place(
     for of_lanes, of_pages in zip(
         lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True
     ):
-        states = setting.fetcher.start(partial(arrive, source, of_lanes, of_pages))
+        states = setting.fetcher.start(partial(arrive, source, of_lanes, of_pages, there.device))
         more, read = over_piece(layer, there, Piece(of_lanes, of_pages, states), seen, asked)
         part = more if part is None else merge(part, more)
         _install(layer, change, Piece(of_lanes, of_pages, states), read)

@@ -30,13 +30,15 @@ class Arrival:
         return self._states
 
 
-def arrive(source: ColdPages, lanes: torch.Tensor, pages: torch.Tensor) -> Arrival:
-    """Pages `pages[i]` of lanes `lanes[i]`: read here, copied and decoded on the stream. That does not wait for the
-    model's: what is read lies in host memory or on disk, complete. Raises what `ColdPages.read` raises."""
-    if source.device.type != "cuda":
-        return Arrival(source.read(lanes, pages))
-    with torch.cuda.stream(_stream(source.device)):
-        states, done = source.read(lanes, pages), torch.cuda.Event()
+def arrive(source: ColdPages, lanes: torch.Tensor, pages: torch.Tensor, device: torch.device | None = None) -> Arrival:
+    """Pages `pages[i]` of lanes `lanes[i]`, which lie on the host: read here, copied to `device` (None: the model's)
+    and decoded on the stream. That does not wait for the model's: what is read lies in host memory or on disk,
+    complete. Raises what `ColdPages.read` raises."""
+    at = device if device is not None else source.device
+    if at.type != "cuda":
+        return Arrival(source.read(lanes, pages, at))
+    with torch.cuda.stream(_stream(at)):
+        states, done = source.read(lanes, pages, at), torch.cuda.Event()
         done.record()
     return Arrival(states, done)
 

@@ -42,10 +42,12 @@ class Brought:
         not."""
         self.wanted = wanted
         self._source, self._fetcher, self._ledger, self._kind = source, fetcher, ledger, kind
-        lanes, pages = wanted.nonzero(as_tuple=True)
+        where = wanted.nonzero(as_tuple=True)
         self._urgent = urgent
-        self.count = len(lanes)
-        self._parts = list(zip(lanes.split(at_once), pages.split(at_once), strict=True)) if self.count else []
+        self.count = len(where[0])
+        # Read on the host: a stream that copied them itself would not wait for the model's, which makes them.
+        by_piece = [each.split(at_once) for each in (*where, *(each.cpu() for each in where))]
+        self._parts = list(zip(*by_piece, strict=True)) if self.count else []
         self._started = [self._start(*part) for part in self._parts[:begin]]
 
     def pieces(self) -> Iterator[Piece]:
@@ -57,9 +59,12 @@ class Brought:
             yield self._started[number]
             self._started[number] = None  # type: ignore[call-overload]  # what was used is not held
 
-    def _start(self, lanes: torch.Tensor, pages: torch.Tensor) -> Piece:
+    def _start(
+        self, lanes: torch.Tensor, pages: torch.Tensor, host_lanes: torch.Tensor, host_pages: torch.Tensor
+    ) -> Piece:
         self._ledger.moved("cold", "hot", self._kind, len(lanes) * self._source.codec.page_bytes)
-        return Piece(lanes, pages, self._fetcher.start(partial(arrive, self._source, lanes, pages), self._urgent))
+        read = partial(arrive, self._source, host_lanes, host_pages)
+        return Piece(lanes, pages, self._fetcher.start(read, self._urgent))
 
 
 def side_by_side(lanes: torch.Tensor, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -54,12 +54,15 @@ class ColdPages:
     def lanes(self) -> int:
         return len(self._places)
 
-    def read(self, lanes: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of these pages, [m, H, P, D] each, decoded on the model's device. Raises IntegrityError."""
+    def read(
+        self, lanes: torch.Tensor, pages: torch.Tensor, device: torch.device | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of these pages, [m, H, P, D] each, decoded on `device` (None: the model's). Raises IntegrityError."""
         with self._lock:
             self._finish()
             places = self._places[lanes.cpu(), pages.cpu()]
-        return self.codec.decode(self._store.get(places).to(self.device, non_blocking=True))
+        at = device if device is not None else self.device
+        return self.codec.decode(self._store.get(places).to(at, non_blocking=True))
 
     def crop(self, pages: int) -> None:
         """Forgets all but the first `pages`."""

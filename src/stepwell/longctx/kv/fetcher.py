@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, PriorityQueue
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from stepwell.errors import ConfigError
@@ -56,11 +56,6 @@ class Fetcher:
     @property
     def beside(self) -> bool:
         return self._thread is not None
-
-    @property
-    def is_current_thread(self) -> bool:
-        """Whether the caller is what it reads with: that cannot wait for itself."""
-        return current_thread() is self._thread
 
     def start(self, read: Callable[[], T], urgent: bool = True) -> Fetch[T]:
         """Raises ConfigError SW-133 where it is closed, now or, if that happens before its turn, with the result."""

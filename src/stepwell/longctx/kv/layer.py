@@ -40,12 +40,14 @@ _READ_NUMBERS = 1 << 23
 @dataclass(slots=True)
 class Ahead:
     """What the layer before has foretold for the next step: the query, pages that are being fetched for it, or,
-    before an exact pass, all of them."""
+    before an exact pass, all of them. `lost`: what was on its way is of other rows than there are now; nothing is put
+    off to the next step, or with beams, which change in each, it would never be there."""
 
     query: torch.Tensor | None = None
     hot_lse: torch.Tensor | None = None
     brought: list[Brought] = field(default_factory=list)
     everything: Brought | None = None
+    lost: bool = False
 
 
 class LayerState:
@@ -362,7 +364,8 @@ class LayerState:
         for part in (self.exact, self.draft, self.index, self.truth, self.residency, self.pool):
             if part is not None:
                 part.rows(lanes)
-        self.ahead = Ahead()
+        before = self.ahead.hot_lse
+        self.ahead = Ahead(hot_lse=before.index_select(0, lanes) if before is not None else None, lost=True)
         for name in ("last_queries", "before_query"):
             if (kept := getattr(self, name)) is not None:
                 setattr(self, name, kept.index_select(0, lanes))

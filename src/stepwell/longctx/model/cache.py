@@ -59,7 +59,7 @@ class TieredLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.state is not None
         self.state.append(key_states.detach(), value_states.detach())
-        hook.leave(self.state)
+        hook.leave(self.state, key_states)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -147,7 +147,6 @@ class TieredCache(Cache):
             describe(chosen.index)  # one that the other process cannot make is told now
         stores = Stores(host, disk, link, near=near)
         fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
-        profile = Profile(chosen.profile_steps) if chosen.profile_steps and budget.pool else None
         self.setting = Setting(
             chosen,
             budget,
@@ -156,7 +155,7 @@ class TieredCache(Cache):
             stores.of,
             stores.near,
             first=kinds.index(TIERED),
-            profile=profile,
+            profile=_profile(chosen, budget),
             audit=audit,
         )
         text = config.get_text_config(decoder=True)
@@ -259,8 +258,10 @@ class TieredCache(Cache):
     def reset(self) -> None:
         """Empty again, as a new one."""
         super().reset()
+        hook.forget(self.setting)
         self.tokens = self.mask = None
         self.setting.approximate = False
+        self.setting.profile = _profile(self.policy, self.setting.budget)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -283,12 +284,14 @@ class TieredCache(Cache):
                 setattr(self, name, known[rows.to(known.device)] if int(rows.max()) < len(known) else None)
 
     def _divide(self, profile: Profile) -> None:
-        """Between two layers' attention, when nobody uses a pool."""
+        """Between two layers' attention, when nobody uses a pool; once all of them have one (behind a crop, again)."""
         pools = {
             state.number: state.pool
             for layer in self.tiered
             if (state := layer.state) is not None and state.pool is not None
         }
+        if len(pools) < len(self.tiered):
+            return
         for number, slots in profile.divide({number: pool.slots for number, pool in pools.items()}).items():
             pools[number].resize(slots)
         self.setting.profile = None
@@ -319,6 +322,10 @@ class TieredCache(Cache):
         self._finish()
 
 
+def _profile(policy: Policy, budget: HotBudget) -> Profile | None:
+    return Profile(policy.profile_steps) if policy.profile_steps and budget.pool else None
+
+
 @contextmanager
 def _set(setting: Setting, name: str) -> Iterator[None]:
     before = getattr(setting, name)
@@ -330,8 +337,9 @@ def _set(setting: Setting, name: str) -> Iterator[None]:
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:
-    if fetcher.is_current_thread:  # a cache in a cycle may be collected there, in the middle of a read
-        threading.Thread(target=_close, args=(fetcher, stores), name="stepwell-close").start()
+    """In any thread: a cache that is in a circle of references is found where memory is asked for."""
+    if threading.current_thread().name.startswith("stepwell-"):  # it may be one of those that would wait for itself
+        threading.Thread(target=_close, args=(fetcher, stores), name="close-stepwell").start()
         return
     fetcher.close()
     stores.close()

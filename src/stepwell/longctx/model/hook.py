@@ -21,9 +21,11 @@ from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.dispatch import attention
 from stepwell.longctx.attention.hot import capped
 from stepwell.longctx.kv.layer import LayerState
+from stepwell.longctx.kv.setting import Setting
 
 NAME = "stepwell"
-_waiting: ContextVar[LayerState | None] = ContextVar("stepwell-layer", default=None)
+_waiting: ContextVar[tuple[LayerState, torch.Tensor] | None] = ContextVar("stepwell-layer", default=None)
+"""The layer that was updated last, and the new keys as it handed them on."""
 
 
 def register() -> None:
@@ -33,17 +35,24 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, mask_function)
 
 
-def leave(layer: LayerState) -> None:
-    """Called by `update`: the next attention of this thread is this layer's. Raises Unsupported SW-715 if the one
-    before never came: the model attends in another way, and over the new tokens alone."""
+def leave(layer: LayerState, keys: torch.Tensor) -> None:
+    """Called by `update`: the next attention of this thread is this layer's, with these new keys. Raises Unsupported
+    SW-715 if the one before never came: the model attends in another way, and over the new tokens alone."""
     before = _waiting.get()
-    _waiting.set(layer)
-    if before is not None and before.setting is layer.setting:
+    _waiting.set((layer, keys))
+    if before is not None and before[0].setting is layer.setting:
         _waiting.set(None)
         raise _refused(
-            f"layer {before.number} of the cache was filled and not attended over",
+            f"layer {before[0].number} of the cache was filled and not attended over",
             f"the model's attention implementation is not {NAME!r} (use attach), or its attention was interrupted",
         )
+
+
+def forget(setting: Setting) -> None:
+    """No layer of this cache is waited for any more, in this thread."""
+    before = _waiting.get()
+    if before is not None and before[0].setting is setting:
+        _waiting.set(None)
 
 
 def mask_function(
@@ -90,15 +99,22 @@ def attention_function(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layer = _waiting.get()
-    if layer is None:
+    waiting = _waiting.get()
+    if waiting is None:
         return _untiered(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux, options)
     _waiting.set(None)
+    layer, keys = waiting
     number = getattr(module, "layer_idx", None)
     if number != layer.number:
         raise _refused(
             f"layer {layer.number} of the cache met attention of layer {number}",
             "a layer was updated whose attention did not follow: the model is not built as stepwell knows it",
+        )
+    if key is not keys:
+        raise _refused(
+            f"the keys of layer {layer.number} are not those that its cache was given",
+            "a pass with that cache was interrupted before its attention (this one may be tried again), or the model "
+            "changes keys behind its cache",
         )
     if attention_mask is not None and attention_mask.dim() != 2:
         raise _refused("the attention mask has four axes", "only padding and causal masks can be applied across tiers")
