@@ -47,7 +47,7 @@ CODES = _table(
     ("SW-127", "a sweep cannot be spread over a Ray cluster"),
     ("SW-128", "the tasks of an accuracy run, or what it is to compare, cannot be used"),
     ("SW-129", "a long-context policy is impossible"),
-    ("SW-130", "the hot budget of a long context is too small for its policy"),
+    ("SW-130", "hot_tokens or prefill_tokens of a long context is too small"),
     ("SW-131", "a long-context policy is not known"),
     ("SW-132", "a prompt does not begin with what is in its cache"),
     ("SW-133", "a cache of a long context is of no further use"),

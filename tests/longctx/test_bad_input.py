@@ -226,3 +226,9 @@ def test_the_model_trains_as_before_outside():
     model = LlamaForCausalLM(copy.deepcopy(CONFIGS["llama"]))
     model(tokens(20), labels=tokens(20)).loss.backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+@pytest.mark.parametrize("size", [0, -5])
+def test_parts_of_a_prompt_have_a_size(size):
+    with pytest.raises(ConfigError, match="SW-130"), attach(make(), "exact", prefill_tokens=size):
+        pass

@@ -240,3 +240,32 @@ def test_a_verified_generation_ends_at_a_stop_string(where):
         assert torch.equal(model.generate(ids, **asked), expected)
         with pytest.raises(ValueError, match="tokenizer"):
             model.generate(ids, stop_strings=strings, **plain)
+
+
+def test_no_more_is_on_its_way_between_steps_than_there_is_room_for(tmp_path):
+    model, ids = make(), tokens(250)
+    policy = replace(EVERYTHING, selector=TopK(0.9), index=TrueKeys(), prefetch=True, late_pages=0)
+    with attach(model, policy, hot_tokens=70, host=None, disk=f"{tmp_path}:64MiB") as attached:
+        cache = attached.new_cache()
+        stepped(model, ids, cache, [150, 1, 1])
+        states = [layer.state for layer in cache.tiered]
+        coming = [sum(brought.count for brought in state.ahead.brought) for state in states]
+        assert max(coming) == states[0].most_late < cache.ledger.pages["late"]
+        cache.measure()
+        held = sum(state.tail.nbytes + state.pool.nbytes + sum(each.nbytes for each in state.sinks) for state in states)
+        assert cache.ledger.sizes["hot"] == held + sum(coming) * states[0].shape.numbers * 4
+        cache.close()
+
+
+@pytest.mark.parametrize("parts", [[150], [100, 48, 2], [144, *[1] * 6]])
+def test_the_last_queries_of_a_prompt_are_kept_whatever_parts_it_comes_in(parts):
+    model, ids = make(), tokens(150)
+    with attach(model, EVERYTHING, hot_tokens=80) as attached:
+        cache = attached.new_cache()
+        with cache.exactly():
+            stepped(model, ids, cache, parts)
+        whole = attached.new_cache()
+        stepped(model, ids, whole, [150])
+        for one, other in zip(cache.tiered, whole.tiered, strict=True):
+            assert torch.allclose(one.state.last_queries, other.state.last_queries, atol=1e-4)
+        cache.close()

@@ -43,6 +43,13 @@ def attach(
     A StepwellError that ends a generation has the tokens so far in its attribute `tokens`.
     """
     layer_types(model.config)  # refuses before anything is changed
+    if prefill_tokens < 1:
+        raise ConfigError(
+            "SW-130",
+            what=f"prefill_tokens={prefill_tokens} is no size of a part",
+            why="a prompt is computed in parts of so many tokens",
+            fix="give at least 1, or leave it out",
+        )
     hook.register()
     chosen = named(policy) if isinstance(policy, str) else policy
     attached = Attached(model, chosen, {"hot_tokens": hot_tokens, "host": host, "disk": disk}, prefill_tokens)

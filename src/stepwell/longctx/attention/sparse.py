@@ -50,6 +50,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         missing, later = waited, missing & ~waited
         selected &= ~later
         ledger.pages["late"] += int(later.sum())
+        later &= as_mask(cap(selection, ~later, shown.score, layer.most_late), layer.pages)
     layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
     late = _bring(layer, missing) if policy.executor != "in_place" else None

@@ -100,8 +100,11 @@ class LayerState:
 
     @property
     def hot_bytes(self) -> int:
+        """Sinks, tail, pool, and pages that are on their way."""
         held = self.tail.nbytes + (self.pool.nbytes if self.pool is not None else 0)
-        return held + (sum(states.nbytes for states in self.sinks) if self.sinks is not None else 0)
+        held += sum(states.nbytes for states in self.sinks) if self.sinks is not None else 0
+        coming = sum(brought.count for brought in self.ahead.brought)
+        return held + coming * self.shape.numbers * self.tail.keys.element_size()
 
     @property
     def index_bytes(self) -> int:
@@ -111,6 +114,13 @@ class LayerState:
     def pages_at_once(self) -> int:
         """As many as are decoded into memory at a time, in all lanes together."""
         return max(1, _READ_NUMBERS // self.shape.numbers)
+
+    @property
+    def most_late(self) -> int:
+        """Pages of a lane that may be on their way between steps: as many as there are slots to keep them in, or as the
+        tail has spare room for."""
+        slots = self.pool.slots if self.pool is not None else 0
+        return max(slots, self.setting.budget.slack // self.shape.tokens, 1)
 
     def source(self, exact: bool) -> ColdPages:
         """The copy to read from."""
@@ -131,9 +141,14 @@ class LayerState:
         self.tail.append(keys, values)
 
     def remember(self, query: torch.Tensor) -> None:
-        """Keeps the last queries of a prompt; `query`: [L, H, G, Q, D]."""
-        if not self.settled:
-            self.last_queries = query[..., -_LAST_QUERIES:, :].detach().clone()
+        """Keeps the last queries of a prompt, whatever parts it comes in; `query`: [L, H, G, Q, D]."""
+        if self.settled:
+            return
+        last = query[..., -_LAST_QUERIES:, :].detach()
+        before = self.last_queries
+        self.last_queries = (
+            torch.cat([before, last], -2)[..., -_LAST_QUERIES:, :] if before is not None else last.clone()
+        )
 
     def spill(self) -> None:
         """Lets pages step down if the hot budget is used up. Raises CapacityError; the cache is of no use then."""
