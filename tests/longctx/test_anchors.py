@@ -65,6 +65,7 @@ def test_ours_is_compared_with_what_fetches_no_less() -> None:
         kept("stepwell-tokens", budget=0.25, bytes_cold_to_hot=21, kl_mean=0.0, field_difference=0.0),
         kept("stepwell-tokens", budget=0.125, bytes_cold_to_hot=18, kl_mean=0.03, field_difference=-0.08),
         kept("stepwell-tokens", budget=0.06, bytes_cold_to_hot=9, kl_mean=0.2, field_difference=-0.3),
+        kept("stepwell-tokens", budget=0.2, bytes_cold_to_hot=19, kl_mean=0.0, field_difference=0.0, hot_bytes=200),
         kept("stepwell-tokens", task="nat", bytes_cold_to_hot=19, kl_mean=0.0, field_difference=0.0),
     ]
     facts, distance = anchors.at_equal_bytes(rows)

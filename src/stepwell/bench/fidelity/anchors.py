@@ -101,7 +101,8 @@ def at_equal_bytes(rows: Sequence[Kept]) -> Iterator[Row]:
 
 
 def _within(rows: Sequence[Kept], yakv: Kept) -> Kept | None:
-    """Ours of the same task, with the most bytes that are no more than these."""
+    """Ours of the same task, with the most bytes that are no more than these; of those with no more room than its, if
+    there are any."""
     some = [
         row
         for row in rows
@@ -109,7 +110,8 @@ def _within(rows: Sequence[Kept], yakv: Kept) -> Kept | None:
         and all(row[name] == yakv[name] for name in ("task", "tokens", "tier", "documents", "seeds"))
         and row["bytes_cold_to_hot"] <= yakv["bytes_cold_to_hot"]
     ]
-    return max(some, key=lambda row: int(row["bytes_cold_to_hot"]), default=None)
+    alike = [row for row in some if _fast(row) <= SAME_ROOM * _fast(yakv)]
+    return max(alike or some, key=lambda row: int(row["bytes_cold_to_hot"]), default=None)
 
 
 def _fast(row: Kept) -> int:
