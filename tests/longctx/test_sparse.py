@@ -245,12 +245,13 @@ def test_a_verified_generation_ends_at_a_stop_string(where):
 def test_no_more_is_on_its_way_between_steps_than_there_is_room_for(tmp_path):
     model, ids = make(), tokens(250)
     policy = replace(EVERYTHING, selector=TopK(0.9), index=TrueKeys(), prefetch=True, late_pages=0)
-    with attach(model, policy, hot_tokens=70, host=None, disk=f"{tmp_path}:64MiB") as attached:
+    with attach(model, policy, hot_tokens=120, host=None, disk=f"{tmp_path}:64MiB") as attached:
         cache = attached.new_cache()
         stepped(model, ids, cache, [150, 1, 1])
         states = [layer.state for layer in cache.tiered]
         coming = [sum(brought.count for brought in state.ahead.brought) for state in states]
-        assert max(coming) == states[0].most_late < cache.ledger.pages["late"]
+        assert max(coming) == cache.setting.late_pages < cache.ledger.pages["late"]
+        assert all(state.pool.slots + cache.setting.late_pages == cache.setting.budget.pool for state in states)
         cache.measure()
         held = sum(state.tail.nbytes + state.pool.nbytes + sum(each.nbytes for each in state.sinks) for state in states)
         assert cache.ledger.sizes["hot"] == held + sum(coming) * states[0].shape.numbers * 4

@@ -38,11 +38,11 @@ class Policy:
     `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
     so many pages are fetched in a step and layer. `lookahead`: how many layers before its own a query is foretold; the
     more, the longer a fetch may take, and the less exact the prediction. `late_pages`: a step waits for at most so many
-    pages of a lane that were not foretold, those with the greatest mass; of the others as many as fit into the pool are
-    brought for the next step (None: it waits for all; so does a step whose rows are not those of the step before, as
-    with beams). `profile_steps`: after so many steps the pool's slots are divided anew among the layers, by what each
-    gains there. `draft_tokens`: at most so many are drafted between two checks. `alarm`: the estimated share of
-    attention left out, averaged over 32 steps, above which accuracy is at risk.
+    pages of a lane that were not foretold, those with the greatest mass; of the others as many as fit into a quarter of
+    the pool's room are brought for the next step (None: it waits for all; so does a step whose rows are not those of
+    the step before, as with beams). `profile_steps`: after so many steps the pool's slots are divided anew among the
+    layers, by what each gains there. `draft_tokens`: at most so many are drafted between two checks. `alarm`: the
+    estimated share of attention left out, averaged over 32 steps, above which accuracy is at risk.
     """
 
     name: str

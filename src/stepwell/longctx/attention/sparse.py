@@ -45,12 +45,12 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
     later: torch.Tensor | None = None
-    if policy.late_pages is not None and layer.setting.fetcher.beside and not layer.ahead.lost:
+    if policy.late_pages is not None and layer.setting.late_pages and not layer.ahead.lost:
         waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
         missing, later = waited, missing & ~waited
         selected &= ~later
         ledger.pages["late"] += int(later.sum())
-        later &= as_mask(cap(selection, ~later, shown.score, layer.most_late), layer.pages)
+        later &= as_mask(cap(selection, ~later, shown.score, layer.setting.late_pages), layer.pages)
     layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
     late = _bring(layer, missing) if policy.executor != "in_place" else None

@@ -115,13 +115,6 @@ class LayerState:
         """As many as are decoded into memory at a time, in all lanes together."""
         return max(1, _READ_NUMBERS // self.shape.numbers)
 
-    @property
-    def most_late(self) -> int:
-        """Pages of a lane that may be on their way between steps: as many as there are slots to keep them in, or as the
-        tail has spare room for."""
-        slots = self.pool.slots if self.pool is not None else 0
-        return max(slots, self.setting.budget.slack // self.shape.tokens, 1)
-
     def source(self, exact: bool) -> ColdPages:
         """The copy to read from."""
         found = (self.exact or self.draft) if exact else (self.draft or self.exact)
@@ -196,7 +189,7 @@ class LayerState:
             self.truth = TrueKeys().build(self.shape)
         if policy.residency is not None and self.setting.budget.pool:
             self.residency = policy.residency.build(self.shape)
-            self.pool = Pool(self.shape, lanes, self.setting.budget.pool, keys.dtype, keys.device)
+            self.pool = Pool(self.shape, lanes, self.setting.slots, keys.dtype, keys.device)
 
     def _copy(self, codec: object) -> ColdPages:
         kind = Plain() if codec is None else self.setting.policy.codec

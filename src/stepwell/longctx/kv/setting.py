@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from stepwell.longctx.kv.layer import LayerState
 
 
+_LATE_SHARE = 4
+
+
 @dataclass(slots=True)
 class Setting:
     """`store_for`: the cold store for pages of so many bytes. `near`: the process that owns these and scores near them,
@@ -48,6 +51,18 @@ class Setting:
         """Whether steps of one token attend over what the policy selects."""
         mode = self.policy.mode
         return not self.exact_now and (mode is Mode.SPARSE or (mode is Mode.VERIFIED and self.drafting))
+
+    @property
+    def late_pages(self) -> int:
+        """Of a lane, that may be on their way between steps: a part of what the pool has room for, so that the hot
+        budget holds. 0: every step waits for what it selected."""
+        puts_off = self.policy.late_pages is not None and self.fetcher.beside
+        return self.budget.pool // _LATE_SHARE if puts_off else 0
+
+    @property
+    def slots(self) -> int:
+        """Of the pool, in each lane."""
+        return self.budget.pool - self.late_pages
 
     def after(self, number: int) -> LayerState | None:
         """The next layer whose KV lies across tiers."""
