@@ -84,7 +84,7 @@ def accuracy(title: str, kept: Kept) -> list[str]:
     for row in rows:
         fewer = row["bytes_all_fp16"] / row["bytes_cold_to_hot"] if row["bytes_cold_to_hot"] else None
         lines.append(
-            f"| {_task(row, several)} | {row['policy']} {row['budget']:.3%} | {row['granularity']} | "
+            f"| {_task(row, several)} | {row['policy']} {100 * row['budget']:g} % | {row['granularity']} | "
             f"{row['field_accuracy']:.3f} ({_ends(row['field_accuracy_ci'])}) | {row['full_field_accuracy']:.3f} | "
             f"{row['kl_mean']:.4f} ({_ends(row['kl_mean_ci'], 4)}) | {f'{fewer:.1f}' if fewer else '-'} | "
             f"{row['index_bytes'] / 2**20:.1f} MiB | {row['hot_bytes'] / 2**20:.1f} MiB |"
@@ -182,7 +182,9 @@ def _ends(ends: list[float], places: int = 3) -> str:
 
 
 def _short(value: float) -> str:
-    if value and abs(value) < 0.001:
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    if abs(value) < 0.001:
         return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 

@@ -41,10 +41,12 @@ def traffic(rows: Sequence[Kept], policy: str, less: Target, hot: float | None =
         else:
             near = [row for row, share in zip(enough, shares, strict=True) if _near(row) and (share or 0) <= (hot or 1)]
             best = max(near, key=_times, default=None)
-            told = f"at {best['budget']:.3%}" if best is not None else "at no budget near enough to full attention"
+            told = (
+                f"at {100 * best['budget']:g} %" if best is not None else "at no budget near enough to full attention"
+            )
             yield Row(where, "x", _counted(_times(best) if best is not None else 0.0, some[0]), less, told)
         for row in some:
-            yield Row(f"  at {row['budget']:.3%}", "x", _counted(_times(row), row))
+            yield Row(f"  at {100 * row['budget']:g} %", "x", _counted(_times(row), row))
             yield Row("  KL to full attention, mean", "nat", _measured(row, "kl_mean"))
             if row["digits"]:
                 points = _measured(row, "field_difference").times(100)
@@ -89,8 +91,10 @@ def at_equal_bytes(rows: Sequence[Kept]) -> Iterator[Row]:
             room = _fast(ours) / _fast(yakv)
             judged = HALF if place < HARDEST and room <= SAME_ROOM else None
             share = ours["bytes_cold_to_hot"] / yakv["bytes_cold_to_hot"]
-            where = f"{yakv['task']}: our gap to full attention over yakv's at {budget:.3%}"
-            beside = f"ours at {ours['budget']:.3%}, {share:.2f} x its bytes, {room:.2f} x its room on the fast tier"
+            where = f"{yakv['task']}: our gap to full attention over yakv's at {100 * budget:g} %"
+            beside = (
+                f"ours at {100 * ours['budget']:g} %, {share:.2f} x its bytes, {room:.2f} x its room on the fast tier"
+            )
             gaps = [100 * max(0.0, -row["field_difference"]) for row in (ours, yakv)]
             told = f"{gaps[0]:.1f} of {gaps[1]:.1f} points; {beside}"
             enough = yakv["digits"] >= DIGITS and gaps[1] >= 1.0
