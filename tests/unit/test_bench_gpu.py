@@ -139,10 +139,11 @@ def test_rows_of_the_readmes_table_are_those_that_are_measured() -> None:
     shown = [(row.what, str(row.target or "")) for name in ("stepwell", "exact")
              for row in longctx.told(name, longest, None, 1.0)]  # fmt: skip
     assert [*shown[:2], shown[3]] == [(what, target) for _, what, target in (hidden, ours, exact)]
-    decoded = longctx.Decoded([0.1, 0.2], stall=0.1, fetch=0.4, nbytes=30)
+    decoded = longctx.Decoded([0.1, 0.2], stall=0.1, waits=0.03, fetch=0.4, nbytes=30)
     told = {row.what: row for row in longctx.told("stepwell", longest, decoded, 1000.0)}
     assert told[hidden[1]].met is None, "the host does not see what the device waits for"
     assert [told[what].measured.value for _, what, _ in (hidden, ours)] == pytest.approx([0.75, 0.1])
+    assert told["  share of the time that the device waited for pages"].measured.value == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("quick", "device"), [(True, "cuda"), (False, "cpu")])

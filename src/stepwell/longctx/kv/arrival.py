@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,6 +12,7 @@ import torch
 from stepwell.longctx.kv.cold import ColdPages
 
 States = tuple[torch.Tensor, torch.Tensor]
+_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Arrival:
         before it is through with what it was asked for until they are dropped."""
         if self._done is not None:
             stream = torch.cuda.current_stream(self._states[0].device)
-            stream.wait_event(self._done)
+            with _timed(stream):
+                stream.wait_event(self._done)
             for each in self._states:
                 each.record_stream(stream)
         return self._states
@@ -41,6 +45,31 @@ def arrive(source: ColdPages, lanes: torch.Tensor, pages: torch.Tensor, device: 
         states, done = source.read(lanes, pages, at), torch.cuda.Event()
         done.record()
     return Arrival(states, done)
+
+
+@contextmanager
+def timing() -> Iterator[Callable[[], float]]:
+    """Inside, it is timed how long streams wait for pages: for benchmarks, as two more events a piece are not free.
+    Gives what tells the seconds so far; call it when the device has nothing left to do. 0 without CUDA."""
+    global _waits
+    mine: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    before, _waits = _waits, mine
+    try:
+        yield lambda: sum(began.elapsed_time(ended) for began, ended in mine) / 1e3
+    finally:
+        _waits = before
+
+
+@contextmanager
+def _timed(stream: torch.cuda.Stream) -> Iterator[None]:
+    if _waits is None:
+        yield
+        return
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record(stream)
+    yield
+    ended.record(stream)
+    _waits.append((began, ended))
 
 
 @cache
