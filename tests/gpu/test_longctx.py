@@ -46,7 +46,7 @@ def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> N
     ids = torch.randint(1, 512, (1, 400), generator=torch.Generator().manual_seed(1)).to(device)
     expected = model(ids).logits[0, -9:]
     every = replace(
-        policies.STEPWELL, page_tokens=8, window=16, draft_tokens=4, selector=TopK(1.0), codec=None, late_pages=None
+        policies.STEPWELL, page_tokens=8, window=16, draft_tokens=4, selector=TopK(1.0), codec=None, late_mass=None
     )
     in_place = replace(every, executor="in_place", prefetch=False)
     policy = {"exact": EXACT, "everything selected": every, "in place": in_place}[name]

@@ -227,7 +227,7 @@ def test_a_part_of_the_suite_judges_no_mean_of_it() -> None:
 def test_ours_overlaps_as_scouts_does() -> None:
     ways = predicted.ways()
     ours, scout = ways[predicted.OURS], ways[predicted.SCOUT]
-    assert (ours.prefetch, ours.late_pages, ours.query, ours.predicted_math) == (True, 0, "actual", False)
+    assert (ours.prefetch, ours.late_mass, ours.query, ours.predicted_math) == (True, 1.0, "actual", False)
     of = ("index", "selector", "residency", "page_tokens", "codec", "joint", "lookahead")
     assert all(getattr(ours, name) == getattr(scout, name) for name in of), "nothing else differs"
 

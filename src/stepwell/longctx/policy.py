@@ -37,12 +37,13 @@ class Policy:
 
     `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
     so many pages are fetched in a step and layer. `lookahead`: how many layers before its own a query is foretold; the
-    more, the longer a fetch may take, and the less exact the prediction. `late_pages`: a step waits for at most so many
-    pages of a lane that were not foretold, those with the greatest mass; of the others as many as fit into a quarter of
-    the pool's room are brought for the next step (None: it waits for all; so does a step whose rows are not those of
-    the step before, as with beams). `profile_steps`: after so many steps the pool's slots are divided anew among the
-    layers, by what each gains there. `draft_tokens`: at most so many are drafted between two checks. `alarm`: the
-    estimated share of attention left out, averaged over 32 steps, above which accuracy is at risk.
+    more, the longer a fetch may take, and the less exact the prediction. `late_mass`: of the pages that were not
+    foretold, a step waits for those that are estimated to hold more than this share of a head's attention; of the
+    others as many as fit into a quarter of the pool's room are brought for the next step (None: it waits for all; so
+    does a step whose rows are not those of the step before, as with beams). `profile_steps`: after so many steps the
+    pool's slots are divided anew among the layers, by what each gains there. `draft_tokens`: at most so many are
+    drafted between two checks. `alarm`: the estimated share of attention left out, averaged over 32 steps, above which
+    accuracy is at risk.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Policy:
     attend_hot: bool = True
     new_pages: int | None = None
     lookahead: int = 1
-    late_pages: int | None = None
+    late_mass: float | None = None
     profile_steps: int | None = None
     draft_tokens: int = 16
     alarm: float = 0.2
@@ -81,8 +82,8 @@ class Policy:
             raise self._impossible("candidates is a share of the context: above 0, at most 1", "change it")
         if self.page_tokens < 1 or self.sinks < 0 or (self.window is not None and self.window < 1):
             raise self._impossible("page_tokens and window are at least 1, sinks at least 0", "change them")
-        if self.lookahead < 1 or (self.late_pages is not None and self.late_pages < 0):
-            raise self._impossible("lookahead is at least 1, late_pages not negative", "change them")
+        if self.lookahead < 1 or not 0.0 <= (self.late_mass or 0.0) <= 1.0:
+            raise self._impossible("lookahead is at least 1, late_mass a share of attention", "change them")
         if not 1 <= self.draft_tokens <= 64:
             raise self._impossible("draft_tokens lies between 1 and 64", "change it")
         if self.prefetch and self.executor == "in_place":

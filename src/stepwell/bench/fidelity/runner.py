@@ -146,7 +146,7 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
             RANDOM: {"selector": Random(budget), **newest},
         }  # fmt: skip
         plain = {"mode": Mode.SPARSE, "query": "actual", "executor": "fetch", "predicted_math": False}
-        alone = {"residency": None, "prefetch": False, "new_pages": None, "late_pages": None}
+        alone = {"residency": None, "prefetch": False, "new_pages": None, "late_mass": None}
         policy = replace(policy, name=config.name, **plain, **alone, **controls[config.name])
     else:
         policy = policies.named(config.name)

@@ -82,7 +82,7 @@ def _records(subject: setup.Subject, task: str, context: int, steps: int, number
     for budget in BUDGETS:
         recorder = Recorder(TopK(budget))
         policy = replace(
-            policies.STEPWELL, selector=recorder, residency=None, prefetch=False, late_pages=None, codec=None
+            policies.STEPWELL, selector=recorder, residency=None, prefetch=False, late_mass=None, codec=None
         )
         cache = TieredCache(model.config, policy, hot_tokens=HOT)
         cache.adopt(prompt.dense, prompt.queries)

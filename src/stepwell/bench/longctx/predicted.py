@@ -43,7 +43,7 @@ def ways() -> dict[str, Policy]:
     return {
         SCOUT: scout,
         SELECTS: replace(scout, predicted_math=False),
-        OURS: replace(scout, predicted_math=False, query="actual", executor="fetch", prefetch=True, late_pages=0),
+        OURS: replace(scout, predicted_math=False, query="actual", executor="fetch", prefetch=True, late_mass=1.0),
         ACTUAL: replace(scout, predicted_math=False, query="actual"),
     }
 

@@ -45,8 +45,8 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     ledger.pages["early"] += int((selected & early).sum())
     ledger.pages["mispredicted"] += int((early & ~selected).sum())
     later: torch.Tensor | None = None
-    if policy.late_pages is not None and layer.setting.late_pages and not layer.ahead.lost:
-        waited = as_mask(cap(selection, resident | early, shown.score, policy.late_pages), layer.pages) & missing
+    if policy.late_mass is not None and layer.setting.late_pages and not layer.ahead.lost:
+        waited = missing & (shown.mass.amax((1, 2)) > policy.late_mass)
         missing, later = waited, missing & ~waited
         selected &= ~later
         ledger.pages["late"] += int(later.sum())

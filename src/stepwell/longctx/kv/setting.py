@@ -56,7 +56,7 @@ class Setting:
     def late_pages(self) -> int:
         """Of a lane, that may be on their way between steps: a part of what the pool has room for, so that the hot
         budget holds. 0: every step waits for what it selected."""
-        puts_off = self.policy.late_pages is not None and self.fetcher.beside
+        puts_off = self.policy.late_mass is not None and self.fetcher.beside
         return self.budget.pool // _LATE_SHARE if puts_off else 0
 
     @property
