@@ -53,6 +53,13 @@ def test_more_room_on_the_fast_tier_is_no_equal_comparison() -> None:
         assert "x its room on the fast tier" in rows[0].beside
 
 
+def test_far_fewer_bytes_are_no_equal_comparison_either() -> None:
+    yakv = kept("yakv", kl_mean=0.1, field_difference=-0.2, bytes_cold_to_hot=100)
+    for nbytes, met in ((80, True), (79, None)):
+        rows = list(anchors.at_equal_bytes([yakv, kept("stepwell-tokens", bytes_cold_to_hot=nbytes)]))
+        assert [row.met for row in rows] == [met, met]
+
+
 def test_blind_tasks_and_other_policies_are_no_anchor() -> None:
     rows = [kept("stepwell-tokens", blind=True), kept("stepwell")]
     assert not list(anchors.traffic(rows, "stepwell-tokens", anchors.HOST))
@@ -79,7 +86,7 @@ def test_only_the_two_tasks_with_the_widest_gap_are_judged() -> None:
     rows = [
         kept("yakv", task=task, field_difference=gap, kl_mean=0.1, bytes_cold_to_hot=20) for task, gap in gaps.items()
     ]
-    rows += [kept("stepwell-tokens", task=task, kl_mean=0.09) for task in gaps]
+    rows += [kept("stepwell-tokens", task=task, kl_mean=0.09, bytes_cold_to_hot=20) for task in gaps]
     found = list(anchors.at_equal_bytes(rows))
     assert [(row.what[0], row.met) for row in found[::2]] == [("b", True), ("c", True), ("a", None)]
     assert [row.met for row in found[1::2]] == [False, False, None]

@@ -22,6 +22,8 @@ HOT_SHARE = 0.5
 HARDEST = 2
 SAME_ROOM = 1.1
 """On the fast tier, pool, tail and index: more than so many times the other's is no equal comparison."""
+SAME_BYTES = 0.8
+"""Nor is less than such a share of the bytes that the other fetched."""
 
 
 def traffic(rows: Sequence[Kept], policy: str, less: Target, hot: float | None = None) -> Iterator[Row]:
@@ -80,7 +82,7 @@ def _hot_share(row: Kept, rows: Sequence[Kept]) -> float | None:
 def at_equal_bytes(rows: Sequence[Kept]) -> Iterator[Row]:
     """YAKV's anchor (arXiv 2604.08426): of its gap to full attention, how much is left with no more bytes fetched. At
     each of its budgets, the two tasks where its gap is widest are judged, by facts and by KL; others are told. So is
-    what has more room on the fast tier than YAKV had, which keeps nothing there of what it fetched."""
+    what fetched far fewer bytes, or has more room on the fast tier than YAKV, which keeps nothing there of those."""
     for budget in sorted({row["budget"] for row in rows if row["policy"] == YAKV}):
         theirs = [row for row in rows if row["policy"] == YAKV and row["budget"] == budget and not row["blind"]]
         theirs.sort(key=lambda row: float(row["field_difference"]))
@@ -89,8 +91,9 @@ def at_equal_bytes(rows: Sequence[Kept]) -> Iterator[Row]:
             if ours is None:
                 continue
             room = _fast(ours) / _fast(yakv)
-            judged = HALF if place < HARDEST and room <= SAME_ROOM else None
             share = ours["bytes_cold_to_hot"] / yakv["bytes_cold_to_hot"]
+            equal = room <= SAME_ROOM and share >= SAME_BYTES
+            judged = HALF if place < HARDEST and equal else None
             where = f"{yakv['task']}: our gap to full attention over yakv's at {100 * budget:g} %"
             beside = (
                 f"ours at {100 * ours['budget']:g} %, {share:.2f} x its bytes, {room:.2f} x its room on the fast tier"
