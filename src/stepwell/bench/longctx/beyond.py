@@ -108,11 +108,13 @@ class Clock:
 
 
 def hot_tokens(cache: TieredCache) -> int:
-    """Of the layer that has most: sinks, tail, and what its pool holds in its fullest lane."""
+    """Of the layer that has most: sinks, tail, and pages, those that its pool holds and those that are on their way to
+    the next step, in the fullest lane."""
     found = 0
     for state in (layer.state for layer in cache.tiered if layer.state is not None):
         sinks = state.sinks[0].shape[2] if state.sinks is not None else 0
         pages = int((state.pool.pages >= 0).sum(1).max()) if state.pool is not None else 0
+        pages += sum(int(brought.wanted.sum(1).max()) for brought in state.ahead.brought)
         found = max(found, sinks + len(state.tail) + pages * state.shape.tokens)
     return found
 
