@@ -134,8 +134,9 @@ class LayerState:
         self.tail.append(keys, values)
 
     def remember(self, query: torch.Tensor) -> None:
-        """Keeps the last queries of a prompt, whatever parts it comes in; `query`: [L, H, G, Q, D]."""
-        if self.settled:
+        """Keeps the last queries of a prompt, whatever parts it comes in, where a pool will be filled by them; `query`:
+        [L, H, G, Q, D]."""
+        if self.settled or self.setting.policy.residency is None:
             return
         last = query[..., -_LAST_QUERIES:, :].detach()
         before = self.last_queries

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _LATE_SHARE = 4
+"""A quarter of the pool's room: pages that come for the next step take the place of others there."""
 
 
 @dataclass(slots=True)
