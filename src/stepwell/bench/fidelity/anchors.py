@@ -14,6 +14,7 @@ from stepwell.bench.stats import Estimate
 
 Kept = Mapping[str, Any]
 DIGITS = 1000
+"""Of facts: fewer are no evidence for a point."""
 FULL, TOKENS, PAGES, YAKV = "full", "stepwell-tokens", "stepwell", "yakv"
 NEAR, WITHIN, HALF = Target("<=", 0.01), Target(">=", -1.0), Target("<=", 0.5)
 HOST, DISK = Target(">=", 20), Target(">=", 8)

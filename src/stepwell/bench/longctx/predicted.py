@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.bench.fidelity import bootstrap
+from stepwell.bench.fidelity.anchors import DIGITS
 from stepwell.bench.fidelity.metrics import compare
 from stepwell.bench.fidelity.prefill import prefill
 from stepwell.bench.fidelity.runner import Tiered
@@ -31,8 +32,6 @@ from stepwell.longctx.policy import Policy
 BETTER = Target(">=", 2.0)
 TASK, CONTEXT, DOCUMENTS, BUDGET, HOT_SHARE = "kvtable", 2048, 13, 0.125, 0.25
 """80 digits a document: more than a thousand."""
-DIGITS = 1000
-"""Fewer are no evidence for a point."""
 SCOUT, OURS = "predicted query selects and attends", "it fetches early, the actual one attends, none waits"
 SELECTS, ACTUAL = "it selects, the actual one attends", "actual query, waited for"
 
