@@ -24,7 +24,7 @@ GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python
 SWITCHES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-engines test-gpu check wheel bench trust trust-ci clean
+.PHONY: help setup demo test test-unit test-engines test-gpu check wheel bench trust trust-ci flakes clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -38,8 +38,8 @@ $(READY): pyproject.toml scripts/setup.py
 demo: $(READY) ## a real engine spills to a well and recalls from it
 	@$(BIN)/python -m stepwell demo
 
-test: check wheel ## everything that CI runs: checks, wheel, unit and end-to-end tests
-	$(BIN)/python -m pytest
+test: check wheel test-unit ## everything that CI runs: checks, wheel, unit and end-to-end tests
+	$(BIN)/python -m pytest -m "e2e or kernel"
 
 test-unit: $(READY) ## tests without an engine, and without disks that fail for real; in parallel
 	$(BIN)/python -m pytest -m "not e2e and not kernel" --numprocesses auto --maxprocesses 8 --dist worksteal
@@ -64,6 +64,7 @@ check: $(READY) ## lint, format, types, layers, sizes
 	@$(BIN)/python scripts/config_page.py --check
 	@$(BIN)/python scripts/metrics_page.py --check
 	@$(BIN)/python scripts/longctx_page.py --check
+	@$(BIN)/python scripts/options_page.py --check
 	@$(BIN)/python scripts/size.py
 
 wheel: $(READY) ## build the wheel, install it elsewhere, import it from there
@@ -77,6 +78,9 @@ trust: $(READY) ## try to break the promises: SCALE=1 all of it (many hours), el
 
 trust-ci: $(READY) ## the same in the size that CI runs: under 25 minutes on two cores
 	$(BIN)/python -m stepwell.trust $(SEED:%=--seed %)
+
+flakes: $(READY) ## every test module, 20 times alone and 20 times beside two busy processes: a day; SWITCHES for less
+	@$(BIN)/python scripts/flakes.py $(SWITCHES)
 
 clean: ## remove what was built; .venv and those of other engines stay
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.config import Settings, allowed, texts
+from stepwell.config.reread import FIXED, LIVE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
 HEAD = """\
@@ -14,18 +15,23 @@ HEAD = """\
 
 # Configuration
 
-A well reads its settings once, when it starts, from these places; the last one wins:
+A well reads its settings when it starts, and again on SIGHUP and `stepwell reload`. The places, of which the last one
+wins:
 
 1. the defaults below;
 2. one YAML file: `--config FILE`, else `$STEPWELL_CONFIG`, else `stepwell.yaml` in the well's home;
 3. environment variables: `STEPWELL_` and the name in capitals;
 4. options of the command, or, for a well that an engine starts, the keys of `kv_connector_extra_config` that are not
-   the connector's own (`home`, `socket`, `strict`, `block_tokens`, `weights_id`, `canary`).
+   the connector's own (`home`, `socket`, `strict`, `block_tokens`, `weights_id`, `canary`, `receipts`).
 
 A name or value that is not understood is an error that names its place ([codes](errors.md)). A well that runs already
 keeps its settings: an engine that asks for others gets one warning, SW-111. `stepwell config show --origin` prints each
 value and where it comes from, `stepwell config check` says whether all can be used, and `stepwell doctor` whether this
 machine can do what they ask for.
+
+Settings marked "read again" are in force as soon as a running well has read them. It says in one line which have
+changed, and which of the changed ones need a restart. A file that cannot be used changes nothing, and the well says
+why. The environment and the options are those that the well was started with.
 
 ```yaml
 # stepwell.yaml
@@ -65,9 +71,13 @@ def page() -> str:
     for name, schema in properties.items():
         parts.append(
             f"\n### `{name}`\n\n{_capital(schema['description'])}.\n\n{_capital(allowed(schema))}; "
-            f"default: {_default(defaults[name])}; environment: {_variable(name, schema)}\n"
+            f"default: {_default(defaults[name])}; environment: {_variable(name, schema)}\n\n{_reread(name)}\n"
         )
     return "".join([*parts, TAIL])
+
+
+def _reread(name: str) -> str:
+    return f"Read again: {LIVE[name]}." if name in LIVE else f"Needs a restart: {FIXED[name]}."
 
 
 def _capital(text: str) -> str:

@@ -85,6 +85,11 @@ CODES = _table(
     ("SW-507", "the disk tier has trouble (warning)"),
     ("SW-508", "the file of a long context cannot be read or written"),
     ("SW-509", "the process that scores near the data of a long context is gone"),
+    ("SW-510", "the system refuses a process of an engine what it needs to reach the well"),
+    ("SW-511", "what was paused cannot be read, so everything is paused (warning)"),
+    ("SW-512", "a pause, or its end, is in force and does not outlive the well"),
+    ("SW-513", "the settings cannot be read again in time, and nothing has changed"),
+    ("SW-514", "home does not answer"),
     # 6xx AccessDenied: ownership and permissions
     ("SW-601", "home cannot be created, read or written"),
     ("SW-602", "home belongs to another user or can be written by others"),
@@ -112,6 +117,7 @@ CODES = _table(
     ("SW-715", "an attention cannot be tiered"),
     ("SW-716", "a model cannot be tiered"),
     ("SW-717", "an option of generate cannot be used with a cache across tiers"),
+    ("SW-718", "a connector made of several connectors is not supported yet"),
     # 8xx ProtocolError: messages between engine and well
     ("SW-801", "the engine side and the well speak different protocol versions"),
     ("SW-802", "a message is larger than the limit"),

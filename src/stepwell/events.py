@@ -28,6 +28,15 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageRefused:
+    """A message that no engine of ours sends: its session ends. `what` and `code` are those of the error."""
+
+    session: int
+    code: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlabServing:
     nbytes: int
 
@@ -165,6 +174,16 @@ class QuarantineLifted:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """User `uid` has paused or resumed all that is of this kind: "recalls" or "spills"."""
+
+    kind: str
+    paused: bool
+    uid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """Seconds that were expected of one choice: to recall `blocks`, and to compute the rest of the prompt."""
 
@@ -227,6 +246,7 @@ class ArenaTroubled:
 Event = (
     SessionOpened
     | SessionEnded
+    | MessageRefused
     | SlabServing
     | SlabRetired
     | RunAnswered
@@ -245,6 +265,7 @@ Event = (
     | CanaryHeard
     | NamespaceQuarantined
     | QuarantineLifted
+    | PauseChanged
     | RecallDecided
     | RecallEnded
     | EngineReported

@@ -1,8 +1,9 @@
 """Logging: the standard library's logger "stepwell", and nothing installed on it by the library.
 
 An engine that imports stepwell keeps control of its own log. Only the well process, which owns its process, opens a
-file and stderr with `well_log`. Whatever can repeat goes through `RateLimited`. Nothing in stepwell may log token
-ids, prompt text, tenant names or keys; block ids are shown by at most 8 hex digits. Standard library only.
+file and stderr with `well_log`: each is written by a thread of its own, so that a filesystem or a terminal that hangs
+holds up no caller and not the other one. Whatever can repeat goes through `RateLimited`. Nothing in stepwell may log
+token ids, prompt text, tenant names or keys; block ids are shown by at most 8 hex digits. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, Protocol, TextIO
+
+from stepwell.io.background import Background
 
 logger = logging.getLogger("stepwell")
 logger.addHandler(logging.NullHandler())
 
 LOG_NAME = "stepwell.log"
 _ROTATE_BYTES = 8 << 20
+_MOST_WAITING = 1 << 20  # bytes of lines that are not written yet, for each place
+_END_SECONDS = 0.5  # for each place
 _MAX_KEYS = 256
 _CODE = re.compile(r"\[(SW-[0-9]{3})\]\s*\Z")
 
@@ -72,28 +76,159 @@ def well_log(
     `form` "text" is a line for people, "json" one object a line (see `JsonLines`).
 
     The file is 0600 and rotates at 8 MiB with one backup, so a well's log never exceeds about 16 MiB. Raises OSError
-    if the file cannot be opened.
+    if the file cannot be opened. A line that cannot be written, or not before 1 MiB of others is, is left out, and a
+    later line says how many were. In the end each has half a second for what waits.
     """
     path = home / LOG_NAME
-    handlers: list[logging.Handler] = [
-        _PrivateFile(path, maxBytes=_ROTATE_BYTES, backupCount=1, encoding="utf-8"),
-        logging.StreamHandler(stream or sys.stderr),
-    ]
     formatter = JsonLines() if form == "json" else _Utc("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s")
+    handlers = [_Beside(_PrivateFile(path), formatter), _Beside(_Stream(stream or sys.stderr), formatter)]
     before = logger.level, logger.propagate
     for handler in handlers:
-        handler.setFormatter(formatter)
         logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
     try:
         yield path
     finally:
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
         for handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            if not handler.finish(_END_SECONDS):
+                logger.warning("the last lines of a log are not written: it does not answer")  # where there is another
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _Place(Protocol):
+    """Where lines go. Its methods may hang and raise OSError; `lines` writes one or more, whole."""
+
+    def write(self, lines: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Beside(logging.Handler):
+    """Hands lines to a thread that writes them to `place`."""
+
+    def __init__(self, place: _Place, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._place = place
+        self._waiting: deque[bytes] = deque()
+        self._nbytes = 0
+        self._left_out = 0  # since that was last said
+        self._counting = threading.Lock()
+        self._ended = False
+        self._background = Background(self._write, "stepwell-log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._line(record)
+        except Exception:  # noqa: BLE001 - what every handler does
+            self.handleError(record)
+            return
+        with self._counting:
+            if self._nbytes + len(line) > _MOST_WAITING:
+                self._left_out += 1
+                return
+            self._nbytes += len(line)
+            self._waiting.append(line)
+        self._background.wake()
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+    def _write(self) -> None:
+        while True:
+            with self._counting:
+                line = self._waiting.popleft() if self._waiting else b""
+                self._nbytes -= len(line)
+                missing = self._left_out
+            if line:
+                self._count(0 if self._written(line) else 1)
+            elif missing and self._written(self._gap(missing)):
+                self._count(-missing)
+            else:
+                break
+        if self._ended:
+            with suppress(OSError):
+                self._place.close()
+
+    def _written(self, line: bytes) -> bool:
+        try:
+            self._place.write(line)
+        except OSError:  # the disk is full, say
+            return False
+        return True
+
+    def _count(self, lines: int) -> None:
+        with self._counting:
+            self._left_out += lines
+
+    def _gap(self, lines: int) -> bytes:
+        text = "lines that are missing here, because they could not be written, or not in time: %d"
+        return self._line(logging.LogRecord(logger.name, logging.WARNING, "", 0, text, (lines,), None))
+
+    def finish(self, seconds: float) -> bool:
+        """Writes what waits and closes the place. False: it hangs, and is not waited for any longer."""
+        self._ended = True
+        self._background.wake()
+        self.close()
+        return self._background.close(seconds)
+
+
+class _PrivateFile:
+    """Not `RotatingFileHandler`: who ends while a thread of it hangs would wait for its locks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = self._open()
+        self._nbytes = os.fstat(self._fd).st_size
+
+    def _open(self) -> int:
+        # The umask decides nothing here, and a symbolic link is not followed to somebody else's file.
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)
+        return fd
+
+    def write(self, lines: bytes) -> None:
+        if self._nbytes and self._nbytes + len(lines) > _ROTATE_BYTES:
+            self._rotate()
+        self._nbytes += len(lines)
+        _write_all(self._fd, lines)
+
+    def _rotate(self) -> None:
+        with suppress(FileNotFoundError):  # somebody has moved it away
+            os.replace(self._path, f"{self._path}.1")
+        full, self._fd, self._nbytes = self._fd, self._open(), 0
+        os.close(full)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Stream:
+    """Past the stream's own buffer, whose lock the end of the interpreter would wait for."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        try:
+            self._fd: int | None = stream.fileno()
+        except (OSError, ValueError):  # it is one in memory
+            self._fd = None
+
+    def write(self, lines: bytes) -> None:
+        if self._fd is not None:
+            _write_all(self._fd, lines)
+        else:
+            self._stream.write(lines.decode())
+
+    def close(self) -> None:
+        """It is not ours."""
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 class _Utc(logging.Formatter):
@@ -125,11 +260,3 @@ class JsonLines(_Utc):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)
-
-
-class _PrivateFile(RotatingFileHandler):
-    def _open(self) -> TextIOWrapper:
-        # The umask decides nothing here, and a symbolic link is not followed to somebody else's file.
-        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, 0o600)
-        return open(fd, "a", encoding=self.encoding)

@@ -74,6 +74,8 @@ def well(folder: Path, runtime: Path) -> Iterator[Well]:
         "fingerprints.json",
         "disks.json",
         "costs.json",
+        "well.lock",
+        "paused.json",
     }
     assert all(name.endswith(".lock") for name in names(runtime))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.client import control
 from stepwell.demo.engine import Engine
 from stepwell.demo.wire import Answer, Question
 
@@ -95,6 +96,28 @@ def test_requests_at_the_same_time_are_answered_alike(
     assert [answer.token_ids for answer in together] == [answer.token_ids for answer in cold]
     assert all(receipt(answer)["recalled_tokens"] >= WHOLE for answer in together)
     eventually(well.is_idle, "nothing is held")
+
+
+def test_a_pause_switches_recalls_off_at_once_and_resuming_brings_them_back(
+    engine: Engine, well: Well, folder: Path, prompts: list[list[int]], cold: list[Answer]
+) -> None:
+    forget(engine)
+    recalled(engine, prompts[0])
+    for _ in range(2):  # so that each change is told anew
+        missed, refused = (int(well.stats().get(name, 0)) for name in ("misses_paused", "spills_refused_paused"))
+        control.pause(well.home, ["recalls", "spills"], "a test")
+        forget(engine)
+        computed = engine.ask(prompts[0], 32)
+        assert (computed.local_tokens, computed.external_tokens) == (0, 0)
+        assert computed.token_ids == cold[0].token_ids
+        assert well.stats()["misses_paused"] > missed, "it was answered, and not left to wait"
+        eventually(lambda: well.stats().get("spills_refused_paused", 0) > refused, "its spill was refused")  # noqa: B023
+        control.resume(well.home, ["recalls", "spills"])
+        forget(engine)
+        again = recalled(engine, prompts[0])
+        assert again.external_tokens == WHOLE and again.token_ids == cold[0].token_ids
+    log = (folder / "engine.log").read_text()
+    assert log.count("the well's operator has paused recalls") == log.count("recalls are resumed") == 2
 
 
 def test_salts_share_nothing(engine: Engine, prompts: list[list[int]], cold: list[Answer]) -> None:

@@ -99,7 +99,7 @@ def server(model: Path, folder: Path, well: Well) -> Iterator[Server]:
     command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
     command += ["--enforce-eager", "--num-gpu-blocks-override", str(POOL + 1), "--max-model-len", "1024"]
     command += ["--enable-prompt-tokens-details"]
-    command += stepwell("vllm-args", "--home", str(well.home), "--host", "256MiB")["arguments"]
+    command += stepwell("vllm-args", "--home", str(well.home), "--host", "256MiB", "--receipts")["arguments"]
     began = time.monotonic()
     with log.open("wb") as log_file:
         process = subprocess.Popen(

@@ -36,7 +36,7 @@ class Well:
         return {
             "kv_connector": "StepwellConnector",
             "kv_role": role,
-            "kv_connector_extra_config": {"home": str(self.home), "host": "256MiB", **extra},
+            "kv_connector_extra_config": {"home": str(self.home), "host": "256MiB", "receipts": True, **extra},
         }
 
     def stats(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def warm_up(engine: Engine, page: int) -> None:
 
 
 def forget(engine: Engine, *, connector: bool = False) -> None:
-    """The engine's own cache is empty afterwards. It declines as long as pages wait for their spill."""
+    """The engine's own cache is empty afterwards. It declines while a request runs or is being aborted."""
     eventually(lambda: engine.reset_prefix_cache(connector=connector), "the engine's cache is reset")
 
 

@@ -551,6 +551,8 @@ class Well(RuleBasedStateMachine):
             self.rig.settle()
             self.listen()  # may give way, which is news to the others
         for engine in self.live:
+            had_memory = any(member.shared for member in engine.workers)
+            assert had_memory or self.rig.hierarchy.arena.next_moment, "it has no slab, and waits for none"
             for request in engine.requests.values():
                 assert request.more is not None, "asked and never answered"
                 if request.more:

@@ -7,13 +7,20 @@ import pytest
 from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.arena import Arena, Watch
-from stepwell.hierarchy.slab import Phase
+from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.slab import Owner, Phase
+from stepwell.hierarchy.slab_queue import LOOK_S, MOST_PASSES, TURN_S
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES
-from stepwell.testing.arena_kit import MEMBER, SLAB, SLOTS, ArenaKit, name, owner
+from stepwell.testing.arena_kit import MEMBER, SLAB, SLOT, SLOTS, ArenaKit, Bench, name, owner
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import Faults, SeededExecutor
+
+RESTS = 10
+
+BIG = owner(99, slot_bytes=5 * SLOT)
+"""Needs two slabs and a half of the others'."""
 
 
 class TestArena(ArenaKit):
@@ -38,7 +45,7 @@ class TestArena(ArenaKit):
     def test_a_failed_population_gives_the_bytes_back(self) -> None:
         bench = self.bench()
         bench.executor.faults = Faults(fail=1.0)
-        bench.arena.populate(owner())
+        bench.arena.came(owner())
         bench.executor.step()  # the job fails
         bench.executor.step()  # and says so; the memory is punched next
         assert bench.arena.bytes == SLAB
@@ -61,7 +68,7 @@ class TestArena(ArenaKit):
 
     def test_completions_after_close_are_harmless(self) -> None:
         bench = self.bench()
-        bench.arena.populate(owner())
+        bench.arena.came(owner())
         bench.arena.close()
         bench.executor.drain()
         assert not bench.served
@@ -75,8 +82,7 @@ class TestArena(ArenaKit):
     def test_an_owner_without_blocks_to_evict_always_finds_room(self) -> None:
         bench = self.bench(2 * SLAB)
         for n in (1, 2):
-            bench.grow(owner(n))
-            bench.chain(owner(n), range(10 * n, 10 * n + SLOTS))
+            bench.fill_slab(owner(n))
         bench.grow(owner(3))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
         assert bench.retired[0].phase is Phase.RETIRED
@@ -90,6 +96,181 @@ class TestArena(ArenaKit):
         self.clock.advance(SLAB_WAIT_S)
         bench.grow(owner(2))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
+
+    def test_owners_that_join_together_each_get_a_slab(self) -> None:
+        """The first two are given all that there is before anything is known of the third."""
+        bench = self.bench(4 * SLAB)
+        for n in (1, 2):
+            bench.arena.came(owner(n))
+        while bench.arena.bytes < 4 * SLAB:
+            bench.executor.step()
+        bench.arena.came(owner(3))
+        bench.settle()
+        self.rest(bench)
+        assert [bool(bench.arena.serving(owner(n))) for n in (1, 2, 3)] == [True, True, True]
+
+    def test_an_owner_that_joins_a_full_arena_gets_a_slab_without_asking_again(self) -> None:
+        bench = self.bench(2 * SLAB)
+        held = [bench.fill_slab(owner(n)) for n in (1, 2)]
+        for entry in (entry for entries in held for entry in entries):
+            bench.arena.pin(entry)
+        bench.grow(owner(3))
+        assert not bench.arena.serving(owner(3)), "all that there is is pinned"
+        for entry in held[0]:
+            bench.arena.unpin(entry)
+        self.rest(bench)
+        assert bench.arena.serving(owner(3)) and [slab.owner for slab in bench.retired] == [owner(1)]
+        assert bench.arena.next_moment is None
+
+    def test_an_owner_whose_engines_have_gone_waits_for_nothing(self) -> None:
+        bench = self.bench(SLAB)
+        bench.grow(owner(1))
+        bench.grow(owner(2))
+        assert bench.arena.next_moment is not None
+        bench.arena.gone(owner(2))
+        assert bench.arena.next_moment is None
+        self.rest(bench)
+        assert not bench.retired
+
+    def test_an_owner_that_is_refused_memory_gets_a_slab_when_there_is_some(self) -> None:
+        bench = self.bench(2 * SLAB)
+        bench.memory.refuse = True
+        bench.grow(owner(1))
+        assert bench.arena.trouble is not None and not bench.served
+        bench.memory.refuse = False
+        bench.arena.serve_queue()
+        assert not bench.memory.made, "not before a while has passed"
+        self.rest(bench)
+        assert [slab.owner for slab in bench.served] == [owner(1)]
+
+    def test_slabs_that_cannot_be_populated_are_tried_once_a_second(self) -> None:
+        bench = self.bench(2 * SLAB)
+        bench.executor.faults = Faults(fail=1.0)
+        bench.grow(owner(1))
+        self.rest(bench)
+        assert not bench.served and len(bench.memory.made) <= 1 + RESTS
+        bench.executor.faults = Faults()
+        self.rest(bench)
+        assert bench.served
+
+    def test_of_unused_slabs_those_of_an_owner_with_several_go_first(self) -> None:
+        bench = self.bench(4 * SLAB)
+        for n in (1, 2, 3):
+            bench.grow(owner(n))
+        assert [len(bench.arena.serving(owner(n))) for n in (1, 2, 3)] == [1, 2, 1]
+        self.clock.advance(SLAB_WAIT_S)
+        bench.grow(owner(4))
+        assert [len(bench.arena.serving(owner(n))) for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+
+    def pinned(self, bench: Bench, *numbers: int) -> list[list[Entry]]:
+        """A slab of pinned blocks of each of these owners."""
+        held = [bench.fill_slab(owner(n)) for n in numbers]
+        for entry in (entry for entries in held for entry in entries):
+            bench.arena.pin(entry)
+        return held
+
+    def unpin(self, bench: Bench, entries: list[Entry]) -> None:
+        for entry in entries:
+            bench.arena.unpin(entry)
+        bench.arena.serve_queue()
+        bench.settle()
+
+    def wait(self, bench: Bench, seconds: float, asks: Owner | None = None) -> None:
+        """Time passes; this owner asks for a slab all the time."""
+        until = self.clock.now() + seconds
+        while self.clock.now() < until:
+            self.clock.advance(LOOK_S / 4)
+            if asks is not None:
+                bench.arena.awaits_slab(asks, MEMBER)
+            if bench.arena.next_moment is not None and bench.arena.next_moment <= self.clock.now():
+                bench.arena.serve_queue()
+            bench.settle()
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_who_needs_little_is_served_past_one_that_needs_more(self, first: bool) -> None:
+        bench = self.bench(3 * SLAB)
+        held = self.pinned(bench, 1, 2, 3)
+        for late in (BIG, owner(4)) if first else (owner(4), BIG):
+            bench.grow(late)
+        self.unpin(bench, held[0])
+        assert bench.arena.serving(owner(4)) and not bench.arena.serving(BIG)
+
+    def passed_over(self, bench: Bench) -> list[list[Entry]]:
+        """BIG waits as others join and are given slabs, as often as may be. What they hold is pinned."""
+        held = self.pinned(bench, 1, 2, 3)
+        bench.grow(BIG)
+        for n in range(4, 4 + MOST_PASSES):
+            bench.grow(owner(n))
+            self.unpin(bench, held.pop(0))
+            held += self.pinned(bench, n)
+            assert bench.arena.serving(owner(n)) and not bench.arena.serving(BIG)
+        return held
+
+    def test_an_owner_that_needs_much_is_passed_over_so_many_times_and_no_more(self) -> None:
+        """Then it gets what becomes free at several times, and who has slabs already or comes now waits."""
+        bench = self.bench(3 * SLAB)
+        held = self.passed_over(bench)
+        late = 4 + MOST_PASSES
+        bench.grow(owner(late))
+        for entries in held:
+            assert not bench.arena.serving(BIG)
+            self.unpin(bench, entries)
+            bench.grow(owner(late - 1))
+            assert not bench.arena.serving(owner(late))
+        assert bench.arena.serving(BIG)
+
+    def test_an_owner_whose_turn_ends_in_vain_lets_the_others_go(self) -> None:
+        bench = self.bench(3 * SLAB)
+        held = self.passed_over(bench)
+        late = owner(4 + MOST_PASSES)
+        bench.grow(late)
+        self.unpin(bench, held[0])
+        assert not bench.arena.serving(late)
+        self.wait(bench, TURN_S)
+        assert bench.arena.serving(late)
+        for entries in held[1:]:
+            self.unpin(bench, entries)
+        self.wait(bench, SLAB_WAIT_S)
+        assert bench.arena.serving(BIG), "it waits on"
+
+    def test_no_blocks_are_lost_for_room_that_would_not_be_enough(self) -> None:
+        bench = self.bench(3 * SLAB)
+        held = self.pinned(bench, 1, 2, 3)
+        bench.grow(BIG)
+        self.unpin(bench, held[0])
+        self.unpin(bench, held[1])
+        assert not bench.retired and not bench.dropped
+        self.unpin(bench, held[2])
+        assert bench.arena.serving(BIG)
+
+    def test_an_owner_that_asks_all_the_time_puts_off_nothing_for_the_others(self) -> None:
+        bench = self.bench(3 * SLAB)
+        held = self.pinned(bench, 1, 2, 3)
+        bench.grow(BIG)
+        bench.grow(owner(4))
+        for entry in held[0]:
+            bench.arena.unpin(entry)
+        self.wait(bench, 2 * LOOK_S, asks=BIG)
+        assert bench.arena.serving(owner(4))
+
+    def rest(self, bench: Bench) -> None:
+        """Time passes, and nothing else happens that the test says."""
+        for _ in range(RESTS):
+            self.clock.advance(SLAB_WAIT_S)
+            if bench.arena.next_moment is not None and bench.arena.next_moment <= self.clock.now():
+                bench.arena.serve_queue()
+            bench.settle()
+
+    def test_no_slab_is_made_for_an_owner_whose_engines_have_gone(self) -> None:
+        bench = self.bench(4 * SLAB)
+        bench.fill_slab(owner())
+        made = len(bench.memory.made)
+        bench.arena.gone(owner())
+        bench.arena.populate(owner())
+        bench.settle()
+        assert len(bench.memory.made) == made
+        bench.grow(owner())
+        assert len(bench.memory.made) > made
 
     def test_of_slabs_made_ahead_one_is_left(self) -> None:
         bench = self.bench(4 * SLAB)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wells import PATIENCE
 
 from stepwell.hierarchy.costs import KEEP_EVERY_S, MOST_NAMESPACES, Calibrations, Costs
-from stepwell.policies.prefill import LEAST_SAMPLES, PrefillCost, pairs
+from stepwell.policies.prefill import LEAST_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME, CostList
+from stepwell.serve.kept import Keeper
 from stepwell.testing.clock import SetClock
 
 STEP = (100, pairs(100, 0), 0.5)
 KNOWN = [STEP] * LEAST_SAMPLES
 
 
-class Now:
-    """An executor that runs a job at once."""
-
-    def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        job()
-        done(None)
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    made = Keeper()
+    yield made
+    assert made.close(PATIENCE)
 
 
 def costs(earlier: Calibrations | None = None) -> tuple[Costs, SetClock, list[Calibrations]]:
@@ -30,11 +31,12 @@ def costs(earlier: Calibrations | None = None) -> tuple[Costs, SetClock, list[Ca
     return Costs(clock, "disk", 1 << 20, earlier, kept.append), clock, kept
 
 
-def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path) -> None:
+def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: Keeper) -> None:
     assert CostList(tmp_path).read() == {}
     learned, _, kept = costs()
     learned.heard(b"a" * 16, KNOWN, [])
-    CostList(tmp_path).keep(kept[-1], Now())
+    CostList(tmp_path).keep(kept[-1], keeper)
+    assert keeper.settle(PATIENCE)
     found = CostList(tmp_path).read()
     assert found == learned.learned
     assert (tmp_path / COSTS_NAME).stat().st_mode & 0o777 == 0o600
@@ -43,12 +45,6 @@ def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path) -> None:
     assert cost is not None
     assert cost.seconds(100) == pytest.approx(0.5, rel=0.1)
     assert again.known(b"b" * 16, 100).prefill is None
-
-
-def test_the_last_of_a_well_is_kept_too(tmp_path: Path) -> None:
-    CostList(tmp_path).last({b"a" * 16: PrefillCost(0.0, 1.0, 0.0, 5)})
-    CostList(tmp_path).last({})
-    assert CostList(tmp_path).read() == {b"a" * 16: PrefillCost(0.0, 1.0, 0.0, 5)}
 
 
 def test_it_is_written_down_now_and_then() -> None:

@@ -53,11 +53,11 @@ from stepwell.hierarchy.canaries import (
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
-from stepwell.io.executor import Done, Job
 from stepwell.ops import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process
+from stepwell.serve.kept import Keeper
 from stepwell.serve.quarantine import LIST_NAME, MOST_LISTED, NEW_LIST_NAME, QuarantineList
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLAB
@@ -475,7 +475,7 @@ def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_o
 
     monkeypatch.setattr(process, "Loop", loop)
     monkeypatch.setattr(process.gc, "freeze", lambda: None)
-    process._serve(tmp_path, Settings(), 64 << 20, Keyring.ephemeral(), [], [], False, lambda: None)
+    process._serve(tmp_path, Settings(), 64 << 20, Keyring.ephemeral(), [], [], False, lambda: None, Settings)
     assert begun == [before]
     assert QuarantineList(tmp_path).read() == [*before, (b"c" * 16,)]
 
@@ -483,30 +483,16 @@ def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_o
 # the list in home -----------------------------------------------------------------------------------------------------
 
 
-class Later:
-    """An executor whose jobs run when they are told to, last first."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def submit(self, job: Job, done: Done) -> None:
-        self.jobs.append(job)
-
-
-def test_the_newest_list_is_kept_whichever_job_comes_first(tmp_path: Path) -> None:
-    kept, later = QuarantineList(tmp_path), Later()
+def test_the_list_of_now_is_what_the_next_well_reads(tmp_path: Path) -> None:
+    kept, keeper = QuarantineList(tmp_path), Keeper()
     assert kept.read() == []
-    first, second = [(b"a" * 16,)], [(b"a" * 16,), (b"b" * 16, b"c" * 16)]
-    kept.keep(first, later)
-    kept.keep(second, later)
-    later.jobs.pop()()
-    later.jobs.pop()()
-    assert QuarantineList(tmp_path).read() == second
-    assert (tmp_path / LIST_NAME).stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / NEW_LIST_NAME).exists()
-    kept.keep([], later)
-    kept.flush()
-    assert QuarantineList(tmp_path).read() == []
+    for barred in ([(b"a" * 16,)], [(b"a" * 16,), (b"b" * 16, b"c" * 16)], []):
+        kept.keep(barred, keeper)
+        assert keeper.settle(PATIENCE)
+        assert QuarantineList(tmp_path).read() == barred
+        assert (tmp_path / LIST_NAME).stat().st_mode & 0o777 == 0o600
+        assert not (tmp_path / NEW_LIST_NAME).exists()
+    assert keeper.close(PATIENCE)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'[["zz"]]', b"null", b"[" * 100_000, b"\xff\xfe"])
@@ -524,10 +510,9 @@ def test_a_list_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> Non
 
 
 def test_a_list_that_cannot_be_written_costs_no_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    later = Later()
-    kept = QuarantineList(tmp_path / "gone")
-    kept.keep([(b"a" * 16,)], later)
-    later.jobs.pop()()
+    keeper = Keeper()
+    QuarantineList(tmp_path / "gone").keep([(b"a" * 16,)], keeper)
+    assert keeper.close(PATIENCE)
     assert "will not outlive this well" in caplog.text
 
 

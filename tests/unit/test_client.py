@@ -309,6 +309,94 @@ def test_who_gets_only_a_part_lets_the_others_go_as_well() -> None:
     assert q.client.settle(second, 0)
 
 
+@pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])
+def test_nothing_renews_the_cap(reason: str) -> None:
+    """Requests come in before it all the time (an engine preempts), and each takes its turn."""
+    q = Queue(f"staging {reason}")
+    first, waiting = q.asks
+    q.poll(first, waiting)
+    q.tell(first, 1, "end", more=False)
+    q.client.recall(first, 0, 1)
+    over, turns = [False], 0
+    while over == [False]:
+        before = q.client.ask(D, 0, -1 - turns)
+        assert before is not None
+        q.asks = [before, waiting]
+        q.tell(before, 0, "staging")
+        busy(q, 0.3 * TOTAL_S)
+        q.tell(before, 1, "end", more=False)
+        q.client.recall(before, 0, 1)
+        over, turns = q.poll(waiting), turns + 1
+        assert turns < 20
+    assert q.clock.now() - waiting.first_poll == pytest.approx(2 * TOTAL_S, abs=0.3 * TOTAL_S)
+
+
+def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
+    """Computing each of two takes 45 s, says the well, and the first gets all that it asked for after 40 s."""
+    q = Queue("staging staging")
+    first, second = q.asks
+    before, worth_s = [first], 0.75 * MOST_LIMIT_S
+    while q.poll(*before, second) == [False] * len([*before, second]):
+        q.clock.advance(0.9 * STALL_S)
+        for ask in (*before, second):
+            q.tell(ask, 1, "staging", limit_s=worth_s)
+        if before and q.clock.now() - first.first_poll >= 0.9 * worth_s:
+            q.tell(first, 1, "end", more=False)
+            q.client.recall(first, 0, 1)
+            before = []
+        assert q.clock.now() - second.first_poll < 2 * MOST_LIMIT_S
+    assert not before and q.clock.now() - second.first_poll == pytest.approx(MOST_LIMIT_S, abs=STALL_S)
+
+
+@pytest.mark.parametrize(
+    ("told", "polls", "ahead"),
+    [
+        pytest.param("staging", 0, 1, id="in line"),
+        pytest.param("", 1, 1, id="may be in line"),
+        pytest.param("", 0, 0, id="never polled"),
+        pytest.param("mapping", 1, 0, id="waits for something else"),
+        pytest.param("end", 0, 0, id="has all"),
+        pytest.param("staging", 2, 0, id="has waited for too long"),
+    ],
+)
+def test_only_requests_that_wait_in_line_lengthen_the_cap(told: str, polls: int, ahead: int) -> None:
+    q = Queue("")
+    first, second = (q.client.ask(D, 0, order) for order in range(2))
+    assert first is not None and second is not None
+    if told:
+        q.tell(first, 0, told, more=told != "end")
+    for _ in range(polls):
+        q.poll(first)
+        q.clock.advance(STALL)
+    q.poll(second)
+    assert second.ahead == ahead
+
+
+@pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])
+def test_what_requests_behind_it_get_keeps_nobody_waiting(reason: str) -> None:
+    q = Queue(f"{reason} staging")
+    first, behind = q.asks
+    q.poll(first, behind)
+    q.clock.advance(STALL)
+    q.tell(behind, 1, "staging")
+    q.client.recall(behind, 0, 1)
+    assert q.poll(first) == [True]
+
+
+@pytest.mark.parametrize("order", [0, 2])
+def test_hits_in_host_memory_keep_nobody_waiting_for_a_tier(order: int) -> None:
+    """Requests that never waited themselves, before it in line or behind it."""
+    q = Queue("mapping staging mapping")
+    hit, waiting = q.asks[order], q.asks[1]
+    q.poll(waiting)
+    for _ in range(3):
+        q.clock.advance(STALL / 3)
+        q.tell(hit, 1, "")
+    q.tell(hit, 1, "end", more=False)
+    q.client.recall(hit, 0, 1)
+    assert q.poll(waiting) == [True]
+
+
 class Refusing(PlayedWell):
     """Refuses every hello at once."""
 

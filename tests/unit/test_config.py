@@ -109,6 +109,8 @@ def test_a_named_file_must_be_readable(tmp_path: Path) -> None:
     refused("SW-103", str(missing), "No such file", home=tmp_path, env={}, path=missing)
     refused("SW-103", str(missing), home=tmp_path, env={"STEPWELL_CONFIG": str(missing)})
     refused("SW-103", "directory", home=tmp_path, env={}, path=tmp_path)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    refused("SW-103", "a pipe", home=tmp_path, env={}, path=pipe)
     refused("SW-103", home=tmp_path, env={"STEPWELL_CONFIG": "a\0b"})
     (tmp_path / "stepwell.yaml").mkdir()
     refused("SW-103", "directory", home=tmp_path, env={})
@@ -455,16 +457,20 @@ def test_the_command_checks_a_file_that_is_not_in_use_yet(tmp_path: Path, bare: 
 
 
 def test_the_flag_for_an_engine_carries_sizes_and_directories() -> None:
+    own: dict[str, bool] = {}
+
     def flag(*options: str) -> dict[str, str]:
         done = CliRunner().invoke(app, ["vllm-args", "--json", *options])
         if done.exception:
             raise done.exception
         transfer = json.loads(json.loads(done.output)["arguments"][1])
         wishes = transfer.get("kv_connector_extra_config", {})
+        own.update({key: wishes.pop(key) for key in ("strict", "receipts") if key in wishes})
         merge(Settings, from_overrides(wishes))  # a well understands it
         return wishes
 
-    assert flag() == {}
+    assert flag() == own == {}
+    assert flag("--strict", "--receipts") == {} and own == {"strict": True, "receipts": True}
     assert flag("--host", "25%", "--disk", "/a:1G", "--disk", "/b") == {"host": "25%", "disk": "/a:1GiB,/b:50%"}
     for options, code in (
         (["--host", "0.000001%"], "SW-107"),

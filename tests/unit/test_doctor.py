@@ -82,6 +82,7 @@ def test_a_machine_that_is_right(home: Path, directory: Path) -> None:
         "keyring",
         "runtime-directory",
         "well",
+        "paused",
         "engine",
         "memory",
         "shared-memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -44,8 +46,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ctime counts as old enough to be cached, so that tests need not wait."""
+    """Every ctime counts as old enough to be cached, and as proof: tests need not wait, wherever they run."""
     monkeypatch.setattr(module, "_RACY_NS", -(10**18))
+    monkeypatch.setattr(module, "unstamped", lambda path, table: "")
 
 
 def make(folder: Path, **contents: bytes) -> list[Path]:
@@ -154,9 +157,9 @@ def test_a_file_changed_just_now_is_not_cached(tmp_path: Path, cache: Path, read
         b"{",
         b"\xff\xfe",
         b"[1, 2]",
-        b'{"version": 2, "hashes": {}}',
-        b'{"version": 1, "hashes": {"a": 3}}',
-        b'{"version": 1, "hashes": {"a": "not a hash"}}',
+        b'{"version": 1, "hashes": {}}',
+        b'{"version": 2, "hashes": {"a": 3}}',
+        b'{"version": 2, "hashes": {"a": "not a hash"}}',
         b" " * (5 << 20),
     ],
 )
@@ -210,6 +213,64 @@ def test_the_cache_is_bounded_and_forgets_the_oldest(tmp_path: Path, cache: Path
     assert len(module._load(cache)) == MAX_ENTRIES
     fingerprint([old], cache)
     assert reads == [old.name, new.name, old.name]
+
+
+@pytest.mark.usefixtures("settled")
+def test_where_times_prove_nothing_every_file_is_read_at_every_start(
+    tmp_path: Path, cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of a model's two versions, built with fixed times: numbers, sizes and times of files are the same."""
+    one, two = make(tmp_path / "1", m=b"1" * 4096) + make(tmp_path / "2", m=b"2" * 4096)
+    real = os.stat
+    same = real(one)
+
+    def built(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        return same if str(path).endswith("m.safetensors") else real(path, *rest, **named)
+
+    monkeypatch.setattr(module.os, "stat", built)
+    monkeypatch.setattr(module, "unstamped", lambda path, table: "squashfs")
+    assert fingerprint([one], cache) != fingerprint([two], cache)
+    assert len(reads) == 2 and not cache.exists()
+    monkeypatch.setattr(module, "unstamped", lambda path, table: "")
+    fingerprint([one], cache)
+    monkeypatch.setattr(module, "unstamped", lambda path, table: "squashfs")
+    assert fingerprint([two], cache) == fingerprint([two], None), "nor is believed what was cached by another path"
+
+
+def test_a_writer_that_was_killed_leaves_one_file_at_most_and_others_are_tidied(tmp_path: Path, cache: Path) -> None:
+    new = cache.with_name(f".{cache.name}.new")
+    old, fresh = (cache.with_name(f".{cache.name}.{name}") for name in ("abcd_123", "live_567"))
+    new.write_bytes(b"half of it" * 100)
+    for left in (old, fresh):
+        left.touch()
+    os.utime(old, (1.0, 1.0))
+    module._store(cache, {"1:1:1:1:1": "00" * 32})
+    assert module._load(cache) == {"1:1:1:1:1": "00" * 32}
+    assert sorted(os.listdir(cache.parent)) == sorted([fresh.name, cache.name]), "one may be of a writer that lives"
+
+
+def test_a_cache_that_another_is_writing_is_left_to_it(tmp_path: Path, cache: Path) -> None:
+    new = cache.with_name(f".{cache.name}.new")
+    with open(new, "wb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        theirs.write(b"theirs")
+        theirs.flush()
+        module._store(cache, {"1:1:1:1:1": "00" * 32})
+        assert new.read_bytes() == b"theirs" and not cache.exists()
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_cache(tmp_path: Path, cache: Path) -> None:
+    module._store(cache, {"1:1:1:1:1": "00" * 32})
+    child = os.fork()
+    if child == 0:
+        module._with = lambda known, found: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+        module._store(cache, {"2:2:2:2:2": "11" * 32})
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert module._load(cache) == {"1:1:1:1:1": "00" * 32}
+    module._store(cache, {"2:2:2:2:2": "11" * 32})
+    assert len(module._load(cache)) == 2
+    assert os.listdir(cache.parent) == [cache.name]
 
 
 # --- a file that changes under the reader ----------------------------------------------------

@@ -232,7 +232,8 @@ def test_a_worker_may_have_copied_before_the_scheduler_said_so(rig: Rig) -> None
     assert (stats["pinned_bytes"], stats["leased_blocks"], stats["recalled_blocks"]) == (0, 2, 4)
     engine.workers[1].say(m.Recalled(transfers[1:]))
     assert rig.hierarchy.stats()["leased_blocks"] == 0
-    engine.workers[0].say(m.Recalled(list(range(1000, 1000 + 2 * recalls.MOST_EARLY))))
+    for first in (1000, 1000 + recalls.MOST_EARLY):
+        engine.workers[0].say(m.Recalled(list(range(first, first + recalls.MOST_EARLY))))
     (session,) = rig.hierarchy.roster.sessions.values()
     assert len(session.early) == recalls.MOST_EARLY
 
@@ -379,6 +380,30 @@ def test_what_waits_for_a_slab_that_is_retired_is_answered() -> None:
     rig.turns()
     assert (two.answer(ticket).more, two.answer(ticket).reason) == (False, "evicted")
     assert len(one.workers[0].take(m.SlabRetired)) == 1
+
+
+def test_an_engine_that_joins_a_full_well_gets_a_slab_without_asking() -> None:
+    rig = make_rig(SLAB)
+    joined(rig)
+    late = joined(rig, Model(weights=bytes(32)), name="late")
+    assert not late.workers[0].shared, "the other's slab is new"
+    due = rig.hierarchy.next_moment
+    assert due is not None
+    rig.clock.advance(due - rig.clock.now())
+    rig.settle()
+    assert late.workers[0].shared
+    assert rig.hierarchy.next_moment is None
+
+
+def test_an_engine_that_has_gone_waits_for_no_slab() -> None:
+    rig = make_rig(SLAB)
+    one = joined(rig)
+    late = joined(rig, Model(weights=bytes(32)), name="late")
+    late.scheduler.leave()
+    assert rig.hierarchy.next_moment is None
+    rig.clock.advance(SLAB_WAIT_S)
+    rig.settle()
+    assert not one.workers[0].take(m.SlabRetired)
 
 
 # ends of sessions ----------------------------------------------------------------------------------------------------
@@ -685,7 +710,7 @@ def test_misuse_ends_the_session_and_harms_no_other(rig: Rig, case: str) -> None
     role, message = MISUSE[case]
     guilty = engine.scheduler if role == "scheduler" else engine.workers[0]
     guilty.say(message)
-    assert guilty.take(m.Refused)[0].code == "SW-804"
+    assert guilty.take(m.Refused)[0].code == ("SW-802" if m.overlong(message) else "SW-804")
     assert [member.gone for member in engine.members] == [True, True]
     rig.settle()
     assert other.found(chain(2)) == 2
@@ -892,5 +917,5 @@ def test_however_small_the_share_for_pins_one_block_is_recalled() -> None:
     rig = make_rig()
     engine = joined(rig)
     engine.spill(chain(3))
-    object.__setattr__(rig.hierarchy._recalls._limits, "pin_waiting", 0.001)
+    rig.hierarchy._recalls.pin_waiting = 0.001
     assert engine.found(chain(3)) == 1

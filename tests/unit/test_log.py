@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from wells import PATIENCE
 
 from stepwell import log
 from stepwell.log import RateLimited, well_log
@@ -159,3 +163,92 @@ def test_the_log_rotates_with_one_backup(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_log_is_bounded_to_what_is_promised() -> None:
     assert log._ROTATE_BYTES == 8 << 20
+
+
+def test_a_place_that_hangs_holds_up_no_caller_and_not_the_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard error is a pipe that nobody reads, until it is full and 1 MiB more waits."""
+    monkeypatch.setattr(log, "_END_SECONDS", PATIENCE)
+    read, write = os.pipe()
+    lines = 3000
+    with open(write, "w") as stream, well_log(tmp_path, "info", stream) as path:
+        for number in range(lines):
+            log.logger.info("%d %s", number, "x" * 1000)
+            if number % 500 == 0:
+                wait_for(number + 1, path)
+        logged: list[str] = []
+
+        def listen() -> None:
+            with open(read, encoding="ascii") as pipe:
+                logged.extend(pipe)
+
+        reader = threading.Thread(target=listen)
+        reader.start()
+    reader.join(PATIENCE)
+    last = logged.pop()
+    assert "WARNING" in last and " lines that are missing here" in last
+    assert len(logged) + int(last.rpartition(" ")[2]) == lines
+    assert len(logged) > log._MOST_WAITING // 1100, "what there was room for is not lost"
+    assert [line.split()[4] for line in logged] == [str(number) for number in range(len(logged))]
+
+
+def wait_for(lines: int, path: Path) -> None:
+    """The file's own thread is to keep up: what is tried is the other one."""
+    deadline = time.monotonic() + PATIENCE
+    while path.stat().st_size < 1000 * lines:
+        assert time.monotonic() < deadline, "the file is not written"
+        time.sleep(0)
+
+
+def test_nobody_waits_at_the_end_for_a_log_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healed, stream = threading.Event(), io.StringIO()
+    monkeypatch.setattr(log._PrivateFile, "write", lambda self, lines: healed.wait())
+    monkeypatch.setattr(log, "_END_SECONDS", 0.05)
+
+    def serve() -> None:
+        with well_log(tmp_path, "info", stream):
+            log.logger.info("a line")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    ended = not thread.is_alive()
+    healed.set()
+    assert ended
+    assert "a line" in stream.getvalue() and "it does not answer" in stream.getvalue()
+
+
+def test_a_log_that_cannot_be_written_says_later_what_is_missing(tmp_path: Path) -> None:
+    class Disk:
+        full, lines = True, bytearray()
+
+        def write(self, lines: bytes) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "full")
+            self.lines.extend(lines)
+
+        def close(self) -> None:
+            raise OSError(errno.EIO, "broken")
+
+    disk = Disk()
+    handler = log._Beside(disk, logging.Formatter("%(message)s"))
+    for number in range(5):
+        handler.handle(record(f"line {number}", 0))
+    assert handler._background.settle(PATIENCE)
+    disk.full = False
+    handler.handle(record("line 5", 0))
+    assert handler.finish(PATIENCE)
+    assert disk.lines.decode().splitlines() == [
+        "line 5",
+        "lines that are missing here, because they could not be written, or not in time: 5",
+    ]
+
+
+def test_a_log_that_somebody_has_moved_away_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_ROTATE_BYTES", 100)
+    with well_log(tmp_path, "info", io.StringIO()) as path:
+        path.rename(tmp_path / "elsewhere")
+        for number in range(4):
+            log.logger.info("line %d", number)
+    assert path.read_text().endswith("line 3\n")

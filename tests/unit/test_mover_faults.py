@@ -165,7 +165,8 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     third = engine.ask(at(digests, 13))
     rig.settle()
     assert (engine.answer(third).more, engine.answer(third).reason) == (False, "tier_down")
-    assert rig.stat("misses_tier_down") == 1
+    assert [engine.answer(ticket).reason for ticket in (first, second)] == ["tier_down"] * 2, "and so are they"
+    assert rig.stat("misses_tier_down") == 4 + 6 + 1
     fill(engine, chain(2, 500))
     rig.settle()
     assert not rig.hierarchy.mover.writing
@@ -181,6 +182,25 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     assert rig.stat("dict_reads_up") == 1
     assert engine.found(digests) == 14
     assert len(rig.below.blocks) == 16, "what waited was written"
+
+
+def test_requests_that_wait_for_a_tier_are_answered_when_its_breaker_opens() -> None:
+    """Some wait for blocks, some for room to pin theirs. What has landed is theirs, and the rest ends with a reason."""
+    rig = written(8, 14)
+    engine, digests = rig.join(), chain(14)
+    assert engine.found(digests[:64]) == 2
+    rig.faulty.faults = HUNG
+    tickets = [engine.ask(digests), engine.ask(digests), engine.ask(at(digests, 9))]
+    rig.settle()
+    assert all(engine.answer(ticket).more for ticket in tickets)
+    due = rig.hierarchy.next_moment
+    assert due is not None
+    rig.clock.advance(due - rig.clock.now())
+    rig.settle()
+    answers = [engine.answer(ticket) for ticket in tickets]
+    assert [(answer.more, answer.reason) for answer in answers] == [(False, "tier_down")] * 3
+    assert [len(answer.refs) for answer in answers] == [2, 2, 0]
+    rig.hierarchy.check()
 
 
 def test_a_write_that_hangs_stops_writes_and_no_reads() -> None:
@@ -216,7 +236,7 @@ def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_bein
     rig.clock.advance(FIRST_PAUSE_S)
     rig.settle()
     assert engine.found(digests) == 6
-    assert rig.stat("dict_not_recalled_superseded") == 6
+    assert rig.stat("dict_not_recalled_superseded") == 4, "those whose reads had begun; the others were given up"
     engine.release(first)
     rig.settle()
     assert not rig.hierarchy.mover.staging

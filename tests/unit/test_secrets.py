@@ -317,7 +317,7 @@ def test_the_suite_refuses_to_unpickle_on_our_behalf() -> None:
 def test_a_scrape_is_not_repeated_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     address = tmp_path / "m.sock"
     caplog.set_level(logging.DEBUG, "stepwell")
-    with MetricsServer(str(address), tmp_path), socket.socket(socket.AF_UNIX) as scraper:
+    with MetricsServer(str(address), tmp_path, tmp_path / "well.sock"), socket.socket(socket.AF_UNIX) as scraper:
         scraper.connect(str(address))
         scraper.sendall(b"GET /SECRET?SECRET HTTP/1.1\r\n\r\n")
         while scraper.recv(4096):

@@ -403,7 +403,8 @@ def test_a_member_is_of_its_users_tenant(tmp_path: Path, guest: int) -> None:
 
 def test_a_tenant_is_told_nothing_of_the_others(tmp_path: Path, guest: int) -> None:
     well = InThread(tmp_path, guests={guest: "guests"})
-    assert stats(well).keys() == {"well", "uptime_s", "tenant", "sessions", "host_bytes", "pid"}
+    shown = {"well", "uptime_s", "tenant", "sessions", "paused_recalls", "paused_spills", "host_bytes", "pid"}
+    assert stats(well).keys() == shown
     well.users[guest] = "others"
     assert stats(well)["tenant"] == "others"
     well.close()

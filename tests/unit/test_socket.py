@@ -181,6 +181,7 @@ def test_a_slab_without_its_descriptor_ends_the_link(peer: Peer) -> None:
     peer.say(SlabShared(1, 1, 0, 1, 1))
     assert receiver.ended.wait(PATIENCE)
     assert link.reason is not None and link.reason.code == "SW-805"
+    assert receiver.next(Refused)[0].code == "SW-805", "whoever reads the engine's log is to know"
 
 
 def test_a_well_that_talks_nonsense_is_left(peer: Peer) -> None:

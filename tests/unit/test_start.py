@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -327,3 +328,21 @@ def test_an_engines_tuning_does_not_reach_the_well(home: Path, monkeypatch: pyte
     assert os.readlink(f"/proc/{well}/cwd") == "/"
     assert os.getsid(well) != os.getsid(0)
     control.stop(home)
+
+
+def test_a_well_found_by_home_and_ended_by_its_socket_has_ended_and_leaves_no_other_lock(home: Path) -> None:
+    start.find_or_start(home, WISHES)
+    place, well = start.rendezvous(home), well_of(home)
+    left = place.socket.with_name(f"{place.socket.name}.lock")
+    for there in (False, True):  # as an earlier version left it
+        if there:
+            start.find_or_start(home, WISHES)
+            well = well_of(home)
+            left.touch()
+        ends = os.pidfd_open(well)
+        try:
+            control.stop(home, PATIENCE, socket=place.socket)
+            assert select.select([ends], [], [], 0)[0], "its process has ended"
+        finally:
+            os.close(ends)
+        assert left.exists() is there

@@ -22,11 +22,13 @@ from stepwell.client import control
 from stepwell.config import Settings, Tenant, check_together, load, texts
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.session import Member, Peer
+from stepwell.hierarchy.shares import Shares
 from stepwell.ops import places
 from stepwell.ops.check import guarded
 from stepwell.protocol.messages import Hello, Ready, SlabShared
 from stepwell.serve.gates import opened, ways
 from stepwell.serve.process import run
+from stepwell.testing.clock import SetClock
 from stepwell.testing.rig import FakeEngine, Rig
 from stepwell.vault.keyring import Keyring
 
@@ -198,7 +200,7 @@ def test_a_digest_has_another_id_and_other_slabs_for_each_tenant() -> None:
 
 
 def test_a_session_has_members_of_one_tenant_whatever_they_call_themselves() -> None:
-    roster = Roster()
+    roster = Roster(SetClock(), Shares(1))
 
     def enter(tenant: str, hello: Hello) -> Member:
         peer = Peer(1, 1, watched=True, tenant=tenant)
@@ -257,7 +259,8 @@ def test_the_socket_says_whose_an_engine_is(both: tuple[Path, Path, Path], folde
     assert control.stats(folder, socket=main)["sessions"] == 3
     for at, name in ((at_a, "a"), (at_b, "b")):
         told = control.stats(folder, socket=at)
-        assert told.keys() == {"well", "uptime_s", "tenant", "sessions", "host_bytes", "pid"}
+        shown = {"well", "uptime_s", "tenant", "sessions", "paused_recalls", "paused_spills", "host_bytes", "pid"}
+        assert told.keys() == shown
         assert (told["tenant"], told["sessions"]) == (name, 1)
     (checks, held) = places.well(folder, at_a)
     assert checks[0].status == "ok" and held == 0

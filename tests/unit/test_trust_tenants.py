@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stepwell.protocol import messages
 from stepwell.trust import tenants
 from stepwell.trust.budget import Budget
 from stepwell.trust.tenants import strangers
@@ -39,6 +40,14 @@ def test_tenants_do_not_meet_and_the_walks_go_where_they_could() -> None:
 def test_engines_of_one_tenant_are_seen_to_meet() -> None:
     row = tenants.interleavings(budget(1, 0.0005), ("a", "a", "b", "c"))
     assert row.violations > 0 and len(row.evidence) == 5
+
+
+def test_a_well_that_listens_to_a_flood_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "_FLOODS", 0.2)
+    assert tenants.interleavings(budget(1, 0.0002), tenants.NAMES).violations == 0
+    monkeypatch.setattr(messages, "overlong", lambda message: False)
+    row = tenants.interleavings(budget(1, 0.0002), tenants.NAMES)
+    assert row.violations > 0 and "was listened to" in row.evidence[0]
 
 
 def test_the_area_is_that_of_all_pairs_and_its_interval_holds_it() -> None:

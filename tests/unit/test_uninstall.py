@@ -40,7 +40,13 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare_home(home)
     Keyring.open(home / "keyring")
     open_key(home / CONTEXT_KEY_NAME)
-    for name in ("stepwell.log", "stepwell.log.1", "fingerprints.json", ".fingerprints.json.abcd1234"):
+    for name in (
+        "stepwell.log",
+        "stepwell.log.1",
+        "fingerprints.json",
+        ".fingerprints.json.abcd1234",
+        ".fingerprints.json.new",
+    ):
         (home / name).write_text("x")
     (home / "stepwell.yaml").write_text(f"disk: {tmp_path}/disk:50%\n")
     (tmp_path / "disk" / SEGMENT).write_bytes(bytes(1 << 20))

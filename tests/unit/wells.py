@@ -24,9 +24,10 @@ from stepwell.io.clock import MonotonicClock
 from stepwell.io.memory import SystemMemory
 from stepwell.protocol import wire
 from stepwell.protocol.messages import PROTOCOL, FromWell, Hello, Message
+from stepwell.serve.admin import Shell
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate
-from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.loop import BARE, Linger, Loop
 from stepwell.tiers.disk.site import take
 from stepwell.tiers.disk.tier import DiskTier
 from stepwell.units import Amount
@@ -106,6 +107,7 @@ class InThread:
         *,
         disk_bytes: int = 0,
         guests: Mapping[int, str] | None = None,
+        shell: Shell = BARE,
     ) -> None:
         self.path = folder / "well.sock"
         listener = socket.socket(socket.AF_UNIX)
@@ -132,7 +134,7 @@ class InThread:
         ours = frozenset((os.geteuid(), 0))
         self.users = dict.fromkeys(ours, DEFAULT_TENANT) | dict(guests or {})
         gate = Gate(listener, self.users, ours)
-        self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger)
+        self.loop = Loop(self.hierarchy, [gate], clock, self.executors, self.wakeup, linger=linger, shell=shell)
         self.hierarchy.recover()
         self.why = ""
         self.thread = threading.Thread(target=self._run, daemon=True)  # a test that fails must not hang

@@ -167,7 +167,7 @@ def _asked(stand: Stand, prompts: Sequence[list[int]], count: int, step: Callabl
 def _forget(stand: Stand) -> None:
     """The engine forgets all KV, and the system the page cache of its files. Raises TimeoutError."""
     deadline = time.monotonic() + _RESET_LIMIT_S
-    while not stand.engine.reset_prefix_cache():  # saves in flight hold pages
+    while not stand.engine.reset_prefix_cache():
         if time.monotonic() > deadline:
             raise TimeoutError(f"the engine did not forget its KV within {_RESET_LIMIT_S:.0f} s")
         stand.ask([1], 1)

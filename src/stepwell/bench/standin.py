@@ -109,7 +109,6 @@ class StandIn:
         self._pause_s = pause_s
         self._live: dict[str, Live] = {}
         self._free = deque(range(1, kv.pages))
-        self._held: dict[str, list[int]] = {}
         self._ended: set[str] = set()
         self._received: set[str] = set()
         self._names = itertools.count(1)
@@ -178,7 +177,7 @@ class StandIn:
     def run(self) -> None:
         """Steps until no request is left and nothing is to be saved. Raises TimeoutError."""
         deadline = time.monotonic() + PATIENCE_S
-        while self._live or self._held or self.scheduler.busy:
+        while self._live or self.scheduler.busy:
             self.step()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{len(self._live)} requests do not end")
@@ -195,15 +194,13 @@ class StandIn:
             time.sleep(self._pause_s)
         self.worker.start_loads(plan)
         self.save(plan)
-        sent, received = self.worker.take_finished()
+        received = self.worker.take_received()
         self.worker.take_bad_pages()
         report = self.worker.take_report()
         for name in list(out.num_scheduled_tokens):
             self._advance(self._live[name], out.num_scheduled_tokens[name])
         self._timed("update_connector_output", tokens, self.scheduler.stepped, report)
         self._received |= received or set()
-        for name in sent or ():
-            self._free.extend(self._held.pop(name))
 
     def save(self, plan: StepPlan) -> None:
         """The worker's last hook, which spills. A benchmark of copies replaces it."""
@@ -270,14 +267,11 @@ class StandIn:
         if request.num_output_tokens < request.max_tokens:
             return
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-        held, receipt = self._timed("request_finished", request.num_tokens, self.scheduler.finished, request)
+        receipt = self._timed("request_finished", request.num_tokens, self.scheduler.finished, request)
         self.receipts.append((receipt or {}).get("stepwell", {}))
         del self._live[request.request_id]
         self._ended.add(request.request_id)
-        if held:
-            self._held[request.request_id] = live.pages
-        else:
-            self._free.extend(live.pages)
+        self._free.extend(live.pages)
 
     def _timed(self, hook: str, tokens: int, call: Callable[..., T], *arguments: Any) -> T:
         cpu, began = time.thread_time(), time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli.options import Config, Home, Json, Socket, home_of, socket_of
+from stepwell.cli.options import Config, Home, Json, Socket, home_of, settings_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.units import format_size
@@ -115,9 +114,7 @@ def _tag(text: str | None) -> bytes:
 
 
 def _nobody(home: Path, config: Path | None, error: BackendDown) -> BackendDown:
-    from stepwell.config import load
-
-    places = [shlex.quote(str(place.path)) for place in load(home, os.environ, path=config).settings.disk]
+    places = [shlex.quote(str(place.path)) for place in settings_of(home, config).disk]
     fix = "start one with `stepwell serve`"
     if places:
         fix += ", or delete what is on disk: rm " + " ".join(f"{place}/*.seg" for place in places)

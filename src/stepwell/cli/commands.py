@@ -14,9 +14,21 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import bench, clear, config, explain
+from stepwell.cli import bench, clear, config, explain, switch
 from stepwell.cli.fleet import simulate_fleet
-from stepwell.cli.options import Config, Disk, Home, Host, Json, Socket, home_of, joined, options_of, socket_of
+from stepwell.cli.options import (
+    Config,
+    Disk,
+    Home,
+    Host,
+    Json,
+    Socket,
+    home_of,
+    joined,
+    options_of,
+    settings_of,
+    socket_of,
+)
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.cli.simulate import simulate
 from stepwell.errors import BackendDown, ConfigError
@@ -37,6 +49,9 @@ app.command()(clear.namespaces)
 app.command()(simulate)
 app.command("simulate-fleet")(simulate_fleet)
 app.command()(explain.explain)
+app.command()(switch.pause)
+app.command()(switch.resume)
+app.command()(switch.reload)
 
 
 class Kind(StrEnum):
@@ -88,17 +103,19 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
-    from stepwell.config import load
+    from stepwell.config import Settings, load
     from stepwell.serve.process import run
 
     place = home_of(home)
     prepare_home(place)
-    settings = load(place, os.environ, path=config, overrides=options_of(host, disk, socket)).settings
+
+    def read() -> Settings:
+        return load(place, os.environ, path=config, overrides=options_of(host, disk, socket)).settings
 
     def ready(at: Path) -> None:
         emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
 
-    why = run(place, settings, ready=ready)
+    why = run(place, read(), ready=ready, reread=read)
     emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
 
 
@@ -163,12 +180,11 @@ def uninstall(
     Lists it first, and asks; without a terminal and without --yes it only lists. Nothing else is ever deleted.
     """
     from stepwell.client import control
-    from stepwell.config import load
     from stepwell.demo.model import cache_folder
     from stepwell.ops import uninstall as program
 
     place = home_of(home)
-    settings = load(place, os.environ, path=config).settings
+    settings = settings_of(place, config)
     parts = program.survey(place, [disk.path for disk in settings.disk], cache_folder())
     parts = [part for part in parts if not only or part.kind in only]
     if not as_json:
@@ -219,6 +235,7 @@ def vllm_args(
     home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
     socket: Annotated[Path | None, typer.Option(help="Join the well that listens here; never start one.")] = None,
     strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
+    receipts: Annotated[bool, typer.Option(help="Tell clients what was recalled for each request.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the flags to paste behind `vllm serve MODEL`, for this host or another one."""
@@ -244,8 +261,7 @@ def vllm_args(
         extra["home"] = str(home.expanduser().absolute())
     if socket is not None:
         extra["socket"] = str(Rendezvous.named(socket.expanduser().absolute()).socket)
-    if strict:
-        extra["strict"] = True
+    extra |= {name: True for name, on in (("strict", strict), ("receipts", receipts)) if on}
     transfer: dict[str, Any] = {
         "kv_connector": NAME,
         "kv_role": "kv_both",

@@ -36,14 +36,21 @@ def explain(
 
     JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
     "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",
-    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}]}; seconds, null where nothing was known.
+    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}], "paused": [kind]}; seconds, null where nothing was known.
     """
     from stepwell.client import control
 
     place = home_of(home)
-    rows = control.decisions(place, last, socket=socket_of(socket, place))
-    text = "\n\n".join(map(told, rows)) or "nothing was decided yet: no request of an engine had anything to recall"
-    emit({"decisions": [msgspec.structs.asdict(row) for row in rows]}, as_json=as_json, text=text)
+    at = socket_of(socket, place)
+    rows, paused = control.decisions(place, last, socket=at), control.paused(place, socket=at).rows
+    parts = list(map(told, rows)) or ["nothing was decided yet: no request of an engine had anything to recall"]
+    if any(row.kind == "recalls" for row in paused):
+        parts.insert(0, "recalls are paused, so nothing is decided: every request is answered `paused` and computed")
+    emit(
+        {"decisions": [msgspec.structs.asdict(row) for row in rows], "paused": [row.kind for row in paused]},
+        as_json=as_json,
+        text="\n\n".join(parts),
+    )
 
 
 def told(row: DecisionRow) -> str:

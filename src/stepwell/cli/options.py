@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepwell.io.paths import home_dir
+
+if TYPE_CHECKING:
+    from stepwell.config import Settings
 
 Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
 Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
@@ -37,7 +40,13 @@ def options_of(host: str | None, disk: list[str] | None, socket: Path | None) ->
 
 
 def socket_of(given: Path | None, home: Path, config: Path | None = None) -> Path | None:
-    """Where the well of `home` listens, if its operator gave it a place. Raises ConfigError as `config.load` does."""
+    """Where the well of `home` listens, if its operator gave it a place. Raises as `settings_of` does."""
+    return given.absolute() if given is not None else settings_of(home, config).socket
+
+
+def settings_of(home: Path, config: Path | None = None) -> Settings:
+    """Raises ConfigError as `config.load` does, and BackendDown SW-514 if home does not answer."""
+    from stepwell.client.asking import within
     from stepwell.config import load
 
-    return given.absolute() if given is not None else load(home, os.environ, path=config).settings.socket
+    return within(home, lambda: load(home, os.environ, path=config)).settings

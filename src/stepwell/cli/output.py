@@ -22,13 +22,17 @@ def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
 def stats_table(values: Mapping[str, int | float | str]) -> str:
     """The flat table of `stats`, grouped for reading."""
     v = dict(values)
+    paused = [kind for kind in ("recalls", "spills") if v.pop(f"paused_{kind}", 0)]
+    because = v.pop("paused", "") or " and ".join(paused)
+    switched_off = f"PAUSED: {because}; `stepwell resume` undoes it\n" if paused else ""
     if "tenant" in v:
         return (
-            f"well {v['well']}, up {float(v['uptime_s']):.0f} s; tenant {v['tenant']}: {v['sessions']} session(s)\n"
+            f"{switched_off}well {v['well']}, up {float(v['uptime_s']):.0f} s; "
+            f"tenant {v['tenant']}: {v['sessions']} session(s)\n"
             f"host tier: {_size(v, 'host_bytes')} for all tenants; more is only for the well's operator"
         )
     lines = [
-        f"well {v.pop('well')}, up {float(v.pop('uptime_s')):.0f} s, {v.pop('sessions')} session(s)",
+        f"{switched_off}well {v.pop('well')}, up {float(v.pop('uptime_s')):.0f} s, {v.pop('sessions')} session(s)",
         f"host tier: {_size(v, 'block_bytes')} in {v.pop('blocks')} blocks, "
         f"slabs {_size(v, 'slab_bytes')} of {_size(v, 'host_bytes')}",
         f"held: {_size(v, 'pinned_bytes')} pinned, {v.pop('leased_blocks')} blocks leased, "

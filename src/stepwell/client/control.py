@@ -1,19 +1,22 @@
 """What a person asks of a running well: is it there, what does it hold, end it. Blocking, one connection per call.
 
-The well is that of a home, or the one that listens at `socket` if its operator gave it a path.
+The well is that of a home, or the one that listens at `socket`, and then home is not touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import socket as Socket
 from typing import TypeVar
 
+from stepwell.client.holder import is_locked
 from stepwell.client.socket import connect, peer, send_hello
-from stepwell.client.start import absent_at, lock, rendezvous
+from stepwell.client.start import absent_at, meet, rendezvous
 from stepwell.errors import BackendDown, ProtocolError, StepwellError, as_error
 from stepwell.io.paths import Rendezvous
 from stepwell.protocol import wire
@@ -30,9 +33,15 @@ from stepwell.protocol.messages import (
     NamespaceRow,
     Namespaces,
     NamespacesQuery,
+    Pause,
+    Paused,
+    PausedQuery,
     Ping,
     Pong,
     Refused,
+    Reload,
+    Reloaded,
+    Resume,
     Stats,
     StatsQuery,
     Stop,
@@ -91,24 +100,85 @@ def clear(
             ) from error
 
 
+def pause(home: Path, kinds: list[str], reason: str, seconds: float = 4.0, socket: Path | None = None) -> Paused:
+    """Nothing of these kinds begins any more. Returns all that is paused when home has it, or after half of `seconds`.
+    Raises as `ping` does, and AccessDenied SW-606 if it is not ours to pause."""
+    return _switch(home, Pause(kinds, reason), seconds, socket)
+
+
+def resume(home: Path, kinds: list[str], seconds: float = 4.0, socket: Path | None = None) -> Paused:
+    """The end of a pause; otherwise as `pause`."""
+    return _switch(home, Resume(kinds), seconds, socket)
+
+
+def paused(home: Path, seconds: float = 2.0, socket: Path | None = None) -> Paused:
+    """All that is paused. Raises as `pause` does."""
+    with _admin(home, socket, seconds) as well:
+        return well.ask(PausedQuery(), Paused)
+
+
+def _switch(home: Path, message: Pause | Resume, seconds: float, socket: Path | None) -> Paused:
+    with _admin(home, socket, seconds) as well:
+        answer = well.ask(message, Paused)
+        until = time.monotonic() + seconds / 2
+        while not answer.kept and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            answer = well.ask(PausedQuery(), Paused)
+        return answer
+
+
+def reload(home: Path, seconds: float = 10.0, socket: Path | None = None) -> Reloaded:
+    """The well reads its settings again. Raises as `pause` does, and ConfigError where they cannot be used: then
+    nothing has changed."""
+    with _admin(home, socket, seconds) as well:
+        return well.ask(Reload(), Reloaded)
+
+
 def stop(home: Path, seconds: float = 10.0, socket: Path | None = None) -> None:
     """Ends the well; returns when it is gone and another may start, or has: an engine that is connected needs but a
     moment. Raises as `ping` does, and AccessDenied SW-606 if it is not ours to end."""
-    with _admin(home, socket, seconds) as well:
-        well.ask(Stop(), Stopping)
-        deadline, pid = time.monotonic() + seconds, well.pid
-    place = place_of(home, socket)
-    while True:
-        with lock(place.lock) as taken:
-            if taken is not None or pid_at(place.socket) not in (None, 0, pid):
-                return
-        if time.monotonic() >= deadline:
-            raise _silent(pid, f"it has not ended {seconds:g} s after it was asked to")
-        time.sleep(_POLL_SECONDS)
+    with contextlib.ExitStack() as watching:
+        with _admin(home, socket, seconds) as well:
+            gone = watching.enter_context(_gone(well))
+            well.ask(Stop(), Stopping)
+            deadline = time.monotonic() + seconds
+        while not gone():
+            if time.monotonic() >= deadline:
+                raise _silent(well.pid, f"it has not ended {seconds:g} s after it was asked to")
+            time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _gone(well: _Admin) -> Iterator[Callable[[], bool]]:
+    """Whether a well that now serves has ended: its process, or, as a device may keep that, what it held. No file is
+    made for this. A lock that is free from the start is not this well's: at a socket's path, of one that is met by its
+    home."""
+    place, pid = well.place, well.pid
+    locked = is_locked(place.lock)
+    fd = None
+    with contextlib.suppress(OSError, AttributeError):  # of another container, or of an old system
+        fd = os.pidfd_open(pid)
+    poll = select.poll()
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+
+    def gone() -> bool:
+        if fd is not None and poll.poll(0):
+            return True
+        if locked:
+            return not is_locked(place.lock) or pid_at(place.socket) not in (None, 0, pid)
+        return fd is None and pid_at(place.socket) is None
+
+    try:
+        yield gone
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 def pid(home: Path) -> int | None:
-    """The process of the well of `home`, 0 if it is not visible from here, None if none listens."""
+    """The process of the well of `home`, 0 if it is not visible from here, None if none listens. Raises as
+    `rendezvous` does."""
     return pid_at(rendezvous(home).socket)
 
 
@@ -131,7 +201,8 @@ def place_of(home: Path, socket: Path | None) -> Rendezvous:
 class _Admin:
     """`until`: when waiting for an answer ends."""
 
-    def __init__(self, sock: Socket, until: float) -> None:
+    def __init__(self, sock: Socket, place: Rendezvous, until: float) -> None:
+        self.place = place
         self._sock = sock
         self._until = until
         self._reader: wire.Reader[FromWell] = wire.Reader(wire.from_well)
@@ -174,20 +245,33 @@ class _Admin:
 @contextlib.contextmanager
 def _admin(home: Path, socket: Path | None, seconds: float) -> Iterator[_Admin]:
     until = time.monotonic() + seconds
-    try:
-        sock = connect(place_of(home, socket).socket, seconds)
-    except BackendDown as error:
-        if error.code == "SW-505":
-            raise (_absent(home) if socket is None else absent_at(socket)) from error
-        raise
+    if socket is not None:
+        sock, place = _at(socket, seconds)
+    else:
+        try:
+            sock, place = meet(home, seconds)
+        except BackendDown as error:
+            if error.code == "SW-505":
+                raise _absent(home) from error
+            raise
     with sock:
-        well = _Admin(sock, until)
+        well = _Admin(sock, place, until)
         try:
             send_hello(sock, Hello(PROTOCOL, "admin"))
             well.await_(Welcome)
             yield well
         except TimeoutError:
             raise _silent(well.pid, "it is stopped, or too busy") from None
+
+
+def _at(socket: Path, seconds: float) -> tuple[Socket, Rendezvous]:
+    place = Rendezvous.named(socket)
+    try:
+        return connect(place.socket, seconds), place
+    except BackendDown as error:
+        if error.code == "SW-505":
+            raise absent_at(socket) from error
+        raise
 
 
 def _absent(home: Path) -> StepwellError:

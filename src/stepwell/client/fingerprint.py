@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import glob
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from blake3 import blake3
 
 from stepwell.block.facts import lp
 from stepwell.errors import IdentityMismatch
+from stepwell.io.mounts import mounts, unstamped
 
 CACHE_NAME = "fingerprints.json"
 MAX_ENTRIES = 4096
@@ -33,6 +35,8 @@ _ATTEMPTS = 3
 _RACY_NS = 2_000_000_000
 _NICE = 10
 _POLL_S = 0.5
+_VERSION = 2  # of the cache; 1 had hashes of files whose filesystem gives no proof, too
+_LEFT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ def fingerprint(files: Sequence[Path], cache: Path | None) -> bytes:
     The same files in another folder have the same fingerprint; a byte, a name or a file more or less gives another.
     Reads every file whose hash `cache` does not know. A hash is taken from the cache only if device, inode, size,
     mtime and ctime are all unchanged (contents cannot be changed without a new ctime), and is put there only if that
-    ctime is at least 2 s old, as a later change could otherwise bear the same time. An unusable cache costs time only.
+    ctime is at least 2 s old, as a later change could otherwise bear the same time. A file whose filesystem gives no
+    such proof (`unstamped`) is always read. An unusable cache costs time only.
 
     Blocks for as long as the reading takes. Raises IdentityMismatch (SW-403) if there are no files, if one cannot be
     read, or if one is still being changed at the third attempt.
@@ -77,9 +82,11 @@ def fingerprint(files: Sequence[Path], cache: Path | None) -> bytes:
     root = os.path.commonpath([path.parent for path in paths])
     known = _load(cache) if cache else {}
     found: dict[str, str] = {}
+    table = mounts()
     hasher = blake3(lp(b"stepwell weights 1"))
     for name, path in sorted((os.fsencode(os.path.relpath(path, root)), path) for path in paths):
-        size, content = _file(path, known, found)
+        proof = not unstamped(path, table)
+        size, content = _file(path, known if proof else {}, found if proof else {})
         hasher.update(lp(name) + lp(size.to_bytes(8, "big")) + lp(content))
     if cache and any(key not in known for key in found):
         _store(cache, found)
@@ -151,7 +158,7 @@ def _load(cache: Path) -> dict[str, str]:
             stored = msgspec.json.decode(file.read(_MAX_CACHE_BYTES), type=_Cache)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    if stored.version != 1 or not all(_is_hash(value) for value in stored.hashes.values()):
+    if stored.version != _VERSION or not all(_is_hash(value) for value in stored.hashes.values()):
         return {}
     return stored.hashes
 
@@ -163,21 +170,38 @@ def _is_hash(text: str) -> bool:
 def _store(cache: Path, found: dict[str, str]) -> None:
     """Adds `found` as the newest entries and replaces the file in one step.
 
-    Two writers at once may lose one's entries, never damage the file. A home that cannot be written is no error here.
+    Two writers at once may lose one's entries, never damage the file; a killed one leaves its new file, which the next
+    writes over. A home that cannot be written is no error here.
     """
-    merged = {key: value for key, value in _load(cache).items() if key not in found} | found
-    newest = dict(list(merged.items())[-MAX_ENTRIES:])
-    temporary = None
-    try:
+    new = cache.with_name(f".{cache.name}.new")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of an engine that joins a well of another home
-        descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=f".{cache.name}.")  # mkstemp makes it 0600
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(_Cache(version=1, hashes=newest)))
-        os.replace(temporary, cache)
-    except OSError:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with open(os.open(new, flags, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), os.lstat(new)):
+                return  # another has just made it the cache
+            try:
+                file.truncate()
+                file.write(_with(_load(cache), found))
+                file.flush()
+                os.replace(new, cache)
+            except OSError:
+                new.unlink()
+                raise
+        _tidy(cache)
+
+
+def _with(known: dict[str, str], found: dict[str, str]) -> bytes:
+    merged = {key: value for key, value in known.items() if key not in found} | found
+    return msgspec.json.encode(_Cache(version=_VERSION, hashes=dict(list(merged.items())[-MAX_ENTRIES:])))
+
+
+def _tidy(cache: Path) -> None:
+    """Deletes what killed writers of earlier versions have left, each under a name of its own."""
+    for left in cache.parent.glob(f".{glob.escape(cache.name)}.????????"):
+        if time.time() - left.lstat().st_mtime > _LEFT_S:
+            left.unlink()
 
 
 # --- in the background -----------------------------------------------------------------------
@@ -231,8 +255,13 @@ class Fingerprint:
             self._child.kill()
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
-        out, err = child.communicate()
-        self._settle(_outcome(child.returncode, out, err))
+        try:
+            out, err = child.communicate()
+            result: Result = _outcome(child.returncode, out, err)
+        except Exception as error:  # noqa: BLE001 - who asks for the result would ask for ever
+            child.kill()
+            result = Failed(f"the fingerprint process could not be heard: {error}")
+        self._settle(result)
 
     def _settle(self, result: Result) -> None:
         with self._lock:

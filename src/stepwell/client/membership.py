@@ -1,20 +1,25 @@
 """Keeps one member of a session connected to its well, in the background.
 
 A lost link is rejoined by a new session within seconds; until then the engine side answers misses. Errors are told
-once per cause, never raised: the engine goes on.
+once per cause, never raised: the engine goes on. An attempt that raises, whatever it is, has failed; another follows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
+from stepwell.client.refusal import refusal
 from stepwell.errors import StepwellError
 from stepwell.protocol.link import Dial, Link, Receiver
 from stepwell.protocol.messages import FromWell, Hello, Message
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
 """Seconds between attempts to join: doubled from the first to the longest."""
+
+SILENT_WAIT = 0.05
+"""Seconds until the next look whether there is something to say."""
 
 PERSON_WAIT = 60.0
 """Seconds until the next attempt where a person must act first: settings, shapes, permissions, an unsuited system."""
@@ -23,9 +28,8 @@ Trouble = Callable[[StepwellError], None]
 
 
 class Membership:
-    """Joins, and joins again. `hello` returns None while there is nothing to say yet (asked again 20 times a second);
-    `find` returns how to reach the well and may start one. Both run on the membership's thread and may block.
-    """
+    """Joins, and joins again. `hello` returns None while there is nothing to say yet; `find` returns how to reach the
+    well and may start one. Both run on the membership's thread and may block."""
 
     def __init__(
         self,
@@ -60,24 +64,34 @@ class Membership:
         return self._outbox
 
     def attempt(self) -> bool:
-        """One try to join. True if a link is up (its answer may still be to come)."""
+        """One try to join. True if a link is up (its answer may still be to come). Raises only what must be a bug."""
         if self._outbox is not None or self._closed.is_set():
             return self._outbox is not None
-        hello = self._hello()
-        if hello is None:
-            return False
-        self._lost.clear()
-        self._outbox = outbox = Outbox()
+        link: Link | None = None
         try:
-            outbox.open(self._find()(hello, _Relay(self)))
-        except StepwellError as error:
-            self._outbox = None
-            self._lost.set()
-            self.trouble(error)
+            hello = self._hello()
+            if hello is None:
+                return False
+            self._lost.clear()
+            self._outbox = outbox = Outbox()
+            link = self._find()(hello, _Relay(self))
+            outbox.open(link)
+        except BaseException as error:
+            if link is not None:
+                link.close()  # which tells us that it is lost
+            else:
+                self._outbox = None
+                self._lost.set()
+            if not isinstance(error, StepwellError | OSError):
+                raise
+            self._failed(error)
             return False
         if self._closed.is_set():  # while dialling
             outbox.close()
         return self._outbox is not None
+
+    def _failed(self, error: Exception) -> None:
+        self.trouble(error if isinstance(error, StepwellError) else refusal(error))
 
     def trouble(self, error: StepwellError) -> None:
         """Tells each cause once until another one, or success, comes between."""
@@ -92,23 +106,37 @@ class Membership:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            if self.attempt():
-                self._lost.wait()
-            if self._outbox is None and self._hello() is None:
-                self._closed.wait(0.05)
-            elif self._told[3:4] in ("1", "6", "7") or self._told == "SW-401":
-                self._closed.wait(PERSON_WAIT)
-            else:
-                self._closed.wait(self._wait)
-                self._wait = min(2 * self._wait, LONGEST_WAIT)
+            try:
+                self._go_on()
+            except Exception as error:  # noqa: BLE001 - this thread must not end: the engine would never join again
+                with contextlib.suppress(Exception):
+                    self._failed(error)
+                self._back_off()
+
+    def _go_on(self) -> None:
+        """Joins, waits while that lasts, and then for when to try again."""
+        self.attempt()
+        self._lost.wait()
+        if self._hello() is None:
+            self._closed.wait(SILENT_WAIT)
+        elif self._told[3:4] in ("1", "6", "7") or self._told == "SW-401":
+            self._closed.wait(PERSON_WAIT)
+        else:
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._closed.wait(self._wait)
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
 
     def received(self, message: FromWell, fds: Sequence[int]) -> None:
         self._receiver.received(message, fds)
 
     def lost(self) -> None:
         self._outbox = None
-        self._receiver.lost()
-        self._lost.set()
+        try:
+            self._receiver.lost()
+        finally:
+            self._lost.set()
 
     def close(self) -> None:
         """Leaves for good."""

@@ -17,7 +17,7 @@ TOTAL_S = 2.0
 """Altogether, until the well knows how long computing takes; then as long as that."""
 
 MOST_LIMIT_S = 60.0
-"""However long the well says."""
+"""However long the well says, and however many wait before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,19 @@ class Patience:
     def over(self, first_ask: float, last_news: float, now: float, allow_s: float = 0.0, limit_s: float = 0.0) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
-        waiting for, at most a minute; 0: it does not know."""
+        waiting for."""
         stall_s = self.stall_s + min(max(allow_s, 0.0), MOST_ALLOWED_S)
-        total_s = min(limit_s, MOST_LIMIT_S) if limit_s > 0 else self.total_s
-        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= total_s
+        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
+
+    def total(self, limit_s: float) -> float:
+        """Seconds that a recall may take which the well says is worth `limit_s`, at most a minute; 0: it does not
+        know."""
+        return min(limit_s, MOST_LIMIT_S) if limit_s > 0 else self.total_s
+
+    def cap(self, limit_s: float, ahead: int) -> float:
+        """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once
+        for each of them and for itself, at most a minute."""
+        return min((1 + ahead) * self.total(limit_s), MOST_LIMIT_S)
 
 
 PATIENCE = Patience()

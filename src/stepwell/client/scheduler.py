@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -29,8 +29,9 @@ MOST_RESERVED = 256
 MOST_ASKS = 4096
 """Requests of one session that may wait for an answer or hold one; the well ends a session that has more."""
 
-IN_LINE = ("staging", "pins", "no_room")
-"""Reasons to wait that others before this request have a part in."""
+FOR_ROOM = ("pins", "no_room")
+IN_LINE = ("staging", *FOR_ROOM)
+"""Reasons to wait that requests before this one have a part in: they are served in the order of the engine's queue."""
 
 SlotRefs = npt.NDArray[np.void]
 """SLOT_REF rows of shape (blocks, shards)."""
@@ -43,8 +44,8 @@ class Ask:
 
     ticket: int
     session: int
-    started: float
-    news: float
+    order: int  # its request's place in the engine's queue
+    news: float  # when one of its blocks was found, or one before it in line got on
     blocks: int = 0  # leading run that is resident and pinned
     refs: list[SlotRefs] = field(default_factory=list)
     staged: bytearray = field(default_factory=bytearray)  # of each block: it was brought up from a tier for this ask
@@ -54,8 +55,17 @@ class Ask:
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
+    ahead: int = 0  # requests that were before it and `in_line` at its first poll
+    lined_up: bool = False  # it has waited for a reason of IN_LINE
+    turn: float = 0.0  # when one before it in line had all that it asked for
     settled: float = 0.0  # when waiting ended
     limit_s: float = 0.0  # what the well says that its recall is worth waiting for
+
+    @property
+    def in_line(self) -> bool:
+        """It waits in the line, as far as is known: one that was polled and has no answer yet may well."""
+        waits = self.lined_up or (self.first_poll > 0 and not self.answered)
+        return waits and not (self.final or self.settled)
 
     @property
     def waited_s(self) -> float:
@@ -129,8 +139,6 @@ class SchedulerClient:
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MOST_TIMINGS)
         self._copies: deque[tuple[int, float]] = deque(maxlen=m.MOST_TIMINGS)
         self._reported = 0.0
-        self._moved = 0.0  # when a block was last found for anybody, or pins were last given back
-        self._turn = 0.0  # when a request last had all that it asked for
         self._allow_s = 0.0  # what the well last allowed for a block that comes from a tier
         self._silent = False  # a request was told nothing at all for as long as it could wait
         self.session = 0  # 0: none, or not complete yet
@@ -166,8 +174,7 @@ class SchedulerClient:
         session = self.session
         if not session or not digests or len(self._asks) >= MOST_ASKS:
             return None
-        now = self._clock()
-        ask = Ask(next(self._numbers), session, now, now)
+        ask = Ask(next(self._numbers), session, order, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
         if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
@@ -180,8 +187,11 @@ class SchedulerClient:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
-        stalled when nobody's blocks move, and its time begins anew when one before it has got all that it asked for;
-        the first that does not lets the others go as well."""
+        stalled when neither it nor one before it in the line gets anything, and its total limit begins anew when one
+        before it has got all that it asked for; the first that does not lets the others go as well. What requests
+        behind it get, or what others find in host memory, says nothing of its blocks and renews nothing. Nothing at
+        all renews the cap: the total limit once for itself and once for each that waited before it in the line at its
+        first ask, a minute at most."""
         over = self._is_over(ask, wait_s)
         if over and not ask.settled:
             ask.settled = self._clock()
@@ -191,6 +201,8 @@ class SchedulerClient:
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
+            with self._lock:
+                ask.ahead = sum(o.order < ask.order and o.in_line for o in self._asks.values())
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
@@ -200,10 +212,20 @@ class SchedulerClient:
             over = self._patience.over(ask.first_poll, ask.news, now, 0.0 if self._silent else UNANSWERED_S)
             self._silent = self._silent or over
             return over
-        first, news, allow_s = ask.first_poll, ask.news, 0.0
-        if ask.reason in IN_LINE:
-            first, news, allow_s = max(first, self._turn), max(news, self._moved), self._allow_s
-        return self._patience.over(first, news, now, allow_s, ask.limit_s)
+        if ask.reason not in IN_LINE:
+            return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
+        if now - ask.first_poll >= self._patience.cap(ask.limit_s, ask.ahead):
+            return True
+        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, self._allow_s, ask.limit_s)
+
+    def _got_on(self, ask: Ask, waiting: Collection[str], *, all_of_it: bool = False) -> None:
+        """This request has got something, or ends and gives back what it had: those behind it in line that wait for one
+        of these reasons are not stalled. Under the lock."""
+        now = self._clock()
+        for other in self._asks.values():
+            if other.order > ask.order and other.reason in waiting:
+                other.news = now
+                other.turn = now if all_of_it else other.turn
 
     def offer(self, ask: Ask) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
@@ -219,9 +241,10 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
         with self._lock:
             self._asks.pop(ask.ticket, None)
-            self._moved = self._clock()
-            if ask.final:
-                self._turn = self._moved
+            if ask.lined_up:
+                self._got_on(ask, IN_LINE, all_of_it=ask.final)
+            else:
+                self._got_on(ask, FOR_ROOM)
         return transfer, refs
 
     def release(self, ask: Ask) -> None:
@@ -229,7 +252,7 @@ class SchedulerClient:
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
             if known is not None and known.blocks:
-                self._moved = self._clock()
+                self._got_on(known, FOR_ROOM)
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
@@ -325,8 +348,8 @@ class SchedulerClient:
                 self._found(message)
             case m.Granted():
                 self._granted(message)
-            case m.GiveWay(ticket=number):
-                self._give_way(number)
+            case m.GiveWay(ticket=number, reason=reason):
+                self._give_way(number, reason or "gave_way")
             case m.Ready(session=number):
                 self.session = number
                 self.membership.settled()
@@ -347,9 +370,12 @@ class SchedulerClient:
                 ask.refs.append(rows)
                 ask.blocks += len(rows)
                 ask.staged += found.staged
-                ask.news = self._moved = self._clock()
+                ask.news = self._clock()
+                if ask.lined_up:
+                    self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
+            ask.lined_up = ask.lined_up or found.reason in IN_LINE
             self._allow_s, ask.limit_s = found.allow_s, found.limit_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
@@ -369,13 +395,13 @@ class SchedulerClient:
         if cancelled:
             self._post(spill.session, m.Abandon([lease for lease in granted.leases if lease]))
 
-    def _give_way(self, ticket: int) -> None:
+    def _give_way(self, ticket: int, reason: str) -> None:
         with self._lock:
             ask = self._asks.get(ticket)
             if ask is None or ask.offered:
                 return
             del self._asks[ticket]
-            ask.blocks, ask.final, ask.reason = 0, True, "gave_way"
+            ask.blocks, ask.final, ask.reason = 0, True, reason
             ask.refs.clear()
         self._post(ask.session, m.Release(ticket))
 

@@ -67,13 +67,13 @@ class _Slab:
                 mapping.populate(start, min(PIECE, shared.nbytes - start), write=True)
             end = shared.offset + shared.slots * shared.stride
             whole = mapping.bytes[shared.offset : end].reshape(shared.slots, shared.stride)
-            self._undo = prepare(mapping.bytes) if prepare is not None else None
+            self.generations = mapping.bytes[: 8 * shared.slots].view(np.uint64)
+            self.slots = whole[:, :shard_bytes]
+            self._mapping = mapping
+            self._undo = prepare(mapping.bytes) if prepare is not None else None  # last: nothing after it can fail
         except BaseException:
             mapping.close()
             raise
-        self._mapping = mapping
-        self.generations = mapping.bytes[: 8 * shared.slots].view(np.uint64)
-        self.slots = whole[:, :shard_bytes]
 
     def unmap(self) -> None:
         """Undoes what preparing did, then unmaps. What the undoing raises leaves it mapped."""
@@ -181,10 +181,16 @@ class Slabs:
             wanted = not self._closed and key not in self._known
             if wanted:
                 self._known[key] = slab
-        if wanted:
-            self._do(lambda: self._map(slab, shared, fd))
-        else:
+        if not wanted:
             os.close(fd)
+            return
+        try:
+            self._do(lambda: self._guarded(slab, lambda: self._map(slab, shared, fd)))
+        except BaseException:
+            os.close(fd)
+            with self._lock:
+                del self._known[key]
+            raise
 
     def retire(self, key: Key) -> None:
         """Nobody gets a new hold of it from now on, and `gone` will be told. Does not wait."""
@@ -203,17 +209,27 @@ class Slabs:
         self._retire(keys)
 
     def _retire(self, keys: Iterable[Key]) -> None:
-        free: list[_Slab] = []
+        """Again, for what was retired before: it may be that its unmapping was never begun."""
         with self._lock:
-            for slab in (self._known[key] for key in keys if key in self._known):
-                if slab.usable and not slab.retired and not slab.holds:
-                    free.append(slab)
+            slabs = [self._known[key] for key in keys if key in self._known]
+            for slab in slabs:
                 slab.retired = True
+            free = [slab for slab in slabs if slab.usable and not slab.holds and not slab.leaked]
         for slab in free:
             self._let_go(slab)
 
     def _let_go(self, slab: _Slab) -> None:
-        self._do(lambda: self._unmap(slab))
+        self._do(lambda: self._guarded(slab, lambda: self._unmap(slab)))
+
+    def _guarded(self, slab: _Slab, job: Callable[[], None]) -> None:
+        """A slab whose job was cut short by what no job expects is in an unknown state: it is leaked, so that neither
+        the other slabs nor the next session wait for it."""
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - a mapping thread that ends would leave all other slabs as they are
+            with self._lock:
+                slab.retired = slab.leaked = True
+            self._trouble(_leaks(error))
 
     def _map(self, slab: _Slab, shared: SlabShared, fd: int) -> None:
         try:
@@ -221,7 +237,7 @@ class Slabs:
                 self._forget(slab)
                 return
             slab.map(fd, shared, self._shard_bytes, self._prepare)
-        except Exception as error:  # noqa: BLE001 - a mapping thread that ends would leave all other slabs as they are
+        except Exception as error:  # noqa: BLE001 - whatever a driver's binding raises
             self._forget(slab)  # never reported as mapped, so never leased to us
             self._unmappable(error)
             return
@@ -249,19 +265,15 @@ class Slabs:
 
     def _unmap(self, slab: _Slab) -> None:
         """Memory that a driver may still know must not be unmapped under it: a slab that cannot be undone is leaked."""
+        with self._lock:
+            if slab.leaked or self._known.get(slab.key) is not slab:
+                return  # asked for twice
         try:
             slab.unmap()
         except Exception as error:  # noqa: BLE001 - whatever a driver's binding raises
             with self._lock:
                 slab.leaked = True
-            self._trouble(
-                CapacityError(
-                    "SW-206",
-                    what="a slab stays mapped in a worker until its process ends",
-                    why=f"the driver does not give it back: {error}",
-                    fix="restart the engine if memory gets short",
-                )
-            )
+            self._trouble(_leaks(error))
             return
         self._forget(slab)
 
@@ -291,3 +303,12 @@ class Slabs:
         """Nothing is here, nor on its way, but what is leaked."""
         with self._lock:
             return all(slab.leaked for slab in self._known.values())
+
+
+def _leaks(error: Exception) -> CapacityError:
+    return CapacityError(
+        "SW-206",
+        what="a slab stays mapped in a worker until its process ends",
+        why=f"it could not be given back: {error}",
+        fix="restart the engine if memory gets short",
+    )

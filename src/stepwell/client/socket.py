@@ -17,12 +17,13 @@ import weakref
 from collections import deque
 from pathlib import Path
 
+from stepwell.client.refusal import passes, refusal
 from stepwell.errors import AccessDenied, BackendDown, ProtocolError, StepwellError
 from stepwell.io import descriptors
 from stepwell.io.paths import trusted_owners
 from stepwell.protocol import wire
 from stepwell.protocol.link import Dial, Receiver
-from stepwell.protocol.messages import FromWell, Hello, Message, SlabShared
+from stepwell.protocol.messages import FromWell, Hello, Message, Refused, SlabShared
 
 CONNECT_SECONDS = 1.0
 HELLO_SECONDS = 1.0
@@ -43,23 +44,28 @@ def dial(path: Path) -> Dial:
     """A `Dial` to the well that listens at `path`.
 
     Blocks for at most a second. Raises BackendDown SW-505 (nobody listens) or SW-503 (does not accept), AccessDenied
-    SW-606 (somebody else's socket, or ours is not for us) and ProtocolError SW-805 (the system has no pidfd).
+    SW-606 (somebody else's socket, or ours is not for us), ProtocolError SW-805 (the system has no pidfd) and, where
+    this process gets no more descriptors, BackendDown SW-510 or OSError.
     """
 
     def open_link(hello: Hello, receiver: Receiver) -> SocketLink:
-        pidfd = _own_pidfd()
+        sock = connect(path)
         try:
-            sock = connect(path)
-            try:
-                send_hello(sock, hello, pidfd)
-                return SocketLink(sock, receiver)
-            except BaseException:
-                sock.close()
-                raise
-        finally:
-            os.close(pidfd)
+            _introduce(sock, hello)
+            return SocketLink(sock, receiver)
+        except BaseException:
+            sock.close()
+            raise
 
     return open_link
+
+
+def _introduce(sock: socket.socket, hello: Hello) -> None:
+    pidfd = _own_pidfd()
+    try:
+        send_hello(sock, hello, pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def connect(path: Path, seconds: float = CONNECT_SECONDS) -> socket.socket:
@@ -151,17 +157,16 @@ class SocketLink:
         sock.setblocking(False)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            threading.Thread(target=self._run, name="stepwell-link", daemon=True).start()
-        except RuntimeError as error:
+            _open_links.add(self)
+            threading.Thread(target=self._run, name="stepwell-link", daemon=True).start()  # last: it uses all the rest
+        except BaseException as error:
             self._closing = True
-            os.close(self._wake)
-            raise BackendDown(
-                "SW-504",
-                what="the link to the well has no thread",
-                why=str(error),
-                fix="raise the limit of threads of this process",
-            ) from error
-        _open_links.add(self)
+            _open_links.discard(self)
+            wake, self._wake = self._wake, -1
+            os.close(wake)
+            if isinstance(error, RuntimeError):  # no thread is to be had
+                raise refusal(error) from error
+            raise
 
     def post(self, message: Message) -> None:
         if self._closing:
@@ -227,12 +232,16 @@ class SocketLink:
         except StepwellError as error:
             with self._lock:
                 self._end(error)
+            if isinstance(error, ProtocolError):  # it may come again with every link, and somebody must act on it
+                self._receiver.received(Refused(error.code, error.what, error.why, error.fix), ())
         except OSError as error:
             with self._lock:
                 self._end(_lost(error.strerror or str(error)))
         finally:
-            self._tear_down()
-            self._receiver.lost()
+            try:
+                self._tear_down()
+            finally:
+                self._receiver.lost()  # whatever happens: who waits for it would never join again
 
     def _serve(self) -> None:
         poll = select.poll()
@@ -340,6 +349,8 @@ def _own_pidfd() -> int:
     try:
         return os.pidfd_open(os.getpid())
     except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and passes(error):
+            raise refusal(error) from error
         raise ProtocolError(
             "SW-805",
             what="this process cannot prove to the well when it has ended",

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
+import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from stepwell.client.asking import within
+from stepwell.client.holder import Holder, held_by, holder
+from stepwell.client.refusal import passes, refusal
 from stepwell.client.socket import connect
 from stepwell.errors import AccessDenied, BackendDown, StepwellError, as_error
 from stepwell.io.paths import Rendezvous, runtime_dir
@@ -36,6 +42,8 @@ _ENGINE_ONLY = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_PRELOAD", "VLL
 
 _held: set[int] = set()
 
+log = logging.getLogger("stepwell")
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -46,21 +54,73 @@ class Found:
 
 
 def rendezvous(home: Path) -> Rendezvous:
-    """Socket and lock of `home` in this environment. Raises AccessDenied SW-604 and ConfigError SW-109."""
-    return Rendezvous.of(home, runtime_dir(os.environ))
+    """Socket and lock of `home` in this environment, or where its well lives that was started in another one. Raises
+    AccessDenied SW-604, ConfigError SW-109 and BackendDown: SW-501 if that well cannot be reached from here, SW-514 if
+    home does not answer. Blocks for some seconds at most."""
+    return _seek(home)[0]
+
+
+def meet(home: Path, seconds: float) -> tuple[socket.socket, Rendezvous]:
+    """A socket connected to the well of `home`, and where that is. Raises as `connect` and `rendezvous` do."""
+    place = _own(home)
+    try:
+        return connect(place.socket, seconds), place
+    except BackendDown as error:
+        if error.code != "SW-505" or (other := _elsewhere(home, place)) == place:
+            raise
+    return connect(other.socket, seconds), other
+
+
+def _seek(home: Path) -> tuple[Rendezvous, bool]:
+    """As `rendezvous`, and whether a well listens there."""
+    place = _own(home)
+    if _listens(place.socket):
+        return place, True
+    other = _elsewhere(home, place)
+    return other, other != place and _listens(other.socket)
+
+
+def _own(home: Path) -> Rendezvous:
+    runtime = runtime_dir(os.environ)
+    return within(home, lambda: Rendezvous.of(home, runtime))
+
+
+def _holder(home: Path) -> Holder | None:
+    return within(home, lambda: holder(home))
+
+
+def _elsewhere(home: Path, place: Rendezvous) -> Rendezvous:
+    """Asked only where nobody listens at `place`: home may hang while its well runs."""
+    well = _holder(home)
+    if well is None or well.place is None or well.place == place:
+        return place
+    if not os.path.lexists(well.place.lock):
+        raise held_by(home, well)
+    _tell(home, well.place.socket)
+    return well.place
+
+
+@functools.cache
+def _tell(home: Path, socket: Path) -> None:
+    """Once."""
+    log.warning(
+        "stepwell: the well of %s was started with another XDG_RUNTIME_DIR, and is met at %s: set it alike",
+        home,
+        socket,
+    )
 
 
 def find(home: Path) -> Path:
-    """The socket of the live well of `home`. Raises BackendDown SW-505 if there is none; blocks for at most 1 s."""
-    path = rendezvous(home).socket
-    if not _listens(path):
+    """The socket of the live well of `home`. Raises BackendDown SW-505 if there is none, and as `rendezvous` does."""
+    place, listens = _seek(home)
+    if not listens:
         raise BackendDown(
             "SW-505",
             what=f"no well is running for {home}",
             why="nobody listens on its socket",
             fix="start one with `stepwell serve`, or let an engine start it",
         )
-    return path
+    return place.socket
 
 
 def find_named(socket: Path) -> Path:
@@ -88,11 +148,13 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
     Raises what kept the well from starting, as the well itself reports it (ConfigError, AccessDenied, ...), and
     BackendDown SW-502 if it reports nothing in time.
     """
-    place = rendezvous(home)
+    place, listens = _seek(home)
     deadline = time.monotonic() + seconds
-    while not _listens(place.socket):
+    while not (listens or _listens(place.socket)):
         with lock(place.lock) as taken:
             if taken is not None:
+                if (well := _holder(home)) is not None:
+                    raise held_by(home, well)
                 _start(home, wishes, taken, deadline)
                 return Found(place.socket, started=True)
         if time.monotonic() >= deadline:
@@ -110,7 +172,8 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
 def lock(path: Path) -> Iterator[int | None]:
     """The locked file's descriptor, or None if someone holds the lock; closed at the end. Does not wait.
 
-    What was locked lies at `path`; only its holder may delete it. Raises AccessDenied SW-604 if it cannot be opened.
+    What was locked lies at `path`; only its holder may delete it. Raises AccessDenied SW-604 if it cannot be opened or
+    locked, BackendDown SW-510 if this process can open no more.
     """
     for _ in range(_LOCK_TRIES):
         with _opened(path) as fd:
@@ -118,6 +181,8 @@ def lock(path: Path) -> Iterator[int | None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 break
+            except OSError as error:
+                raise _lockless(path, error) from error
             if _lies_at(path, fd):
                 yield fd
                 return
@@ -130,6 +195,8 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        if passes(error):
+            raise refusal(error) from error
         raise AccessDenied(
             "SW-604",
             what=f"{path} cannot be opened",
@@ -143,6 +210,18 @@ def _opened(path: Path) -> Iterator[int]:
         # Closing, not unlocking: a well that got a copy keeps the lock.
         _held.discard(fd)
         os.close(fd)
+
+
+def _lockless(path: Path, error: OSError) -> StepwellError:
+    if passes(error):
+        return refusal(error)
+    return AccessDenied(
+        "SW-604",
+        what=f"{path} cannot be locked",
+        why=f"its filesystem refuses: {error.strerror or error}",
+        fix="have this directory on a local disk, whose filesystem has locks (flock): STEPWELL_HOME names home, and "
+        "XDG_RUNTIME_DIR what holds sockets and locks",
+    )
 
 
 def _lies_at(path: Path, fd: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -93,12 +93,13 @@ class WorkerClient:
         self._slabs.verify((session, slab), slot, generation)
 
     def filled(self, session: int, leases: Sequence[int], dropped: Sequence[int]) -> None:
-        if leases or dropped:
-            self._post(session, m.Filled(list(leases), list(dropped)))
+        for at in range(0, max(len(leases), len(dropped)), m.MOST_LISTED):
+            some = slice(at, at + m.MOST_LISTED)
+            self._post(session, m.Filled(list(leases[some]), list(dropped[some])))
 
     def recalled(self, session: int, transfers: Sequence[int]) -> None:
-        if transfers:
-            self._post(session, m.Recalled(list(transfers)))
+        for at in range(0, len(transfers), m.MOST_LISTED):
+            self._post(session, m.Recalled(list(transfers[at : at + m.MOST_LISTED])))
 
     def _post(self, session: int, message: m.Message) -> None:
         outbox = self.membership.outbox
@@ -126,6 +127,7 @@ class WorkerClient:
 
     def _hello(self) -> m.Hello | None:
         if not self._slabs.empty:
+            self.lost()  # again, in case that something had cut it short
             return None  # something of the old session is still here: it cannot be acknowledged yet
         leaked = {session for session, _ in self._slabs.leaked}
         i = self._identity
@@ -177,8 +179,11 @@ class WorkerClient:
             self._todo.put(job)
 
     def _map_all(self, todo: SimpleQueue[Callable[[], None]]) -> None:
-        while not (self._closed and self._slabs.empty):
-            todo.get()()
+        over = False
+        while not over:
+            with suppress(Exception):  # what a job could not even tell; without this thread no session would ever end
+                todo.get()()
+                over = self._closed and self._slabs.empty
 
     def _mapped(self, key: Key) -> None:
         session, slab = key

@@ -7,6 +7,8 @@ them; the settings' own types read the text. Aliases and tags are refused: setti
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +33,7 @@ class Entry:
 def read(path: Path, *, missing_ok: bool = False) -> list[Entry]:
     """All values in the YAML file at `path`, in order. Raises ConfigError SW-103 (cannot be read) or SW-105."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = _content(path)
     except (OSError, ValueError) as error:
         if missing_ok and isinstance(error, FileNotFoundError):
             return []
@@ -46,6 +47,18 @@ def read(path: Path, *, missing_ok: bool = False) -> list[Entry]:
     if len(raw) > _MAX_BYTES:
         raise _bad(str(path), "it is larger than 1 MiB", "keep only settings in this file")
     return parse(raw, str(path))
+
+
+def _content(path: Path) -> bytes:
+    """Never waits for a pipe or a terminal. Raises OSError, and ValueError for what is no regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is a directory, a pipe or a device, and no regular file")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(_MAX_BYTES + 1)
+    finally:
+        os.close(fd)
 
 
 def parse(raw: bytes, name: str) -> list[Entry]:

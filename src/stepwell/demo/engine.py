@@ -34,6 +34,7 @@ from stepwell.demo.wire import (
     GetMetrics,
     LoadAdapter,
     Metrics,
+    Nap,
     Question,
     Ready,
     Reply,
@@ -145,6 +146,10 @@ class Engine:
     def reset_prefix_cache(self, *, connector: bool = False) -> bool:
         """False if the engine declined. `connector` also tells the connector: all it holds becomes unusable."""
         return self._call(ResetPrefixCache(connector), Done, ASK_LIMIT_S).ok
+
+    def nap(self) -> None:
+        """It sleeps, as between two updates of its weights, and wakes up. Raises EngineFailed if it cannot."""
+        self._call(Nap(), Done, ASK_LIMIT_S)
 
     def load_adapter(self, adapter: tuple[str, int, str], *, in_place: bool = False) -> bool:
         """The engine loads this adapter (name, number, folder) now, and not when it is first used."""

@@ -34,6 +34,7 @@ from stepwell.demo.wire import (
     GetMetrics,
     LoadAdapter,
     Metrics,
+    Nap,
     Question,
     Ready,
     Reply,
@@ -180,6 +181,9 @@ class Session:
                 return Done(bool(self.engine.add_lora(_lora(adapter, in_place))))
             case ResetPrefixCache(connector):
                 return Done(bool(self.engine.reset_prefix_cache(reset_connector=connector)))
+            case Nap():
+                self.engine.sleep(1)
+                return Done(bool(self.engine.wake_up()))
             case GetMetrics():
                 return Metrics(self.metrics())
             case Shutdown():

@@ -27,8 +27,8 @@ WRITTEN_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DemoWell:
-    """`host_bytes` bounds the host tier; memory is taken as blocks come. `disk_bytes` bounds the disk tier, a folder
-    beside home; 0: none. `settings`: further ones, of the connector or the well."""
+    """Its engines give receipts. `host_bytes` bounds the host tier; memory is taken as blocks come. `disk_bytes` bounds
+    the disk tier, a folder beside home; 0: none. `settings`: further ones, of the connector or the well."""
 
     home: Path
     host_bytes: int
@@ -41,7 +41,8 @@ class DemoWell:
 
     def connector(self) -> dict[str, Any]:
         """What a user would pass as --kv-transfer-config, plus this home."""
-        extra: dict[str, str | int] = {"home": str(self.home), "host": f"{-(-self.host_bytes // MIB)}MiB"}
+        host = f"{-(-self.host_bytes // MIB)}MiB"
+        extra: dict[str, str | int] = {"home": str(self.home), "host": host, "receipts": True}
         if self.disk_bytes:
             extra["disk"] = f"{self.disk}:{self.disk_bytes}"
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": {**extra, **self.settings}}

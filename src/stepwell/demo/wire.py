@@ -66,6 +66,10 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     connector: bool = False
 
 
+class Nap(msgspec.Struct, frozen=True, tag=True):
+    """Sleep at level 1, which forgets all KV, and wake up again; answered by `Done`."""
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Load this adapter (name, number, folder) now, as a server does that is told of one; answered by `Done`."""
 
@@ -109,5 +113,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Ask | LoadAdapter | ResetPrefixCache | GetMetrics | Shutdown
+Command = Ask | LoadAdapter | Nap | ResetPrefixCache | GetMetrics | Shutdown
 Reply = Ready | Answers | Metrics | Done | Failed

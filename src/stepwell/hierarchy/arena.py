@@ -19,15 +19,18 @@ from stepwell.block.state import Event, State
 from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.former import A_FEW, Former
 from stepwell.hierarchy.residents import Residents
 from stepwell.hierarchy.retired import Retired, Submit
 from stepwell.hierarchy.slab import Owner, Phase, Slab
+from stepwell.hierarchy.slab_queue import SlabQueue
 from stepwell.hierarchy.standing import Standing
 from stepwell.hierarchy.sums import Sums
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.past import Tally
 from stepwell.policies.placement.base import Place, Placement
 from stepwell.policies.placement.by_worth import ByWorth
 
@@ -53,6 +56,12 @@ class Holding:
     entries: int = 0
     free: int = 0
     making: bool = False
+    present: bool = True  # an engine of it is connected
+
+    @property
+    def over(self) -> bool:
+        """There is nothing to hold, nor will there be."""
+        return not (self.present or self.making or self.slabs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +94,14 @@ class Arena:
         self.host_bytes = host_bytes
         self._clock = clock
         self._policy = policy
-        self._placement = placement or ByWorth()
+        self.placement = placement or ByWorth()
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._submit = submit
         self._watch = watch
         self.holdings: dict[Owner, Holding] = {}
+        self.tally = Tally()
+        self.former = Former(host_bytes, self.tally)
         self.slabs: dict[int, Slab] = {}
         self._numbers = 0
         self._moment = 0.0
@@ -100,37 +111,100 @@ class Arena:
         self.pinned_bytes = 0
         self.sums = Sums()
         self.trouble: StepwellError | None = None
+        self._queue = SlabQueue(clock)
 
     # slabs ------------------------------------------------------------------------------------------------------------
+
+    def came(self, owner: Owner) -> None:
+        """An engine of this owner is connected, until `gone`: `populate` works for it."""
+        holding = self.holdings.get(owner)
+        if holding is None:
+            residents = self.former.back(owner)
+            if residents is None:
+                residents = Residents(self._policy(), self.host_bytes // owner.slot_bytes, self.tally)
+            holding = self.holdings[owner] = Holding(residents)
+        holding.present = True
+        self.populate(owner)
+
+    def gone(self, owner: Owner) -> None:
+        """No engine of this owner is connected any more. What it holds stays until others need the room; without that,
+        only some of what is remembered of it does."""
+        self._queue.leave(owner)
+        if (holding := self.holdings.get(owner)) is not None:
+            holding.present = False
+            self._close(owner)
+
+    def _close(self, owner: Owner) -> None:
+        """If there is nothing to hold any more."""
+        if self.holdings[owner].over:
+            self.former.add(owner, self.holdings.pop(owner).residents)
+
+    def tidy(self) -> None:
+        """A slice of forgetting owners that have gone, while there are too many."""
+        if self.former.too_many:
+            self.former.forget()
+
+    def _layout(self, owner: Owner) -> SlabLayout:
+        """Of its slabs."""
+        return SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
 
     def populate(self, owner: Owner) -> None:
         """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
         room (one long prompt), though no more than half of `host`: as much as one request may pin."""
-        layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
+        layout = self._layout(owner)
         holding = self.holdings.get(owner)
-        if holding is None:
-            residents = Residents(self._policy(), self.host_bytes // owner.slot_bytes)
-            holding = self.holdings[owner] = Holding(residents)
-        if holding.making or not layout.slots:
+        if holding is None or not holding.present or holding.making or not layout.slots:
+            return
+        if self._queue.turn() not in (None, owner):
+            self._wait(owner)
             return
         short = holding.free <= layout.slots // 2
         if self.bytes + layout.nbytes <= self.host_bytes:
             ahead = min(AHEAD_BYTES, self.host_bytes // 2) // layout.nbytes
             if not short and holding.free >= ahead * layout.slots:
                 return
-        elif not short or not self._retire_for(owner, layout.nbytes):
+        elif not short:
+            return
+        elif not self._retire_for(owner, layout.nbytes):
+            self._wait(owner)
             return
         try:
             memory = self._memory.make(layout.nbytes)
         except StepwellError as error:
             self._troubled(error)
+            self._wait(owner, failed=True)
             return
+        self._queue.given(owner)
         self._numbers += 1
         slab = Slab(self._numbers, owner, layout, memory)
         self.slabs[slab.number] = slab
         self.bytes += layout.nbytes
         holding.making = True
         self._populate_piece(slab)
+
+    def _wait(self, owner: Owner, *, failed: bool = False) -> None:
+        """An owner that has slabs asks again when it needs more; one that has none may have no reason to ask."""
+        holding = self.holdings[owner]
+        if holding.present and not holding.slabs:
+            self._queue.enter(owner, failed=failed)
+
+    def serve_queue(self) -> None:
+        """Gives slabs to owners that wait for their first one, as far as slabs may be taken now."""
+        refused = math.inf
+        for owner in self._queue.waiting():
+            nbytes = self._layout(owner).nbytes
+            if nbytes >= refused:
+                continue  # what keeps one waiting keeps those that need as much waiting as well
+            self.populate(owner)
+            if owner in self._queue:
+                if self._expected(self.retired.overdue()) >= nbytes:
+                    return  # it waits for what is becoming free, or the system refused it memory
+                refused = nbytes
+
+    @property
+    def next_moment(self) -> float | None:
+        """When `serve_queue` is to be called, at the latest; None: no owner waits."""
+        return self._queue.next_moment
 
     def _troubled(self, error: StepwellError) -> None:
         self.trouble = error
@@ -146,6 +220,8 @@ class Arena:
                 if isinstance(error, StepwellError):
                     self._troubled(error)
                 self.holdings[slab.owner].making = False
+                self._wait(slab.owner, failed=True)
+                self._close(slab.owner)
                 self.retired.add(slab)
                 self._watch.serving(None)
                 return
@@ -162,6 +238,7 @@ class Arena:
             holding.roomy[slab.number] = slab
             holding.free += len(slab.free)
             self._watch.serving(slab)
+            self.serve_queue()
             self.populate(slab.owner)
 
         self._submit(lambda: slab.memory.populate(start, length), done)
@@ -175,18 +252,20 @@ class Arena:
         return self.slabs.get(number)
 
     def _retire_for(self, owner: Owner, nbytes: int) -> bool:
-        """Makes room by retiring the least valuable idle slabs of other owners; True if `nbytes` fit now. If not, the
-        owner gets its slab when the system has the pages of the retired ones back.
+        """Makes room by retiring the least valuable idle slabs of other owners, if there are enough of them or all is
+        kept that becomes free, since it is the owner's turn; True if `nbytes` fit now. If not, the owner gets its slab
+        when the system has the pages of the retired ones back.
 
         A slab is worth the mean last use of its blocks. It goes if that is longer ago than that of the block which the
         owner would evict next itself; an owner that has nothing to evict always finds room. Candidates are, of each
         other owner, the slabs of blocks that would go soon and of a few more, others each time: that bounds the search
-        by owners x slots of some slabs. What a member has kept for too long is not counted on, nor is more given to it
-        to keep. A slab that its owner waits for is left to it: two of them would take each other's, and neither get on.
+        by owners x slots of some slabs. Of slabs worth the same, those of owners with the most go first. What a member
+        has kept for too long is not counted on, nor is more given to it to keep. A slab that its owner waits for is
+        left to it: two of them would take each other's, and neither get on.
         """
         overdue = self.retired.overdue()
         idlers = frozenset().union(*(slab.keepers for slab in overdue))
-        coming = self.retired.bytes - sum(slab.layout.nbytes for slab in overdue)
+        expected = self._expected(overdue)
         mine = self.holdings[owner].residents.next()
         candidates: dict[int, Slab] = {}
         for other, holding in self.holdings.items():
@@ -200,14 +279,22 @@ class Arena:
                 candidates.update((s.number, s) for s, _ in entry.slots)
         idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
         idle = [s for s in idle if not s.keepers & idlers]
-        idle.sort(key=self._worth)
+        idle.sort(key=lambda slab: (self._worth(slab), -len(self.holdings[slab.owner].slabs)))
+        chosen: list[Slab] = []
         for slab in idle:
-            if self.bytes - coming + nbytes <= self.host_bytes:
+            if expected >= nbytes:
                 break
             if mine is None or self._worth(slab) < mine.standing.used:
+                chosen.append(slab)
+                expected += slab.layout.nbytes
+        if expected >= nbytes or self._queue.turn() == owner:
+            for slab in chosen:
                 self._retire(slab, heir=owner)
-                coming += slab.layout.nbytes
         return self.bytes + nbytes <= self.host_bytes
+
+    def _expected(self, overdue: Iterable[Slab]) -> int:
+        """Bytes that are free when those of retired slabs are, but for what members keep for too long."""
+        return self.host_bytes - self.bytes + self.retired.bytes - sum(slab.layout.nbytes for slab in overdue)
 
     def _awaited(self, slab: Slab, holding: Holding) -> bool:
         """It was made a moment ago, and has all the slots that its owner has free."""
@@ -231,6 +318,7 @@ class Arena:
         holding.slabs.remove(slab)
         holding.roomy.pop(slab.number, None)
         holding.free -= len(slab.free)
+        self._close(slab.owner)
         slab.forget_generations()
         self._watch.retired(slab)
         self.retired.add(slab, heir)
@@ -241,6 +329,7 @@ class Arena:
         self.bytes -= slab.layout.nbytes
         if heir is not None:
             self.populate(heir)
+        self.serve_queue()
 
     def unmapped(self, member: int, slab: Slab) -> None:
         """The member keeps this retired slab's pages no more."""
@@ -277,6 +366,13 @@ class Arena:
         holding = self.holdings.get(owner)
         if holding is not None:
             holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Something of the past, if there is too much: of owners that have gone, else of the one with the most."""
+        if self.former.full and not self.former.forget():
+            most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
+            most.residents.forget(A_FEW)
 
     def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Place:
         """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
@@ -285,7 +381,7 @@ class Arena:
         if holding is None or standing is None:
             return Place.HOT
         displaced = holding.residents.next() if holding.free < shards else None
-        return self._placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
+        return self.placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
 
     def reserve(
         self,
@@ -355,7 +451,7 @@ class Arena:
         MOST_NEXT of each."""
         found: list[Entry] = []
         for owner, holding in self.holdings.items():
-            layout = SlabLayout.within(self.host_bytes, owner.slot_bytes, self._slab_bytes)
+            layout = self._layout(owner)
             if holding.making or not layout.slots:
                 continue
             room = holding.free + (self.host_bytes - self.bytes) // layout.nbytes * layout.slots
@@ -414,6 +510,7 @@ class Arena:
         holding = self.holdings[entry.slots[0][0].owner]
         holding.entries -= 1
         holding.residents.leave(entry)
+        self._forget()
         if entry.parent is not None:
             entry.parent.children -= 1
             self._offer(entry.parent)
@@ -429,7 +526,7 @@ class Arena:
         residents = self.holdings[run[0].slots[0][0].owner].residents
         residents.used(reversed(run), self._now())
         for entry in run:
-            if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Place.HOT:
+            if residents.may_stay(entry) and self.placement.place(admitted=True, below=True) is Place.HOT:
                 residents.stay(entry)
 
     def _now(self) -> float:
@@ -507,5 +604,6 @@ class Arena:
             slab.memory.close()
         self.slabs.clear()
         self.holdings.clear()
+        self.former = Former(self.host_bytes, Tally())
         self.retired.clear()
         self.bytes = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.shares import OVERHEAD
 from stepwell.hierarchy.slab import Phase
 from stepwell.hierarchy.sums import Sums
 
@@ -54,7 +56,16 @@ def arena(arena: Arena) -> None:
         wrong.append(f"{arena.retired.kept} bytes kept by members, {kept} found")
     if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in arena.slabs.values()):
         wrong.append("a retired slab that nobody keeps")
+    remembered = sum(holding.residents.remembered for holding in arena.holdings.values())
+    for owner, residents in arena.former.items():
+        remembered += residents.remembered
+        if owner in arena.holdings or not residents.remembered or residents.wrong():
+            wrong.append(f"an owner that has gone is here, or is remembered for nothing: {residents.wrong()}")
+    if remembered != arena.tally.blocks or remembered > arena.former.most:
+        wrong.append(f"{arena.tally.blocks} blocks remembered of at most {arena.former.most}, {remembered} found")
     for owner, holding in arena.holdings.items():
+        if holding.over:
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots has neither engines nor slabs")
         stay = [e for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING]
         if any(e.standing.entry is not e for e in stay):
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
@@ -105,11 +116,16 @@ def hierarchy(well: Hierarchy) -> None:
         wrong.append(f"{well.prefetch.held_bytes} bytes of guesses, of {len(well.prefetch.held)} blocks")
     if well.mover.queued_bytes != sum(entry.nbytes for entry in well.mover.owed):
         wrong.append(f"{well.mover.queued_bytes} bytes are to be written, of {len(well.mover.owed)} blocks")
+    if (held := _held(well)) is not None and held != well.held.by_tenant:
+        wrong.append(f"{dict(well.held.by_tenant)} bytes wait for the tenants' sessions, {held} found")
     quarantined = 0
     for quarantine in well.roster.quarantines:
         quarantined += len(quarantine.slots)
         for entry in quarantine.entries:
             leases[id(entry)] = leases.get(id(entry), 0) + 1
+    here = {session.owner for session in well.roster.sessions.values() if session.owner is not None}
+    if (present := {owner for owner, holding in well.arena.holdings.items() if holding.present}) != here:
+        wrong.append(f"{len(present)} owners have engines connected, by their sessions {len(here)}")
     counted = well.arena.count()
     if quarantined != counted["quarantined_slots"]:
         wrong.append(f"{counted['quarantined_slots']} slots quarantined, {quarantined} accounted for")
@@ -127,6 +143,19 @@ def hierarchy(well: Hierarchy) -> None:
         if strangers := slab.keepers - members - well.roster.keeping.keys():
             wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, of whom nobody will say when they let go")
     _verdict("the hierarchy's books do not balance", wrong)
+
+
+def _held(well: Hierarchy) -> dict[str, int] | None:
+    """Bytes of what waits, by tenant; None while some of it is in the queue."""
+    if not well.idle:
+        return None
+    found: Counter[str] = Counter()
+    for session in well.roster.sessions.values():
+        nbytes = sum(len(ticket.digests) + OVERHEAD for ticket in session.tickets.values())
+        if nbytes != session.held_bytes:
+            return {session.tenant: nbytes - session.held_bytes}
+        found[session.tenant] += nbytes
+    return dict(+found)
 
 
 def _verdict(what: str, wrong: list[str]) -> None:

@@ -84,6 +84,8 @@ class Counters:
                 self.total["sessions_opened"] += 1
             case e.SessionEnded():
                 self.total["sessions_ended"] += 1
+            case e.MessageRefused():
+                self.total["messages_refused"] += 1
             case e.SlabServing():
                 self.total["slabs_made"] += 1
             case e.SlabRetired():
@@ -92,7 +94,7 @@ class Counters:
                 self.total["troubles"] += 1
             case e.CanaryHeard(excess):
                 self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
-            case e.NamespaceQuarantined() | e.QuarantineLifted():
+            case e.NamespaceQuarantined() | e.QuarantineLifted() | e.PauseChanged():
                 pass  # how many there are is asked of those who keep them
             case e.RecallDecided():
                 self.total[f"decided_{event.why}"] += 1
@@ -132,6 +134,7 @@ class Counters:
             "recalled_bytes",
             "spilled_blocks",
             "spilled_bytes",
+            "messages_refused",
         )
         table: dict[str, int | float] = dict.fromkeys(names, 0)
         table.update(self.total)

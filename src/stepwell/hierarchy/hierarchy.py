@@ -30,11 +30,13 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import MOST_BATCH, Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.pauses import KINDS, Kind, Pause, Pauses
 from stepwell.hierarchy.prefetch import Prefetch
 from stepwell.hierarchy.recalls import Recalls
 from stepwell.hierarchy.roster import Roster
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
+from stepwell.hierarchy.shares import OVERHEAD, Held, Shares
 from stepwell.hierarchy.slab import Slab
 from stepwell.hierarchy.spills import Spills
 from stepwell.hierarchy.survey import Survey
@@ -69,7 +71,8 @@ class Hierarchy:
     sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
     tier; None: at once. `prefetch`: they are brought up from it before anybody asks for them. `calibrations`: costs of
     prefill that an earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must
-    not block."""
+    not block. `tenants`: how many share this well. `paused`: what was paused at an earlier well's
+    end; `keep_paused` is told whenever somebody asks to pause or resume, and must not block."""
 
     def __init__(
         self,
@@ -93,10 +96,13 @@ class Hierarchy:
         prefetch: bool = False,
         calibrations: Calibrations | None = None,
         learned: Callable[[Calibrations], None] = lambda costs: None,
+        tenants: int = 1,
+        paused: Iterable[Pause] = (),
+        keep_paused: Callable[[Sequence[Pause]], None] = lambda paused: None,
     ) -> None:
         self._sealing = sealing
         self._clock = clock
-        self._judge = judge
+        self.judge = judge
         self._started = clock.now()
         self.well = well
         self.limits = limits
@@ -120,8 +126,11 @@ class Hierarchy:
             policy=policy,
             placement=placement,
         )
-        self.roster = Roster(entropy)
+        self.shares = Shares(tenants)
+        self.held = Held(self.shares)
+        self.roster = Roster(clock, self.shares, entropy)
         self.canaries = Canaries(clock, self._emit, barred, keep)
+        self.pauses = Pauses(self._emit, paused, keep_paused)
         self._work = WorkQueue(clock)
         self._recalls = Recalls(
             self.arena,
@@ -133,6 +142,8 @@ class Hierarchy:
             self.canaries.bars,
             self._work.add,
             self._weight,
+            self.held.give,
+            self.pauses,
         )
         below = NullTier() if tier is None else tier
         self.costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
@@ -147,25 +158,14 @@ class Hierarchy:
             self._recalls.landed,
             self._written,
             self.costs,
+            self._recalls.look_again,
         )
         weighing = Weighing(clock, self._emit, self.costs, below.name, self.mover.ahead, recall)
         self._recalls.weighing = weighing
         self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
         self.decisions = Decisions()
-        self._writing = Writing(self.arena, self.mover, write or Through(), self._emit, self._work.walk)
-        self.prefetch: Prefetch | None = None
-        if prefetch:
-            self.prefetch = Prefetch(
-                self.arena,
-                self.index,
-                self.mover,
-                self.costs,
-                clock,
-                self._emit,
-                self.canaries.bars,
-                self._work.walk,
-                self._recalls.fill,
-            )
+        self._writing = Writing(self.arena, self.mover, write or Through(), self._emit, self._work.walk, self.pauses)
+        self.prefetch = self._prefetch() if prefetch else None
         self._recalls.told = self._told
         self._spills = Spills(
             self.arena,
@@ -177,6 +177,21 @@ class Hierarchy:
             self._published,
             self.mover,
             self._weight,
+            self.pauses,
+        )
+
+    def _prefetch(self) -> Prefetch:
+        return Prefetch(
+            self.arena,
+            self.index,
+            self.mover,
+            self.costs,
+            self._clock,
+            self._emit,
+            self.canaries.bars,
+            self._work.walk,
+            self._recalls.fill,
+            self.pauses,
         )
 
     # members ----------------------------------------------------------------------------------------------------------
@@ -185,7 +200,7 @@ class Hierarchy:
         """Takes a connection in and answers it. None: it was refused and is to be closed."""
         member: Member | None = None
         try:
-            warnings = self._judge(hello.wishes) if hello.wishes else []
+            warnings = self.judge(hello.wishes) if hello.wishes else []
             member = self.roster.enter(peer, hello, send, close)
             session = member.session
             if session.complete:
@@ -206,6 +221,8 @@ class Hierarchy:
             self._cleanse(quarantine)
         for number in self.roster.unmapped(member):
             self.arena.let_go(number)
+        if member.is_scheduler and self.pauses.spills:
+            warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
         send(m.Welcome(session.number, m.PROTOCOL, self.well, self.limits.host_bytes, warnings), ())
         if session.phase is Phase.LIVE:
             self._open(session)
@@ -224,7 +241,7 @@ class Hierarchy:
         assert session.owner is not None
         for slab in self.arena.serving(session.owner):
             self._share_with(session, slab)
-        self.arena.populate(session.owner)
+        self.arena.came(session.owner)
         assert session.scheduler is not None
         self._emit(e.SessionOpened(session.number, session.scheduler.label, len(session.workers)))
         for member in session.members:
@@ -261,6 +278,8 @@ class Hierarchy:
                 for entry in transfer.entries:
                     self.arena.release(entry)
         session.transfers.clear()
+        if session.owner is not None and all(s.owner != session.owner for s in self.roster.sessions.values()):
+            self.arena.gone(session.owner)
         self._recalls.freed()
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self.roster.quarantines.remove(quarantine)
@@ -340,11 +359,14 @@ class Hierarchy:
         if session.phase is Phase.ENDED:
             return
         try:
+            if m.overlong(message):
+                raise _too_much(message)
             if member.is_scheduler:
                 self._from_scheduler(session, message)
             else:
                 self._from_worker(session, member, message)
         except ProtocolError as error:
+            self._emit(e.MessageRefused(session.number, error.code, error.what))
             member.send(m.Refused(error.code, error.what, error.why, error.fix), ())
             self._end(session, without=member)
             member.close()
@@ -354,10 +376,11 @@ class Hierarchy:
             raise _not_now(message)
         match message:
             case m.Ask(ticket=number, digests=digests):
-                if len(digests) % 32 or len(digests) > 32 * m.MAX_DIGESTS or number in session.tickets:
+                if len(digests) % 32 or number in session.tickets or len(session.tickets) >= MAX_TICKETS:
                     raise _not_now(message)
-                if len(session.tickets) >= MAX_TICKETS:
-                    raise _not_now(message)
+                if not self.held.take(session, len(digests)):
+                    self._recalls.decline(session, message)
+                    return
                 self._work.add(self._recalls.ask(session, message))
                 if self.prefetch is not None and self._recalls.weighing.mode(message.recall) is not Mode.NEVER:
                     origin = self._origins(session, message.epoch)[0]
@@ -371,12 +394,18 @@ class Hierarchy:
             case m.Reserve(digests=digests):
                 if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
                     raise _not_now(message)
-                self._work.add(self._spills.reserve(session, message))
+                if not self.held.take(session, len(digests)):
+                    self._spills.refuse(session, message, "queue_full")
+                    return
+                self._work.add(self._holding(session, len(digests), self._spills.reserve(session, message)))
             case m.Abandon(leases=leases):
-                for lease in leases:
-                    self._spills.abandon(session, lease, quarantine=False)
-                self._recalls.changed = True
-            case m.Forget():
+                ended = [self._spills.abandon(session, lease, quarantine=False) for lease in leases]
+                self._recalls.changed |= any(ended)
+            case m.Forget(digests=digests):
+                nbytes = len(digests) + OVERHEAD
+                if session.forgetting + nbytes > 32 * m.MAX_DIGESTS + OVERHEAD:
+                    raise _too_much(message)
+                session.forgetting += nbytes
                 self._work.add(self._forget(session, message))
             case m.Canary(epoch=epoch, kind=kind, errors=errors):
                 if not 0 < len(errors) <= MOST_ERRORS:
@@ -385,8 +414,6 @@ class Hierarchy:
             case m.Report(counts=counts):
                 self._emit(e.EngineReported(counts))
             case m.Timings(steps=steps, copies=copies):
-                if len(steps) > m.MOST_TIMINGS or len(copies) > m.MOST_TIMINGS:
-                    raise _not_now(message)
                 self.costs.heard(self._origins(session, LOADED_FROM_FILES)[0].tag, steps, copies)
             case _:
                 raise _not_now(message)
@@ -395,7 +422,7 @@ class Hierarchy:
         match message:
             case m.Mapped(slab=number):
                 slab = self._slab_of(session, number)
-                if slab is not None:
+                if slab is not None and member.number not in slab.mapped:
                     slab.mapped.add(member.number)
                     self._work.slabs_changed()
                     self._recalls.changed = True
@@ -417,6 +444,10 @@ class Hierarchy:
         slab = self.arena.slab(number)
         return slab if slab is not None and slab.owner == session.owner else None
 
+    def _holding(self, session: Session, nbytes: int, work: Work) -> Work:
+        yield from work
+        self.held.give(session, nbytes)
+
     def _forget(self, session: Session, message: m.Forget) -> Work:
         for at in range(0, len(message.digests) - 31, 32):
             if session.phase is not Phase.LIVE:
@@ -428,6 +459,7 @@ class Hierarchy:
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE
+        session.forgetting -= len(message.digests) + OVERHEAD
 
     def _heard(self, session: Session, epoch: int, kind: str, errors: list[float]) -> None:
         origins = self._origins(session, epoch)
@@ -464,11 +496,17 @@ class Hierarchy:
             self._work.add(*self._recalls.retry())
         if (due := self.mover.next_moment) is not None and due <= self._clock.now():
             self.mover.pump()
+        if (due := self.arena.next_moment) is not None and due <= self._clock.now():
+            self.arena.serve_queue()
+        if (due := self.roster.next_moment) is not None and due <= self._clock.now():
+            for session in self.roster.overdue():
+                self._end(session)
         self._writing.turn()
         if self.prefetch is not None:
             self.prefetch.turn()
+        self.arena.tidy()
         self._work.turn()
-        return self._work.more or self._recalls.changed
+        return self._work.more or self._recalls.changed or self.arena.former.too_many
 
     # the tier below ---------------------------------------------------------------------------------------------------
 
@@ -515,6 +553,32 @@ class Hierarchy:
         walk = self._work.walk
         walk(clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, walk, cleared).run())
 
+    def pause(self, pause: Pause) -> None:
+        """From now on nothing of this kind begins; what has begun goes its way to the end."""
+        if self.pauses.pause(pause):
+            if pause.kind == "recalls":
+                self._work.add(self._recalls.pause(list(self.roster.sessions.values())))
+            else:
+                self._work.slabs_changed()  # who is parked for one is answered now
+
+    def resume(self, kind: Kind, uid: int) -> None:
+        if self.pauses.resume(kind, uid) and kind == "spills":
+            self._writing.resumed()
+
+    def behave(
+        self, *, recall: Mode, placement: Placement, write: WritePolicy, prefetch: bool, pin_waiting: float
+    ) -> None:
+        """As the parameters of the same names, from now on."""
+        self._recalls.weighing.default = recall
+        self._recalls.pin_waiting = pin_waiting
+        self._recalls.changed = True  # there may be room for pins
+        self.arena.placement = placement
+        self._writing.follow(write)
+        if not prefetch:
+            self.prefetch = None  # what it had brought up is host memory's, like any other block
+        elif self.prefetch is None:
+            self.prefetch = self._prefetch()
+
     def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
         sessions = list(self.roster.sessions.values())
@@ -527,6 +591,11 @@ class Hierarchy:
         """There is something in host memory that would be lost with it."""
         return self.arena.blocks > 0
 
+    @property
+    def idle(self) -> bool:
+        """Nothing that an engine has said waits to be done."""
+        return self._work.idle
+
     def watches(self, member: Member) -> bool:
         """It still matters when this member's process exits."""
         numbers = {n for quarantine in self.roster.quarantines for n in quarantine.alive.values()}
@@ -537,7 +606,8 @@ class Hierarchy:
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
         guess = self.prefetch.next_moment if self.prefetch is not None else None
-        moments = (self._work.next_moment, self.mover.next_moment, guess)
+        parts = (self._work, self.mover, self.arena, self.roster)
+        moments = (*(part.next_moment for part in parts), guess)
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
@@ -557,11 +627,13 @@ class Hierarchy:
             "sessions": self.sessions,
             "quarantined_sessions": len(self.roster.quarantines),
             "quarantined_namespaces": len(self.canaries.barred),
+            **self._paused(),
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),
             **self.mover.count(),
             "trouble": str(self.arena.trouble or ""),
+            "paused": "; ".join(map(str, self.pauses.all)),
         }
 
     def stats_of(self, tenant: str) -> dict[str, int | float | str]:
@@ -572,8 +644,13 @@ class Hierarchy:
             "uptime_s": round(self._clock.now() - self._started, 3),
             "tenant": tenant,
             "sessions": sessions,
+            **self._paused(),
             "host_bytes": self.limits.host_bytes,
         }
+
+    def _paused(self) -> dict[str, int]:
+        paused = [pause.kind for pause in self.pauses.all]
+        return {f"paused_{kind}": int(kind in paused) for kind in KINDS}
 
     def check(self) -> None:
         """Raises IntegrityError unless all books balance. Walks everything: for tests and idle moments."""
@@ -587,6 +664,15 @@ class Hierarchy:
             session.members[0].close()
         self.arena.close()
         self.mover.tier.close()
+
+
+def _too_much(message: m.FromEngine) -> ProtocolError:
+    return ProtocolError(
+        "SW-802",
+        what=f"a {type(message).__name__} that is too long",
+        why="no engine has so much to say at a time",
+        fix="use the same stepwell version for engine and well",
+    )
 
 
 def _not_now(message: m.FromEngine) -> ProtocolError:

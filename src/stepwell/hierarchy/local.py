@@ -22,6 +22,7 @@ from stepwell.hierarchy.session import Member, Peer
 from stepwell.io.clock import Clock, MonotonicClock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory, SystemMemory
+from stepwell.policies.decide import Mode
 from stepwell.protocol.link import Link, Receiver
 from stepwell.protocol.messages import FromEngine, FromWell, Hello, Message
 from stepwell.units import parse_size
@@ -170,9 +171,11 @@ def open_well(
     home: Path | None = None,
     clock: Clock | None = None,
     memory: Memory | None = None,
+    recall: Mode = Mode.DEFAULT,
 ) -> LocalWell:
     """A well in this process with `host` bytes of shared memory. Its keys are those of `home`, or made up for this
-    process where no home is given. Raises StepwellError for sizes and homes that cannot be used."""
+    process where no home is given. `recall`: whether blocks are recalled that may be cheaper to compute, as the setting
+    of this name. Raises StepwellError for sizes and homes that cannot be used."""
     executor = InlineExecutor()
     keyring = Keyring.open(home / "keyring") if home is not None else Keyring.ephemeral()
     checked: Executor = executor
@@ -183,6 +186,7 @@ def open_well(
         executor=checked,
         memory=memory or SystemMemory(),
         well="in-process",
+        recall=recall,
     )
     return LocalWell(hierarchy, executor)
 

@@ -46,7 +46,8 @@ WRITERS = 4
 
 class Mover:
     """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `written` is told when a write has ended,
-    and how many blocks it has stored: all that it was for were leased, and are so no more."""
+    and how many blocks it has stored: all that it was for were leased, and are so no more. `went_down` is called when
+    the tier stops being read; it may be called by whatever looks at the tier, so it must only take note."""
 
     def __init__(
         self,
@@ -60,10 +61,12 @@ class Mover:
         landed: Callable[[list[Entry]], None],
         written: Callable[[int], None],
         costs: Costs,
+        went_down: Callable[[], None] = lambda: None,
     ) -> None:
         self._arena = arena
         self._index = index
         self.tier = tier
+        self._went_down = went_down
         self._sealing = sealing
         self._clock = clock
         self._limits = limits
@@ -120,6 +123,8 @@ class Mover:
         def moved(state: Circuit, why: str) -> None:
             if state is not Circuit.OPEN:  # whoever looks first moves it: who asks for figures, say, and does no more
                 self._news = True
+            elif operation == "read":
+                self._went_down()
             self._emit(e.TierBreakerMoved(self.tier.name, operation, state.value, why))
 
         return moved

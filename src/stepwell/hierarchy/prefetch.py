@@ -23,6 +23,7 @@ from stepwell.hierarchy.costs import Costs
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.io.clock import Clock
@@ -78,6 +79,7 @@ class Prefetch:
         barred: Callable[[Iterable[Origin]], bool],
         walk: Callable[[Work], None],
         fill: Fill,
+        pauses: Pauses,
     ) -> None:
         self._arena = arena
         self._index = index
@@ -88,6 +90,7 @@ class Prefetch:
         self._barred = barred
         self._walk = walk
         self._fill = fill
+        self._pauses = pauses
         self._numbers = count(1)
         self._conversations = Conversations()
         self._record = Record()
@@ -199,6 +202,7 @@ class Prefetch:
             or guess.turn != guess.conversation.turn  # it has gone on, or was forgotten
             or session.phase is not Phase.LIVE
             or self._barred((origin,))
+            or self._pauses.recalls
             or any(tag in (b"", origin.tag) for tag in self._forgetting)
             or speed is None
         ):

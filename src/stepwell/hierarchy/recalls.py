@@ -23,6 +23,7 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.pauses import PAUSED, Pauses
 from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.survey import Survey
 from stepwell.hierarchy.weighing import Weighing
@@ -55,7 +56,8 @@ _UNWEIGHED = _Obstacle("unweighed", True)
 
 class Recalls:
     """`mover`, `weighing`, `survey` and `told` are set by the hierarchy before anybody asks. `told` hears of the blocks
-    that a request was told of, in the order of its prompt."""
+    that a request was told of, in the order of its prompt. `give` is told when a question of so many bytes of digests
+    waits no more."""
 
     mover: Mover
     weighing: Weighing
@@ -73,16 +75,21 @@ class Recalls:
         barred: Callable[[Iterable[Origin]], bool],
         later: Callable[[Work], None],
         weight: Callable[[Session, int], float],
+        give: Callable[[Session, int], None],
+        pauses: Pauses,
     ) -> None:
         self._arena = arena
         self._index = index
         self._limits = limits
+        self.pin_waiting = limits.pin_waiting
         self._emit = emit
         self._ghosts = ghosts
         self._origins = origins
         self._barred = barred
         self._later = later
         self._weight = weight
+        self._give = give
+        self._pauses = pauses
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
         self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
@@ -96,6 +103,12 @@ class Recalls:
             ticket.most, ticket.short = 0, Why.NEVER.value
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)
+
+    def decline(self, session: Session, message: Ask) -> None:
+        """So much waits already that nothing is kept of this question: a miss."""
+        self._emit(RunAnswered(0, 0, len(message.digests) // 32, "queue_full"))
+        if session.scheduler is not None:
+            session.scheduler.send(Found(message.ticket, 0, b"", False, "queue_full"), ())
 
     def retry(self) -> list[Work]:
         """Work for the tickets that waited, earliest request first."""
@@ -111,6 +124,26 @@ class Recalls:
         for work in self._again(again):
             self._later(work)
         self.freed()
+
+    def pause(self, sessions: Sequence[Session]) -> Work:
+        """Recalls are paused: who waits is answered now, and what a request was told of and was not offered yet is
+        taken back."""
+        self.look_again()
+        for session in sessions:
+            for ticket in list(session.tickets.values()):
+                if not self._pauses.recalls:
+                    return
+                scheduler = session.scheduler
+                if ticket.told and scheduler is not None and session.tickets.get(ticket.number) is ticket:
+                    scheduler.send(GiveWay(ticket.number, PAUSED), ())
+                yield Step.DONE
+
+    def look_again(self) -> None:
+        """Who waits for blocks from below is to look again, and finds that they do not come."""
+        for tickets in self._awaiting.values():
+            self._waiting |= tickets
+        self._awaiting.clear()
+        self.changed = True
 
     def freed(self) -> None:
         """Copies or reads that held slots have ended, and who waits for that is to look again."""
@@ -129,9 +162,12 @@ class Recalls:
         origins = self._origins(session, ticket.epoch)
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
+                self._give(session, len(ticket.digests))  # it ended while this was in the queue
                 return
             if self._barred(origins):
-                self._bar(ticket)
+                self._bar(ticket, "quarantined")
+            elif self._pauses.recalls:
+                self._bar(ticket, PAUSED)
             self._see_landed(ticket)
             if ticket.landed - ticket.told >= SLICE:
                 self._tell(session, ticket, more=True)
@@ -145,6 +181,9 @@ class Recalls:
             yield Step.DONE
         self.mover.pump()
         self._see_landed(ticket)
+        if ticket.landed < len(ticket.pinned) and self.mover.down:
+            self._cut(ticket, ticket.landed, "tier_down")
+            obstacle = _Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
         ticket.queued = False
         self._waiting.pop(ticket, None)  # something else has woken it
@@ -164,9 +203,10 @@ class Recalls:
             missed = ticket.blocks - len(ticket.pinned)
             self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
 
-    def _bar(self, ticket: Ticket) -> None:
-        """Its namespace is in quarantine: what it was not told of yet, it is not told of any more."""
-        self._cut(ticket, ticket.told, "quarantined")
+    def _bar(self, ticket: Ticket, reason: str) -> None:
+        """Nothing of its namespace, or nothing at all, is to be recalled: what it was not told of yet, it is not told
+        of any more."""
+        self._cut(ticket, ticket.told, reason)
         ticket.landed = ticket.told
 
     def _cut(self, ticket: Ticket, blocks: int, reason: str) -> None:
@@ -318,7 +358,7 @@ class Recalls:
     def _room(self, nbytes: int) -> bool:
         """For more pins; one block finds some however small their share is."""
         would = self._arena.pinned_bytes + nbytes
-        return not self._arena.pins or would <= self._limits.pin_waiting * self._limits.host_bytes
+        return not self._arena.pins or would <= self.pin_waiting * self._limits.host_bytes
 
     def _no_pins(self, session: Session, ticket: Ticket) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
@@ -399,6 +439,8 @@ class Recalls:
             return
         if ticket.weighed is not None:
             self.weighing.ended(ticket.weighed, 0, waited_s)
+        if not ticket.queued:
+            self._give(session, len(ticket.digests))
         self._waiting.pop(ticket, None)
         self._await_no_more(ticket)
         self.leaving.add(ticket)

@@ -17,21 +17,30 @@ from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.standing import Standing
 from stepwell.policies.catalog import Policy
-from stepwell.policies.past import Past, most_remembered
+from stepwell.policies.past import Past, Tally, most_remembered
 
 MOST_REMEMBERED: Final = 1 << 22
 """Blocks of one owner that have left and are remembered, some 300 bytes each, however large `host` is."""
 
 
 class Residents:
-    """`capacity`: blocks that the owner might hold at most."""
+    """`capacity`: blocks that the owner might hold at most. `tally` counts what all owners remember."""
 
-    def __init__(self, policy: Policy, capacity: int) -> None:
+    def __init__(self, policy: Policy, capacity: int, tally: Tally | None = None) -> None:
         self._eviction, self._admission = policy.eviction, policy.admission
         self._standings: dict[BlockId, Standing] = {}
         most = min(most_remembered(capacity), MOST_REMEMBERED)
-        self._past = Past[Standing](most, self._forget)
+        self._past = Past[Standing](most, self._forget, tally)
         self._passing: OrderedDict[Entry, None] = OrderedDict()  # held, and evictable when they came
+
+    @property
+    def remembered(self) -> int:
+        """Blocks that have left."""
+        return self._past.blocks
+
+    def forget(self, blocks: int) -> None:
+        """So many of those that have left, the earliest."""
+        self._past.forget(blocks)
 
     def known(self, id: BlockId) -> Standing | None:
         """Of a block that is held or remembered."""

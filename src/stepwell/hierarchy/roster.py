@@ -6,22 +6,32 @@ Nothing here touches blocks: the hierarchy is told what to open and what to clea
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
 from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.shares import Shares
 from stepwell.hierarchy.slab import Owner
+from stepwell.io.clock import Clock
 from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
 
 MAX_SESSIONS = 256
+
+ASSEMBLE_S = 600.0
+"""For all members of a session to come. An engine's workers may be there minutes before its scheduler: meanwhile
+weights are hashed, and kernels compiled. Who is still alone then joins again, if it lives."""
 
 
 class Roster:
     """`entropy(n)`: n random bytes."""
 
-    def __init__(self, entropy: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    def __init__(self, clock: Clock, shares: Shares, entropy: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        self._clock = clock
+        self._shares = shares
+        self._incomplete: dict[int, float] = {}  # until when sessions have time to become complete, the oldest first
         # From a random start: an engine must not take the session of a new well for that of the one before.
         self._numbers = count(int.from_bytes(entropy(6), "big") + 1)
         self.sessions: dict[int, Session] = {}
@@ -34,15 +44,17 @@ class Roster:
         engine = (peer.uid, peer.tenant, hello.engine)
         session = next((s for s in self.sessions.values() if s.engine == engine and s.phase is Phase.ASSEMBLING), None)
         if session is None:
-            if len(self.sessions) >= MAX_SESSIONS:
+            taken = Counter(s.tenant for s in self.sessions.values())
+            if not self._shares.has_room(MAX_SESSIONS, taken, peer.tenant):
                 raise CapacityError(
                     "SW-204",
                     what="no more sessions",
-                    why=f"{MAX_SESSIONS} engines are connected",
+                    why=f"a well has {MAX_SESSIONS} places for engines, some of them set aside for each tenant",
                     fix="give some engines a well of their own with STEPWELL_HOME",
                 )
             session = Session(next(self._numbers), engine, peer.tenant)
             self.sessions[session.number] = session
+            self._incomplete[session.number] = self._clock.now() + ASSEMBLE_S
         member = Member(next(self._numbers), peer, hello, send, close, session)
         if member.is_scheduler:
             if session.scheduler is not None:
@@ -54,8 +66,17 @@ class Roster:
             session.workers[hello.rank] = member
         return member
 
-    @staticmethod
-    def open(session: Session) -> None:
+    @property
+    def next_moment(self) -> float | None:
+        """When a session's time to become complete is over."""
+        return next(iter(self._incomplete.values()), None)
+
+    def overdue(self) -> list[Session]:
+        """Sessions that did not become complete in time."""
+        now = self._clock.now()
+        return [self.sessions[number] for number, until in self._incomplete.items() if until <= now]
+
+    def open(self, session: Session) -> None:
         """Makes a complete session live. Raises IdentityMismatch when its members describe different things."""
         scheduler = session.scheduler
         assert scheduler is not None
@@ -78,11 +99,13 @@ class Roster:
         session.shards = first.world // first.replicas
         session.writers = frozenset(range(0, first.world, first.replicas))
         session.phase = Phase.LIVE
+        del self._incomplete[session.number]
 
     def leave(self, session: Session) -> Quarantine | None:
         """Ends the session; a quarantine for what its copying processes may still touch, if any of them lives."""
         was_live, session.phase = session.phase is Phase.LIVE, Phase.ENDED
         del self.sessions[session.number]
+        self._incomplete.pop(session.number, None)
         self.keeping.update((m.number, m) for m in session.workers.values() if m.hello.pins and not m.exited)
         if not was_live:
             return None  # it was never leased anything
@@ -103,17 +126,18 @@ class Roster:
         """Sessions that the member says have ended, before we saw the end of their connections."""
         if member.is_scheduler:
             return []
-        olds = (self.sessions.get(number) for number in member.hello.acknowledges)
+        olds = (self.sessions.get(number) for number in set(member.hello.acknowledges))
         return [s for s in olds if s is not None and s.engine == member.engine and s is not member.session]
 
     def acknowledged(self, member: Member) -> list[Quarantine]:
         """The member says that its copies in these earlier sessions have ended."""
         if member.is_scheduler:
             return []
+        said = set(member.hello.acknowledges)
         olds = [
             q.alive[member.hello.rank]
             for q in self.quarantines
-            if q.session in member.hello.acknowledges and q.engine == member.engine and member.hello.rank in q.alive
+            if q.session in said and q.engine == member.engine and member.hello.rank in q.alive
         ]
         return [q for old in olds for q in self._spare(old)]
 
@@ -121,11 +145,11 @@ class Roster:
         """Numbers that the member had in earlier sessions of which, it says, nothing is left in its process."""
         if member.is_scheduler:
             return []
-        said = member.hello
+        said, rank = set(member.hello.acknowledges), member.hello.rank
         olds = [
             n
             for n, old in self.keeping.items()
-            if old.session.number in said.acknowledges and old.engine == member.engine and old.hello.rank == said.rank
+            if old.session.number in said and old.engine == member.engine and old.hello.rank == rank
         ]
         for old in olds:
             del self.keeping[old]

@@ -136,6 +136,8 @@ class Session:
     filling: dict[BlockId, int] = field(default_factory=dict)
     transfers: dict[int, Transfer] = field(default_factory=dict)
     early: dict[int, set[int]] = field(default_factory=dict)  # ranks that have copied what is not known as a transfer
+    held_bytes: int = 0  # of what it has said and what waits to be done
+    forgetting: int = 0  # of those, digests of blocks that are to be forgotten
 
     @property
     def members(self) -> list[Member]:

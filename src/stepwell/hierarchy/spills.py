@@ -12,6 +12,7 @@ from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import Mover
 from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.pauses import PAUSED, Pauses
 from stepwell.hierarchy.session import Fill, Phase, Session
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.io.clock import Clock
@@ -33,6 +34,7 @@ class Spills:
         published: Callable[[Entry], None],
         mover: Mover,
         weight: Callable[[Session, int], float],
+        pauses: Pauses,
     ) -> None:
         self._arena = arena
         self._index = index
@@ -43,6 +45,7 @@ class Spills:
         self._published = published
         self._mover = mover
         self._weight = weight
+        self._pauses = pauses
         self._leases = 0
 
     def reserve(self, session: Session, message: Reserve) -> Work:
@@ -51,7 +54,7 @@ class Spills:
         assert session.owner is not None
         origins = self._origins(session, message.epoch)
         if self._barred(origins):
-            self._refuse(session, message, "quarantined")
+            self.refuse(session, message, "quarantined")
             return
         origin = origins[0]
         parent = self._index.get(origin.name(message.parent)) if message.parent else None
@@ -65,22 +68,25 @@ class Spills:
                 return
             leases.append(0)
             id = origin.name(message.digests[at : at + 32])
-            if ends:
-                self._asked(session, id, depth, first=asked == 0)
-                depth, asked = depth + 1, asked + 1
-                self._emit(SpillRefused(ends))
-                yield Step.DONE
-                continue
-            if (known := self._index.get(id)) is not None:
+            if not ends and (known := self._index.get(id)) is not None:
                 self._mover.disown(known)
             while (
-                id not in self._index
+                not (ends or self._pauses.spills)
+                and id not in self._index
                 and self._arena.awaits_slab(session.owner, session.copiers)
                 and self._clock.now() < patient_until
             ):
                 yield Step.PARK
                 if session.phase is not Phase.LIVE:
                     return
+            if self._pauses.spills:
+                ends = PAUSED
+            if ends:
+                self._asked(session, id, depth, first=asked == 0)
+                depth, asked = depth + 1, asked + 1
+                self._emit(SpillRefused(ends))
+                yield Step.DONE
+                continue
             if parent is not None and self._index.get(parent.id) is not parent:
                 parent = None  # dropped since the last slice
             entry = self._index.get(id)
@@ -135,7 +141,7 @@ class Spills:
         assert session.owner is not None
         self._arena.asked(session.owner, id, depth, self._weight(session, depth), first=first)
 
-    def _refuse(self, session: Session, message: Reserve, reason: str) -> None:
+    def refuse(self, session: Session, message: Reserve, reason: str) -> None:
         blocks = len(message.digests) // 32
         for _ in range(blocks):
             self._emit(SpillRefused(reason))
@@ -152,12 +158,13 @@ class Spills:
     def filled(self, session: Session, rank: int, leases: list[int], dropped: list[int]) -> bool:
         """One rank's acknowledgements; True if a block was published or given up."""
         ended = False
+        gone = set(dropped)
         for number in (*leases, *dropped):
             fill = session.fills.get(number)
             if fill is None or rank not in fill.missing:
                 continue
             fill.missing.remove(rank)
-            fill.dropped |= number in dropped
+            fill.dropped |= number in gone
             if fill.missing:
                 continue
             ended = True
@@ -170,14 +177,17 @@ class Spills:
             self._published(fill.entry)
         return ended
 
-    def abandon(self, session: Session, number: int, *, quarantine: bool) -> None:
-        """A lease ends unfilled. With `quarantine` its slots stay unusable until they are cleansed."""
+    def abandon(self, session: Session, number: int, *, quarantine: bool) -> bool:
+        """A lease ends unfilled; False: there is none. With `quarantine` its slots stay unusable until they are
+        cleansed."""
         fill = self._settle(session, number)
-        if fill is not None:
-            if self._index.get(fill.entry.id) is fill.entry:
-                del self._index[fill.entry.id]
-            self._arena.fail(fill.entry, quarantine=quarantine)
-            self._emit(SpillRefused("abandoned"))
+        if fill is None:
+            return False
+        if self._index.get(fill.entry.id) is fill.entry:
+            del self._index[fill.entry.id]
+        self._arena.fail(fill.entry, quarantine=quarantine)
+        self._emit(SpillRefused("abandoned"))
+        return True
 
     @staticmethod
     def _settle(session: Session, number: int) -> Fill | None:

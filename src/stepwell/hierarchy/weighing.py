@@ -74,11 +74,11 @@ class Weighing:
         self._costs = costs
         self._tier = tier
         self._ahead = ahead
-        self._mode = mode
+        self.default = mode
         self._numbers = count(1)
 
     def mode(self, wish: str) -> Mode:
-        return _MODES.get(wish, self._mode)
+        return _MODES.get(wish, self.default)
 
     def probe(self) -> bool:
         """Now is a time to read what was refused."""

@@ -55,6 +55,11 @@ class WorkQueue:
         return bool(self._waiting or self._walks) or (self._slabs_changed and bool(self._parked))
 
     @property
+    def idle(self) -> bool:
+        """No engine's work waits, parked or not."""
+        return not (self._waiting or self._parked)
+
+    @property
     def next_moment(self) -> float | None:
         """When time alone gives something to do."""
         return self._parked[0][0] if self._parked else None

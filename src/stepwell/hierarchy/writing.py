@@ -5,6 +5,8 @@ policy.
     told of to a request ──► at_use? ─────┼──► with the blocks before it ──► mover's queue
     next to leave, or the well ends ──────┘
 
+While spills are paused, only the first of these happens, to what was taken before.
+
 A block is of no use to a next life without those before it. So what is written brings them along where they are not
 there yet, the first one first; they come to lie side by side.
 """
@@ -19,6 +21,7 @@ from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.clearing import held
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
 
@@ -36,16 +39,28 @@ class Writing:
         policy: WritePolicy,
         emit: Sink,
         walk: Callable[[Work], None],
+        pauses: Pauses,
     ) -> None:
+        self._pauses = pauses
         self._arena = arena
         self._mover = mover
-        self._policy = policy
         self._emit = emit
         self._walk = walk
-        self._ahead = policy.ahead(arena.host_bytes)
-        self._selective = not policy.at_spill(1)  # of a block's prefix, not all may have been written
         self._changed = False  # there is less room, or something else would leave next
         self._walking = False
+        self._selective = False  # of a block's prefix, not all may have been written
+        self.follow(policy)
+
+    def follow(self, policy: WritePolicy) -> None:
+        """From now on."""
+        self._policy = policy
+        self._ahead = policy.ahead(self._arena.host_bytes)
+        self._selective = self._selective or not policy.at_spill(1)
+        self._changed = True
+
+    def resumed(self) -> None:
+        """Spills are paused no more."""
+        self._changed = True
 
     def spilled(self, entry: Entry) -> None:
         """The block has just been published."""
@@ -63,7 +78,7 @@ class Writing:
         if not self._mover.keeps:
             return
         self._changed = True
-        write = self._policy.at_use()
+        write = self._policy.at_use() and not self._pauses.spills
         for entry in run:
             self._mover.tier.touch(entry.id)
             if write and not self._safe(entry):
@@ -98,6 +113,8 @@ class Writing:
 
     def _clean(self, entries: Iterable[Entry]) -> Work:
         for entry in entries:
+            if self._pauses.spills:
+                break
             yield from self._bring(entry)
             yield Step.DONE
         self._walking = False

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.errors import AccessDenied, ConfigError
-from stepwell.io.mounts import SYSTEM, mounts
+from stepwell.io.mounts import SYSTEM, covering, mounts
 
 _SOCKET_PATH_BYTES = 107  # sun_path has 108 bytes, one of them the closing NUL
 NETWORK = frozenset({
@@ -211,13 +211,8 @@ def trusted_owners(socket: Path) -> set[int]:
 
 def filesystem(path: Path, system: Path = SYSTEM) -> str:
     """The kernel's name of the filesystem that holds `path`, "" if unknown. `system` replaces "/" in tests."""
-    real = os.path.realpath(path)
-    best, kind = -1, ""
-    for mount in mounts(system):
-        inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
-        if inside and len(mount.point) >= best:  # of two at one point, the later one covers the earlier
-            best, kind = len(mount.point), mount.kind
-    return kind
+    mount = covering(os.path.realpath(path), mounts(system))
+    return mount.kind if mount is not None else ""
 
 
 def _make_private(directory: Path) -> None:

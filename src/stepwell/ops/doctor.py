@@ -42,6 +42,7 @@ def examine(
     yield from guarded("keyring", lambda: places.keyring(home))
     yield from guarded("runtime-directory", places.runtime)
     yield from guarded("well", well)
+    yield from guarded("paused", lambda: places.paused(home, settings.socket))
     for name in settings.tenants:
         yield from guarded("tenant", partial(places.tenant, settings, name), name)
     yield from guarded("metrics", lambda: places.metrics(home, settings))

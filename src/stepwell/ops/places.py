@@ -16,11 +16,13 @@ from stepwell.client.start import rendezvous
 from stepwell.config import Settings
 from stepwell.config.listen import split_listen
 from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.errors import BackendDown, ConfigError
+from stepwell.errors import AccessDenied, BackendDown, ConfigError, ProtocolError
+from stepwell.hierarchy.pauses import Pause
 from stepwell.io.paths import check_home, check_socket_dir
 from stepwell.ops.check import Check, Facts, failed
 from stepwell.serve.metrics import REQUEST_SECONDS
 from stepwell.serve.metrics import check as check_metrics
+from stepwell.serve.pauses import PauseList
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.vault.keyring import Keyring
 
@@ -88,6 +90,24 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
         return [Check("well", "warn", text, fix, facts=facts)], int(values.get("slab_bytes", 0))
     return [Check("well", "ok", text, facts=facts)], int(values.get("slab_bytes", 0))
+
+
+def paused(home: Path, at: Path | None = None) -> Iterator[Check]:
+    """Whether recalls or spills of the well are paused, or will be of the next one. Nothing where it is not ours to
+    know, or an older well has no such thing."""
+    try:
+        rows = [Pause(row.kind, row.since, row.uid, row.reason) for row in control.paused(home, socket=at).rows]  # type: ignore[arg-type]
+    except BackendDown as error:
+        if error.code != "SW-505":
+            raise
+        rows = PauseList(home).read()
+    except (AccessDenied, ProtocolError):
+        return
+    if rows:
+        fix = "`stepwell resume` undoes it, when it is not needed any more"
+        yield Check("paused", "warn", "; ".join(map(str, rows)), fix)
+    else:
+        yield Check("paused", "ok", "neither recalls nor spills are paused")
 
 
 def tenant(settings: Settings, name: str) -> Iterator[Check]:

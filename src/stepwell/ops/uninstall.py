@@ -21,11 +21,12 @@ from typing import Literal
 
 from stepwell.client.control import pid_at
 from stepwell.client.fingerprint import CACHE_NAME
+from stepwell.client.holder import HOLDER_NAME
 from stepwell.client.start import lock, rendezvous
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous
 from stepwell.log import LOG_NAME
-from stepwell.serve import calibration, quarantine
+from stepwell.serve import calibration, pauses, quarantine
 from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
@@ -38,9 +39,10 @@ _NAMES: dict[Kind, re.Pattern[str]] = {
     "data": re.compile("|".join((recovery.NAME.pattern, *map(re.escape, recovery.OURS)))),
     # What a killed process may have left half made is among them; a stepwell.yaml was written by a person.
     "home": re.compile(
-        rf"({KEYRING_NAME}|{re.escape(CONTEXT_KEY_NAME)})(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{_CACHE}|\.{_CACHE}\.\w{{8}}|README\.txt"
+        rf"({KEYRING_NAME}|{re.escape(CONTEXT_KEY_NAME)})(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{re.escape(HOLDER_NAME)}|{_CACHE}|\.{_CACHE}\.(new|\w{{8}})|README\.txt"
         rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
         rf"|{re.escape(quarantine.LIST_NAME)}|{re.escape(quarantine.NEW_LIST_NAME)}"
+        rf"|{re.escape(pauses.PAUSED_NAME)}|{re.escape(pauses.NEW_PAUSED_NAME)}"
         rf"|{re.escape(calibration.COSTS_NAME)}|{re.escape(calibration.NEW_COSTS_NAME)}"
     ),
     "demo": re.compile(r"models|\.?demo-\w{8}"),

@@ -20,13 +20,24 @@ def most_remembered(capacity: int) -> int:
     return max(REMEMBERED * capacity, LEAST)
 
 
-class Past(Generic[Held]):
-    """At most `most` blocks of items that are not held, the earliest forgotten first; each is counted once.
-    `forget(item)` has to set its `uses` to 0: what is forgotten already, or was never used, is nothing to remember."""
+class Tally:
+    """Blocks that several pasts remember together."""
 
-    def __init__(self, most: int, forget: Callable[[Held], None]) -> None:
+    __slots__ = ("blocks",)
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+
+class Past(Generic[Held]):
+    """At most `most` blocks of items that are not held, the earliest forgotten first; each is counted once, here and in
+    `tally`. `forget(item)` has to set its `uses` to 0: what is forgotten already, or was never used, is nothing to
+    remember."""
+
+    def __init__(self, most: int, forget: Callable[[Held], None], tally: Tally | None = None) -> None:
         self._most = most
         self._forget = forget
+        self._tally = tally or Tally()
         self._records: OrderedDict[Held, tuple[float, int]] = OrderedDict()
         self._blocks = 0
 
@@ -40,17 +51,32 @@ class Past(Generic[Held]):
         if not item.uses:
             return
         self._records[item] = item.used, item.size
-        self._blocks += item.size
-        while self._blocks > self._most:
+        self._count(item.size)
+        self._shrink(self._most)
+
+    @property
+    def blocks(self) -> int:
+        return self._blocks
+
+    def forget(self, blocks: int) -> None:
+        """So many, the earliest."""
+        self._shrink(max(0, self._blocks - blocks))
+
+    def _shrink(self, most: int) -> None:
+        while self._blocks > most:
             oldest, (used, size) = self._records.popitem(last=False)
-            self._blocks -= size
+            self._count(-size)
             if oldest.used == used:  # else it was asked for again just now, and will be remembered anew
                 self._forget(oldest)
+
+    def _count(self, blocks: int) -> None:
+        self._blocks += blocks
+        self._tally.blocks += blocks
 
     def came(self, item: Held) -> None:
         """It is held from now on."""
         _, size = self._records.pop(item, (0.0, 0))
-        self._blocks -= size
+        self._count(-size)
 
     def wrong(self, gone: Iterable[Held]) -> str:
         """What does not add up if `gone` are all items that are not held and have a use; for tests."""

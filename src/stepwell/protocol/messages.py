@@ -3,9 +3,15 @@
 An engine is one *session*: a scheduler member and one worker member per rank. The scheduler asks, reserves and gives
 back; workers copy and acknowledge. Blocks travel as digests (never stored, never logged) and come back as slot
 references. Nothing here does I/O.
+
+What an engine may say at a time is bounded: by the decoder where it crosses the socket, and by `overlong` for those
+that share a process with the well.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,11 +30,29 @@ MAX_DIGESTS = 1 << 18
 MOST_TIMINGS = 256
 """Steps in one Timings, and as many copies."""
 
+MOST_LISTED = 4096
+"""Leases, transfers or sessions in one list."""
+
+MOST_COUNTS = 256
+"""Names in one Report."""
+
+MOST_ASKED = 32 * MAX_DIGESTS + (64 << 10)
+"""Bytes of the longest message of a scheduler, an Ask."""
+
+MOST_ACKNOWLEDGED = 128 << 10
+"""Bytes of the longest message of a worker, a Filled."""
+
+PIECE = 64
+"""Numbers of a list that are handled before others get their turn."""
+
 MOST_ALLOWED_S = 0.25
 """Most of `Found.allow_s`: a well says no more, and a client believes no more."""
 
 SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
 """Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, shards)."""
+
+
+Numbers = Annotated[list[int], msgspec.Meta(max_length=MOST_LISTED)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -62,7 +86,7 @@ class Hello(Message, frozen=True):
     block_tokens: int = 0
     label: str = ""
     wishes: dict[str, str | int | float] = {}
-    acknowledges: list[int] = []
+    acknowledges: Numbers = []
     pins: bool = False
     replicas: int = 1
 
@@ -119,7 +143,7 @@ class Reserve(Message, frozen=True):
 class Abandon(Message, frozen=True):
     """Reserved blocks that no worker was told to fill: their slots are free at once."""
 
-    leases: list[int]
+    leases: Numbers
 
 
 class Forget(Message, frozen=True):
@@ -142,7 +166,7 @@ class Canary(Message, frozen=True):
 class Report(Message, frozen=True):
     """Counts since the last report of what only the engine side sees (bypasses, late answers, ...)."""
 
-    counts: dict[str, int]
+    counts: Annotated[dict[str, int], msgspec.Meta(max_length=MOST_COUNTS)]
 
 
 class Timings(Message, frozen=True):
@@ -150,8 +174,8 @@ class Timings(Message, frozen=True):
     the pairs of them and the tokens before them that attention looked at, seconds. A copy out of the arena: bytes of
     its blocks, seconds."""
 
-    steps: list[tuple[int, float, float]]
-    copies: list[tuple[int, float]]
+    steps: Annotated[list[tuple[int, float, float]], msgspec.Meta(max_length=MOST_TIMINGS)]
+    copies: Annotated[list[tuple[int, float]], msgspec.Meta(max_length=MOST_TIMINGS)]
 
 
 # engine -> well, worker member --------------------------------------------------------------------------------------
@@ -170,17 +194,17 @@ class Unmapped(Message, frozen=True):
 
 
 class Filled(Message, frozen=True):
-    """This rank's shards: `leases` are written, `dropped` will never be written by this rank. Of ranks that hold the
-    same, the first says so."""
+    """This rank's shards: `leases` are written, `dropped` will never be written by this rank, whatever else is said of
+    them. Of ranks that hold the same, the first says so."""
 
-    leases: list[int]
-    dropped: list[int]
+    leases: Numbers
+    dropped: Numbers
 
 
 class Recalled(Message, frozen=True):
     """This rank's copies of these transfers have ended, well or badly."""
 
-    transfers: list[int]
+    transfers: Numbers
 
 
 # admin --------------------------------------------------------------------------------------------------------------
@@ -210,6 +234,27 @@ class DecisionsQuery(Message, frozen=True):
     """What was decided lately, to recall or to recompute? Answered by `Decisions`, the latest `most` first."""
 
     most: int = 20
+
+
+class Pause(Message, frozen=True):
+    """Nothing of these kinds ("recalls", "spills") begins any more, until they are resumed. Answered by `Paused`."""
+
+    kinds: list[str]
+    reason: str = ""
+
+
+class Resume(Message, frozen=True):
+    """The end of a pause. Answered by `Paused`."""
+
+    kinds: list[str]
+
+
+class PausedQuery(Message, frozen=True):
+    """What is paused? Answered by `Paused`."""
+
+
+class Reload(Message, frozen=True):
+    """Read the settings again. Answered by `Reloaded`, or by `Refused` where they cannot be used."""
 
 
 class Stop(Message, frozen=True):
@@ -265,9 +310,11 @@ class Found(Message, frozen=True):
 
 
 class GiveWay(Message, frozen=True):
-    """An earlier request needs room for pins: release this ticket unless it was offered to the engine already."""
+    """Release this ticket unless it was offered to the engine already: because of `reason`; where none is given, an
+    earlier request needs room for pins."""
 
     ticket: int
+    reason: str = ""
 
 
 class Granted(Message, frozen=True):
@@ -366,6 +413,30 @@ class Decisions(Message, frozen=True):
     rows: list[DecisionRow]
 
 
+class PauseRow(msgspec.Struct, frozen=True, array_like=True):
+    """One kind that is paused: `since`, in seconds since 1970, by user `uid`, for a reason that may be empty."""
+
+    kind: str
+    since: float
+    uid: int
+    reason: str
+
+
+class Paused(Message, frozen=True):
+    """All that is paused now. `kept`: home has it, so that it outlives the well."""
+
+    rows: list[PauseRow]
+    kept: bool
+
+
+class Reloaded(Message, frozen=True):
+    """Settings that have changed: `live`, each as (name, value before, value now), from now on; those named in
+    `restart` when the well is started again."""
+
+    live: list[tuple[str, str, str]]
+    restart: list[str]
+
+
 class Stopping(Message, frozen=True):
     pass
 
@@ -390,6 +461,10 @@ FromEngine = (
     | NamespacesQuery
     | Clear
     | DecisionsQuery
+    | Pause
+    | Resume
+    | PausedQuery
+    | Reload
     | Stop
 )
 FromWell = (
@@ -406,5 +481,43 @@ FromWell = (
     | Namespaces
     | Cleared
     | Decisions
+    | Paused
+    | Reloaded
     | Stopping
 )
+
+
+def overlong(message: FromEngine) -> bool:
+    """No engine has so much to say at a time."""
+    match message:
+        case Filled(leases=leases, dropped=dropped):
+            return max(len(leases), len(dropped)) > MOST_LISTED
+        case Abandon(leases=numbers) | Recalled(transfers=numbers):
+            return len(numbers) > MOST_LISTED
+        case Ask(digests=digests) | Forget(digests=digests):
+            return len(digests) > 32 * MAX_DIGESTS
+        case Report(counts=counts):
+            return len(counts) > MOST_COUNTS
+        case Timings(steps=steps, copies=copies):
+            return max(len(steps), len(copies)) > MOST_TIMINGS
+        case _:
+            return False
+
+
+def pieces(message: FromEngine) -> Iterator[FromEngine]:
+    """The message, or several that say the same, each of a list that is short."""
+    match message:
+        case Filled(leases=leases, dropped=dropped) if len(leases) + len(dropped) > PIECE:
+            yield from (Filled([], some) for some in _cut(dropped))  # first: what is dropped is not written
+            yield from (Filled(some, []) for some in _cut(leases))
+        case Abandon(leases=leases) if len(leases) > PIECE:
+            yield from map(Abandon, _cut(leases))
+        case Recalled(transfers=transfers) if len(transfers) > PIECE:
+            yield from map(Recalled, _cut(transfers))
+        case _:
+            yield message
+
+
+def _cut(numbers: list[int]) -> Iterator[list[int]]:
+    for at in range(0, len(numbers), PIECE):
+        yield numbers[at : at + PIECE]

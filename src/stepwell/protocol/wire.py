@@ -33,24 +33,31 @@ def frame(message: Message) -> bytes:
 
 
 class Reader(Generic[T]):
-    """Turns received bytes into messages; raises ProtocolError on anything that is not one."""
+    """Turns received bytes into messages; raises ProtocolError on anything that is not one. `most`: bytes of a message,
+    which may change between two."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T], most: int = MAX_MESSAGE) -> None:
+        self.most = most
         self._decoder = decoder
         self._buffer = bytearray()
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of a message that is not complete."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> Iterator[T]:
         """Yields the messages completed by `data`: take them all before the next call. A message that claims more than
-        MAX_MESSAGE bytes is refused when its length arrives."""
+        `most` bytes is refused when its length arrives."""
         self._buffer += data
         at = 0
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
-            if length > MAX_MESSAGE:
+            if length > self.most:
                 raise ProtocolError(
                     "SW-802",
                     what=f"message of {length} bytes",
-                    why=f"the limit is {MAX_MESSAGE}",
+                    why=f"the limit is {self.most}",
                     fix="use the same stepwell version for engine and well",
                 )
             if len(self._buffer) - at - _LENGTH.size < length:

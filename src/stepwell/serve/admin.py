@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -11,6 +13,7 @@ from stepwell.errors import ProtocolError
 from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.clearing import HOST, NamespaceSum, Sum
 from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.pauses import KINDS, Kind, Pause, one_line
 from stepwell.protocol.messages import (
     Clear,
     Cleared,
@@ -20,13 +23,28 @@ from stepwell.protocol.messages import (
     Message,
     NamespaceRow,
     Namespaces,
+    Paused,
+    PauseRow,
 )
+from stepwell.protocol.messages import Pause as PauseMessage
+from stepwell.protocol.messages import Resume as ResumeMessage
 
 TAG_BYTES = 16
 
 log = logging.getLogger("stepwell.serve")
 
 Answer = Callable[[Message], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What an operator asks of the process around a hierarchy. `kept`: what is paused outlives it. `reload` has the
+    settings read again and tells its argument. `keep_time` is for the moment that `next_moment` gives."""
+
+    kept: Callable[[], bool]
+    reload: Callable[[Answer], None]
+    keep_time: Callable[[float], None] = lambda now: None
+    next_moment: Callable[[], float | None] = lambda: None
 
 
 def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
@@ -85,3 +103,33 @@ def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
         )
 
     hierarchy.clear(tiers, message.namespace, cleared)
+
+
+def pause(hierarchy: Hierarchy, message: PauseMessage, uid: int, kept: Callable[[], bool], answer: Answer) -> None:
+    """Raises ProtocolError SW-804 for what no `stepwell pause` sends."""
+    for kind in _kinds(message.kinds):
+        hierarchy.pause(Pause(kind, time.time(), uid, one_line(message.reason)))
+    paused(hierarchy, kept, answer)
+
+
+def resume(hierarchy: Hierarchy, message: ResumeMessage, uid: int, kept: Callable[[], bool], answer: Answer) -> None:
+    """Raises ProtocolError SW-804 for what no `stepwell resume` sends."""
+    for kind in _kinds(message.kinds):
+        hierarchy.resume(kind, uid)
+    paused(hierarchy, kept, answer)
+
+
+def paused(hierarchy: Hierarchy, kept: Callable[[], bool], answer: Answer) -> None:
+    answer(Paused([PauseRow(p.kind, p.since, p.uid, p.reason) for p in hierarchy.pauses.all], kept()))
+
+
+def _kinds(named: list[str]) -> list[Kind]:
+    kinds = [kind for kind in KINDS if kind in named]
+    if not kinds or not set(named) <= set(KINDS):
+        raise ProtocolError(
+            "SW-804",
+            what="a pause that makes no sense",
+            why="it names something that cannot be paused, or nothing",
+            fix="use the same stepwell version for command and well",
+        )
+    return kinds

@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepwell.hierarchy.costs import MOST_NAMESPACES, Calibrations
-from stepwell.io.executor import Executor
 from stepwell.policies.prefill import PrefillCost
-from stepwell.serve.kept import KeptFile
+from stepwell.serve.kept import Keeper, KeptFile
 
 COSTS_NAME = "costs.json"
 """Of the file in home: by each namespace's tag in hexadecimal digits, seconds of a step, of a token and of a pair of
@@ -36,16 +35,7 @@ class CostList(KeptFile):
             return {}
         return dict(list(found.items())[-MOST_NAMESPACES:])
 
-    def keep(self, learned: Calibrations, executor: Executor) -> None:
+    def keep(self, learned: Calibrations, keeper: Keeper) -> None:
         """Has it written, beside the well's work."""
-        self.store(_rows(learned), executor)
-
-    def last(self, learned: Calibrations) -> None:
-        """Writes it now: the well ends."""
-        if learned:
-            self._wanted = _rows(learned)
-            self.flush()
-
-
-def _rows(learned: Calibrations) -> dict[str, list[float]]:
-    return {tag.hex(): [c.step_s, c.token_s, c.pair_s, c.step_tokens] for tag, c in learned.items()}
+        rows = {tag.hex(): [c.step_s, c.token_s, c.pair_s, c.step_tokens] for tag, c in learned.items()}
+        keeper.keep(self, rows)

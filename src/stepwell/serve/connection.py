@@ -10,18 +10,19 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 from stepwell.hierarchy.session import Member
 from stepwell.io import descriptors
 from stepwell.protocol import wire
-from stepwell.protocol.messages import FromEngine, Message
+from stepwell.protocol.messages import MOST_ACKNOWLEDGED, MOST_ASKED, FromEngine, Message, pieces
 from stepwell.serve.gates import Gate
 
 MAX_OUTPUT = 64 << 20
 """Bytes that may wait for a peer that does not read; one more ends the connection."""
 
 MAX_HELLO = 64 << 10
-"""Bytes a peer may send without a complete hello among them."""
+"""Bytes a peer may send without a complete hello among them, and those of any message of a person's command."""
 
 _RECEIVE = 64 << 10
 _GATHER = 64  # buffers handed to one sendmsg; the system allows 1024
@@ -67,7 +68,7 @@ class Connection:
         self.pidfd = -1
         self.wants_write = False
         self.unread: Iterator[FromEngine] | None = None  # messages received and not yet handled
-        self._reader = wire.Reader(wire.from_engine)
+        self._reader = wire.Reader(wire.from_engine, MAX_HELLO)
         self._silent = 0  # bytes received before the hello
         self._pieces: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._out = 0
@@ -76,8 +77,18 @@ class Connection:
     def greeted(self) -> bool:
         return self.admin or self.member is not None
 
+    def join(self, member: Member) -> None:
+        """It is an engine's from now on, which has more to say than a hello."""
+        self.member = member
+        self._reader.most = MOST_ASKED if member.is_scheduler else MOST_ACKNOWLEDGED
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait for the peer: to be read by it, or for the rest of its message."""
+        return self._out + self._reader.waiting
+
     def receive(self) -> Iterator[FromEngine] | None:
-        """The messages that the next bytes complete; None at the end of the stream.
+        """The messages that the next bytes complete, long ones in pieces; None at the end of the stream.
 
         The iterator must be used up before the next call; it raises ProtocolError. Raises OSError (BlockingIOError
         when there is nothing to read).
@@ -92,7 +103,7 @@ class Connection:
                 else:
                     os.close(fd)
             self._silent += len(data)
-        return self._reader.feed(data) if data else None
+        return chain.from_iterable(map(pieces, self._reader.feed(data))) if data else None
 
     @property
     def overlong_hello(self) -> bool:

@@ -30,13 +30,17 @@ def main() -> None:
 
 
 def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> None:
-    from stepwell.config import load
+    from stepwell.config import Settings, load
     from stepwell.io.paths import prepare_home
     from stepwell.serve.process import run
 
     os.set_inheritable(locked, False)
     prepare_home(home)
-    settings = load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config").settings
+
+    def read() -> Settings:
+        return load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config").settings
+
+    settings = read()
     if settings.socket is not None:
         raise ConfigError(
             "SW-102",
@@ -45,7 +49,7 @@ def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> Non
             fix='start it with `stepwell serve` and give the engines "socket" in kv_connector_extra_config, or remove '
             "the setting",
         )
-    run(home, settings, locked=locked, linger=True, ready=_ready)
+    run(home, settings, locked=locked, linger=True, ready=_ready, reread=read)
 
 
 def _ready(_: Path) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import selectors
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
@@ -31,9 +31,13 @@ from stepwell.protocol.messages import (
     Hello,
     Message,
     NamespacesQuery,
+    Pause,
+    PausedQuery,
     Ping,
     Pong,
     Refused,
+    Reload,
+    Resume,
     Stats,
     StatsQuery,
     Stop,
@@ -45,9 +49,17 @@ from stepwell.serve.connection import Connection, is_pidfd
 from stepwell.serve.gates import Gate
 
 MAX_CONNECTIONS = 1024
+"""Of all tenants; some are set aside for each."""
+
+MOST_WAITING = 256 << 20
+"""Bytes that wait for all peers together, to be read by them or for the rest of their messages; some are set aside for
+each tenant. A peer for which little waits is never the one too many."""
+
+_WAITS_A_LOT = 1 << 20
 _WATCHED_TIDY = 64  # from here on those that matter no more are looked for at each hello
 MAX_WATCHED = 4096
-"""Processes whose exit is awaited; those of ended connections count until they have exited."""
+"""Processes whose exit is awaited, some of them set aside for each tenant; those of ended connections count until they
+have exited."""
 
 HELLO_SECONDS = 2.0
 """For a hello to come, and for a refusal to be read."""
@@ -73,6 +85,7 @@ class Door:
         selector: selectors.BaseSelector,
         clock: Clock,
         stop: Callable[[str], None],
+        shell: admin.Shell,
     ) -> None:
         self.until = 0.0
         self._hierarchy = hierarchy
@@ -81,6 +94,7 @@ class Door:
         self._selector = selector
         self._clock = clock
         self._stop = stop
+        self._shell = shell
         self._uid = os.geteuid()
         self._connections: set[Connection] = set()
         self._watched: dict[int, Connection] = {}  # by pidfd
@@ -89,6 +103,7 @@ class Door:
         self._severed: list[Connection] = []
         self._overdue: deque[tuple[float, Connection]] = deque()  # in order of time
         self._deaf_until: float | None = None
+        self._refused = 0
         for gate in gates:
             gate.listener.setblocking(False)
         self._listen()
@@ -185,8 +200,15 @@ class Door:
                     "allow_uids",
                 ),
             )
-        elif len(self._connections) > MAX_CONNECTIONS:
+        elif not self._has_place(connection):
             self._refuse(connection, _too_many("connections", MAX_CONNECTIONS))
+
+    def _has_place(self, connection: Connection) -> bool:
+        if len(self._connections) <= MAX_CONNECTIONS // 2:
+            return True  # more than that is never set aside
+        others = (c for c in self._connections if c is not connection and not c.ending)
+        taken = Counter(str(other.tenant) for other in others)
+        return self._hierarchy.shares.has_room(MAX_CONNECTIONS, taken, str(connection.tenant))
 
     def _ready(self, connection: Connection, mask: int) -> None:
         if connection.closed:
@@ -205,6 +227,7 @@ class Door:
             self._drop(connection)
         elif not connection.ending:
             self._handle(connection, messages)
+            self._bound(connection)
 
     def _handle(self, connection: Connection, messages: Iterator[FromEngine]) -> None:
         """As many messages as fit into the round, at least one; the rest waits before more is read."""
@@ -268,6 +291,14 @@ class Door:
                 admin.decisions(self._hierarchy, message, answer)
             case Clear():
                 admin.clear(self._hierarchy, message, answer)
+            case Pause():
+                admin.pause(self._hierarchy, message, connection.uid, self._shell.kept, answer)
+            case Resume():
+                admin.resume(self._hierarchy, message, connection.uid, self._shell.kept, answer)
+            case PausedQuery():
+                admin.paused(self._hierarchy, self._shell.kept, answer)
+            case Reload():
+                self._shell.reload(answer)
             case Stop():
                 answer(Stopping())
                 self._stop("it was asked to")
@@ -291,7 +322,7 @@ class Door:
         watched = connection.pidfd >= 0 and is_pidfd(connection.pidfd)
         if watched and len(self._watched) >= _WATCHED_TIDY:
             self._unwatch_the_past()
-        if watched and len(self._watched) >= MAX_WATCHED:
+        if watched and not self._can_await(connection):
             self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
             return
         if watched and not self._can_watch(connection.pidfd, functools.partial(self._exited, connection)):
@@ -310,7 +341,13 @@ class Door:
                 self._unwatch(connection)
             self._end(connection)
             return
-        connection.member = member
+        connection.join(member)
+
+    def _can_await(self, connection: Connection) -> bool:
+        if len(self._watched) < MAX_WATCHED // 2:
+            return True  # as with connections
+        taken = Counter(str(other.tenant) for other in self._watched.values())
+        return self._hierarchy.shares.has_room(MAX_WATCHED, taken, str(connection.tenant))
 
     def _exited(self, connection: Connection, _: int) -> None:
         """All threads of the process are gone, even if a forked child keeps its socket open."""
@@ -344,9 +381,25 @@ class Door:
             return
         if connection.queue(message, fds):
             self._unsent.append(connection)
+            self._bound(connection)
         else:
-            limited.log(logging.WARNING, "output", "no room to keep answers for process %d", connection.pid)
-            self._sever(connection)
+            self._too_much_waits(connection)
+
+    def _bound(self, connection: Connection) -> None:
+        """What waits for one peer, and for all, has bounds."""
+        if connection.closed or connection.waiting <= _WAITS_A_LOT:
+            return
+        taken: Counter[str] = Counter()
+        for each in self._connections:
+            taken[str(each.tenant)] += each.waiting
+        if not self._hierarchy.shares.has_room(MOST_WAITING, taken, str(connection.tenant), 0):
+            self._too_much_waits(connection)
+
+    def _too_much_waits(self, connection: Connection) -> None:
+        limited.log(
+            logging.WARNING, "waiting", "no room for what waits for process %d: it is disconnected", connection.pid
+        )
+        self._sever(connection)
 
     def send_all(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -370,6 +423,7 @@ class Door:
 
     def _refuse(self, connection: Connection, error: StepwellError) -> None:
         limited.log(logging.WARNING, error.code, "process %d of user %d: %s", connection.pid, connection.uid, error)
+        self._refused += 1
         self._send(connection, Refused(error.code, error.what, error.why, error.fix))
         self._end(connection)
 
@@ -446,7 +500,8 @@ class Door:
         ours: dict[str, int | float | str] = {"pid": os.getpid()}
         if self._tenants > 1 and not connection.operator:
             return ours | self._hierarchy.stats_of(str(connection.tenant))
-        return ours | self._hierarchy.stats() | {"connections": len(self._connections)}
+        counts = {"connections": len(self._connections), "connections_refused": self._refused}
+        return ours | self._hierarchy.stats() | counts
 
 
 def _too_many(what: str, limit: int) -> CapacityError:

@@ -1,4 +1,8 @@
-"""Small files of home that tell the next well what this one knows: whole or not there, written beside its work."""
+"""Small files of home that tell the next well what this one knows: whole or not there, written beside its work.
+
+Home may lie on a filesystem that hangs. All that this costs is that the next well does not know: the files have a
+thread of their own, and of each file only the newest content waits to be written.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,68 @@ import json
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stepwell.io import whole
-from stepwell.io.executor import Executor
+from stepwell.io.background import Background
+from stepwell.log import RateLimited
 
 _MOST_BYTES = 1 << 20
+_LATE_SECONDS = 10.0
 
 log = logging.getLogger("stepwell.serve")
+_limited = RateLimited(log)
+
+
+class Keeper:
+    """Writes kept files on a thread of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wanted: dict[KeptFile, Any] = {}
+        self._since: float | None = None  # when the write under way began
+        self._background = Background(self._write, "stepwell-home")
+
+    def keep(self, file: KeptFile, value: Any) -> None:
+        """Has it written, in place of what of this file still waits. Never blocks."""
+        with self._lock:
+            self._wanted[file] = value
+            since = self._since
+        self._background.wake()
+        if since is not None and self._clock() - since >= _LATE_SECONDS:
+            _limited.log(
+                logging.WARNING,
+                "home",
+                "home does not answer, a write to it has taken %d s: %s",
+                *(self._clock() - since, file.lost),
+            )
+
+    def settle(self, seconds: float) -> bool:
+        """Waits until all is written. False: it is not, in that time."""
+        return self._background.settle(seconds)
+
+    def close(self, seconds: float) -> bool:
+        """Writes what waits and ends the thread. False: it hangs, and is not waited for any longer."""
+        return self._background.close(seconds)
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    return
+                file, value = self._wanted.popitem()
+                self._since = self._clock()
+            try:
+                file.write(value)
+            except OSError as error:
+                _limited.log(logging.WARNING, f"write-{file.path.name}", "%s: %s", file.lost, error)
+            finally:
+                with self._lock:
+                    self._since = None
 
 
 class KeptFile:
@@ -24,22 +81,24 @@ class KeptFile:
         self._home = home
         self._name = name
         self._new_name = new_name
-        self._lost = lost
-        self._lock = threading.Lock()  # one job writes at a time, and always what is newest
-        self._wanted: Any = None
+        self.lost = lost
+
+    @property
+    def path(self) -> Path:
+        return self._home / self._name
+
+    def content(self) -> Any:
+        """What was written last. Raises FileNotFoundError, OSError, ValueError and RecursionError."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            return json.loads(file.read(_MOST_BYTES))
 
     def load(self) -> Any:
         """What was written last; None where there is nothing, or nothing that can be read."""
         try:
-            fd = os.open(self._home / self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return self.content()
         except FileNotFoundError:
             return None
-        except OSError as error:
-            log.warning("%s in home cannot be read: %s", self._name, error.strerror)
-            return None
-        try:
-            with open(fd, "rb") as file:
-                return json.loads(file.read(_MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             self.damaged(error)
             return None
@@ -48,21 +107,6 @@ class KeptFile:
         """Its content is not what it should be."""
         log.warning("%s in home is damaged and left out: %s", self._name, error)
 
-    def store(self, value: Any, executor: Executor) -> None:
-        """Has it written by a job: an fsync is nothing for the thread that serves."""
-        self._wanted = value
-        executor.submit(self.flush, lambda error: None)
-
-    def flush(self) -> None:
-        """Writes what is still to be written; on disk when this returns. Any thread."""
-        with self._lock:
-            wanted, self._wanted = self._wanted, None
-            if wanted is None:
-                return
-            try:
-                self.write(wanted)
-            except OSError as error:
-                log.warning("%s: %s: %s", self._lost, self._home, error.strerror)
-
     def write(self, value: Any) -> None:
+        """On disk when this returns; raises OSError."""
         whole.replace(self._home, self._name, self._new_name, json.dumps(value))

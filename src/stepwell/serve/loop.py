@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io.clock import Clock
 from stepwell.io.dumps import clear_registers
+from stepwell.protocol.messages import Refused
+from stepwell.serve.admin import Answer, Shell
 from stepwell.serve.door import Door
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate
@@ -33,6 +35,14 @@ class Linger:
     empty: float
 
 
+def _no_settings(answer: Answer) -> None:
+    answer(Refused("SW-103", "the settings cannot be read again", "this well was started without any", "restart it"))
+
+
+BARE = Shell(kept=lambda: True, reload=_no_settings)
+"""Of a loop without a process of its own around it."""
+
+
 class Loop:
     """Serves `gates`, which are closed when `run` returns. Without `linger` only `stop` ends it."""
 
@@ -45,21 +55,28 @@ class Loop:
         wakeup: Wakeup,
         *,
         linger: Linger | None = None,
+        shell: Shell = BARE,
     ) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
         self._executors = executors
         self._wakeup = wakeup
-        self._linger = linger
+        self.linger = linger
+        self._shell = shell
         self._why = ""
+        self._reload = False
         self._idle_since: float | None = clock.now() + GRACE_SECONDS
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ, self._woken)
-        self._door = Door(hierarchy, gates, self._selector, clock, self.stop)
+        self._door = Door(hierarchy, gates, self._selector, clock, self.stop, shell)
 
     def stop(self, why: str) -> None:
         """Ends `run` after the current round. For the loop's own thread and for signal handlers."""
         self._why = self._why or why
+
+    def reload(self) -> None:
+        """Has the settings read again, in the next round. For signal handlers."""
+        self._reload = True
 
     def run(self) -> str:
         """Serves until it is stopped or nobody needs it; says which. Collects garbage itself: it is off meanwhile."""
@@ -105,6 +122,9 @@ class Loop:
     def _round(self, events: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """One turn over everything that is ready. True: there is more to do at once."""
         until = self._door.until = self._clock.now() + _SLICE_SECONDS
+        if self._reload:
+            self._reload = False
+            self._shell.reload(lambda message: None)
         for key, mask in events:
             key.data(mask)
         self._door.handle_unread()
@@ -112,13 +132,14 @@ class Loop:
         self._door.keep_time(self._clock.now())
         self._keep_lingering(self._clock.now())
         more = self._complete(until)
+        self._shell.keep_time(self._clock.now())
         more = self._hierarchy.turn() or more
         self._door.send_all()
         return more or self._door.busy
 
     def _patience(self) -> float | None:
         """Seconds until time alone gives us something to do; None: never."""
-        every = (self._door.next_moment(), self._leaves_at(), self._hierarchy.next_moment)
+        every = (self._door.next_moment(), self._leaves_at(), self._hierarchy.next_moment, self._shell.next_moment())
         moments = [moment for moment in every if moment is not None]
         if gc.get_count()[0] > _GC_IDLE:
             moments.append(self._clock.now() + _GC_AFTER_SECONDS)
@@ -134,9 +155,9 @@ class Loop:
             self.stop("no engine has used it for a while")
 
     def _leaves_at(self) -> float | None:
-        if self._linger is None or self._idle_since is None:
+        if self.linger is None or self._idle_since is None:
             return None
-        return self._idle_since + (self._linger.blocks if self._hierarchy.holds_blocks else self._linger.empty)
+        return self._idle_since + (self.linger.blocks if self._hierarchy.holds_blocks else self.linger.empty)
 
     def _collect(self, *, idle: bool) -> None:
         # Only the youngest generation: the index may be millions of objects, and nothing in it is cyclic garbage.

@@ -205,6 +205,12 @@ METRICS = (
         (Source("quarantined_namespaces"),),
     ),
     Metric(
+        "stepwell_paused",
+        "gauge",
+        "1 if recalls or spills were switched off by `stepwell pause`, until `stepwell resume`.",
+        (Source("paused_recalls", {"kind": "recalls"}), Source("paused_spills", {"kind": "spills"})),
+    ),
+    Metric(
         "stepwell_decisions_total",
         "counter",
         "Runs that were weighed, by why they were recalled (worth_it, unknown, always) or not (recompute_cheaper).",
@@ -233,6 +239,7 @@ METRICS = (
 NOT_METRICS = frozenset(
     {
         "connections",  # this scrape's own among them
+        "connections_refused",  # the log says why
         "disk_foreign_files",  # what `stepwell fsck` lists
         "disk_index_bytes",  # follows from disk_blocks
         "disk_prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
@@ -244,6 +251,8 @@ NOT_METRICS = frozenset(
         "free_slots",
         "hits_staged",  # disk's transfer_blocks say it
         "leased_blocks",  # comes and goes within a step
+        "messages_refused",  # the log says why
+        "paused",  # a sentence; paused_recalls and paused_spills say it in numbers
         "pid",
         "quarantined_sessions",  # quarantined_slots says what they cost
         "sessions_opened",

@@ -54,11 +54,13 @@ log = logging.getLogger("stepwell.serve.metrics")
 class MetricsServer:
     """Serves from construction until `close`. `address` is where, with the port that a port of 0 became.
 
+    The well is asked at `socket`, where it listens, and never sought by home, which may hang.
+
     Raises ConfigError: SW-119 (the port or path is taken or refused), SW-109 (path too long), SW-102 (no loopback
     address). A Unix socket is 0600; a dead one in its place is replaced, and ours is removed at the end.
     """
 
-    def __init__(self, address: str, home: Path, socket: Path | None = None) -> None:
+    def __init__(self, address: str, home: Path, socket: Path) -> None:
         self._home = home
         self._socket = socket
         self._limited = RateLimited(log)

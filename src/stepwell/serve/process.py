@@ -33,16 +33,21 @@ from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
-from stepwell.log import well_log
+from stepwell.log import logger, well_log
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import Mode
 from stepwell.policies.writing.named import WRITE_POLICIES
+from stepwell.serve.admin import Shell
 from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate, opened, ways
+from stepwell.serve.holding import holding
+from stepwell.serve.kept import Keeper
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.pauses import PauseList
 from stepwell.serve.quarantine import QuarantineList
+from stepwell.serve.reload import Reloading
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
@@ -53,8 +58,10 @@ from stepwell.vault.memory import cells, lock_limit
 
 KEYRING_NAME = "keyring"
 _OPEN_FILES = 16384  # two for each connection, one for each slab and each watched process
-_JOB_SECONDS = 2.0
+# How long an end may take, all together less than the 10 s that `stepwell stop` waits.
 _DRAIN_SECONDS = 5.0
+_HOME_SECONDS = 1.0  # beyond those, in which home is written too
+_JOB_SECONDS = 2.0
 
 log = logging.getLogger("stepwell.serve")
 
@@ -66,12 +73,14 @@ def run(
     locked: int | None = None,
     linger: bool = False,
     ready: Callable[[Path], None] = lambda socket_path: None,
+    reread: Callable[[], Settings] | None = None,
 ) -> str:
     """Serves `home` until SIGTERM, SIGINT, `stepwell stop` or, with `linger`, until nobody has used it for long enough.
 
     For the main thread of a process of its own. `locked` is the descriptor of the home's lock if the caller holds it.
-    `ready` is called when connections are accepted. Returns why it ended. Raises StepwellError if it cannot start:
-    BackendDown SW-501 (another one runs) and SW-502 (the system refused something), and whatever home, keyring,
+    `ready` is called when connections are accepted. `reread` gives the settings as they are written now, on SIGHUP and
+    `stepwell reload`; it may block and raises StepwellError. Returns why it ended. Raises StepwellError if it cannot
+    start: BackendDown SW-501 (another one runs) and SW-502 (the system refused something), and whatever home, keyring,
     settings and memory have to say.
     """
     served: list[Path] = []
@@ -81,7 +90,7 @@ def run(
         ready(at)
 
     try:
-        return _run(home, settings, locked, linger, begun)
+        return _run(home, settings, locked, linger, begun, reread or (lambda: settings))
     except OSError as error:
         if served:
             raise
@@ -93,7 +102,14 @@ def run(
         ) from error
 
 
-def _run(home: Path, settings: Settings, locked: int | None, linger: bool, ready: Callable[[Path], None]) -> str:
+def _run(
+    home: Path,
+    settings: Settings,
+    locked: int | None,
+    linger: bool,
+    ready: Callable[[Path], None],
+    reread: Callable[[], Settings],
+) -> str:
     check_together(settings)
     prepare_home(home)
     by_home = rendezvous(home)
@@ -103,6 +119,7 @@ def _run(home: Path, settings: Settings, locked: int | None, linger: bool, ready
             place = _named(way.path, shared=way.shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
         held.enter_context(_locked(home, by_home, locked))
+        held.enter_context(holding(home, by_home))
         host = _host_bytes(settings)
         dumps.forbid()  # before there are keys and KV in memory
         _raise_open_files()
@@ -112,10 +129,10 @@ def _run(home: Path, settings: Settings, locked: int | None, linger: bool, ready
             log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
         with contextlib.ExitStack() as listening:
             gates = [listening.enter_context(opened(way)) for way in doors]
-            listening.enter_context(_metrics(settings.metrics, home, settings.socket))
+            listening.enter_context(_metrics(settings.metrics, home, doors[0].path))
             sites = take_sites(settings)
             _remember(home, settings)
-            return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path))
+            return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path), reread)
 
 
 def _serve(
@@ -127,6 +144,7 @@ def _serve(
     gates: Sequence[Gate],
     linger: bool,
     ready: Callable[[], None],
+    reread: Callable[[], Settings],
 ) -> str:
     clock = MonotonicClock()
     wakeup = Wakeup()
@@ -138,7 +156,7 @@ def _serve(
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tier = make_tier(sites, executors[-1], clock, sealing)
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
-    quarantine, costs = QuarantineList(home), CostList(home)
+    keeper, quarantine, costs, pauses = Keeper(), QuarantineList(home), CostList(home), PauseList(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
         limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
@@ -151,19 +169,41 @@ def _serve(
         judge=judge(settings, host),
         sink=log_event,
         barred=quarantine.read(),
-        keep=lambda barred: quarantine.keep(barred, executor),
+        keep=lambda barred: quarantine.keep(barred, keeper),
         recall=Mode(settings.recall),
         policy=POLICIES[settings.policy],
         placement=PLACEMENTS[settings.placement](),
         write=WRITE_POLICIES[settings.write](),
         prefetch=settings.prefetch == "on",
         calibrations=costs.read(),
-        learned=lambda learned: costs.keep(learned, executor),
+        learned=lambda learned: costs.keep(learned, keeper),
+        tenants=1 + len(settings.tenants),
+        paused=pauses.read(),
+        keep_paused=lambda paused: pauses.keep(paused, keeper),
     )
+
+    def apply(settings: Settings) -> None:
+        hierarchy.behave(
+            recall=Mode(settings.recall),
+            placement=PLACEMENTS[settings.placement](),
+            write=WRITE_POLICIES[settings.write](),
+            prefetch=settings.prefetch == "on",
+            pin_waiting=settings.pin_waiting,
+        )
+        hierarchy.judge = judge(settings, host)
+        loop.linger = Linger(settings.linger, settings.linger_empty) if linger else None
+        logger.setLevel(settings.log_level.upper())
+
+    reader = ThreadExecutor(wakeup, 1)
+    executors.append(reader)
+    reloading = Reloading(settings, reread, apply, reader, clock, idle=() if linger else ("linger", "linger_empty"))
+    shell = Shell(lambda: pauses.kept, reloading.begin, reloading.keep_time, lambda: reloading.next_moment)
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
-    loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers)
+    loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers, shell=shell)
     with _signals(loop, wakeup):
         log.info("stepwell %s serves, host %s, process %d", __version__, format_size(host), os.getpid())
+        for pause in hierarchy.pauses.all:
+            log.warning("paused: %s; `stepwell resume` undoes it", pause)
         hierarchy.recover()
         ready()
         gc.collect()
@@ -171,10 +211,12 @@ def _serve(
         try:
             why = loop.run()
             log.info("the well ends: %s", why)
+            if learned := hierarchy.costs.learned:
+                costs.keep(learned, keeper)
             if not loop.drain(_DRAIN_SECONDS):
                 log.warning("what still waited to be written to disk is given up")
-            quarantine.flush()
-            costs.last(hierarchy.costs.learned)
+            if not keeper.close(_HOME_SECONDS):
+                log.warning("home does not answer: what was learned lately is not kept for the next well")
         except Exception:
             log.exception("the well ends because of an error in itself")  # nobody reads its standard error any more
             raise
@@ -238,7 +280,7 @@ def _locked(home: Path, place: Rendezvous, inherited: int | None) -> Iterator[No
         yield
 
 
-def _metrics(address: str | None, home: Path, at: Path | None) -> contextlib.AbstractContextManager[object]:
+def _metrics(address: str | None, home: Path, at: Path) -> contextlib.AbstractContextManager[object]:
     """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
     if address is None:
         return contextlib.nullcontext()
@@ -253,6 +295,7 @@ def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
         s: signal.signal(s, lambda number, _: loop.stop(signal.Signals(number).name))
         for s in (signal.SIGTERM, signal.SIGINT)
     }
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hang_up(loop))
     old_fd = signal.set_wakeup_fd(wakeup.signal_fd, warn_on_full_buffer=False)
     try:
         yield
@@ -260,6 +303,21 @@ def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
         signal.set_wakeup_fd(old_fd)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _hang_up(loop: Loop) -> Callable[[int, object], None]:
+    """SIGHUP asks for the settings to be read again; but one whose cause is that the terminal was closed, in which the
+    well was started by hand, ends it. Not that of `nohup`."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    terminal = None if ignored else next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+
+    def hung_up(number: int, _: object) -> None:
+        if terminal is not None and not os.isatty(terminal):
+            loop.stop("its terminal was closed")
+        else:
+            loop.reload()
+
+    return hung_up
 
 
 def _raise_open_files() -> None:

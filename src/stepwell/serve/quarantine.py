@@ -12,8 +12,7 @@ from pathlib import Path
 
 from stepwell.config.access import MAX_TENANTS
 from stepwell.hierarchy.canaries import MOST_NAMESPACES, Tags
-from stepwell.io.executor import Executor
-from stepwell.serve.kept import KeptFile
+from stepwell.serve.kept import Keeper, KeptFile
 
 LIST_NAME = "quarantine.json"
 """Of the file in home: a list of namespaces, each a list of its tags in hexadecimal digits."""
@@ -40,6 +39,6 @@ class QuarantineList(KeptFile):
             return []
         return [tags for tags in barred if tags][-MOST_LISTED:]
 
-    def keep(self, barred: Sequence[Tags], executor: Executor) -> None:
+    def keep(self, barred: Sequence[Tags], keeper: Keeper) -> None:
         """Has it written, beside the well's work."""
-        self.store([[tag.hex() for tag in tags] for tags in barred], executor)
+        keeper.keep(self, [[tag.hex() for tag in tags] for tags in barred])

@@ -10,6 +10,7 @@ from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell.serve")
 _limited = RateLimited(log)
+_switched = RateLimited(log, 5.0)  # an operator looks at each, a script may be wrong
 
 
 def alarm(tag: bytes, excess: float) -> IdentityMismatch:
@@ -31,6 +32,8 @@ def log_event(event: e.Event) -> None:
             log.info("session %d opened: %s, %d rank(s)", session, label, ranks)
         case e.SessionEnded(session, quarantined):
             log.info("session %d ended, %d slots in quarantine", session, quarantined)
+        case e.MessageRefused(session, code, what):
+            _limited.log(logging.WARNING, f"refused-{code}", "session %d is ended: %s [%s]", session, what, code)
         case e.TierRecovered(tier, blocks, seconds, kept) if blocks or kept:
             log.info("%s tier: %d blocks of an earlier life found in %.2f s", tier, blocks, seconds)
             if kept:
@@ -60,7 +63,20 @@ def log_event(event: e.Event) -> None:
             log.error("%s", alarm(tag, excess))
         case e.QuarantineLifted(tag):
             log.info("namespace %s has left quarantine: it was cleared", tag.hex())
+        case e.PauseChanged(kind, True, uid, reason):
+            _switched.log(
+                logging.WARNING,
+                f"{kind}-paused",
+                "%s are paused by user %d%s; `stepwell resume %s` undoes it",
+                *(kind, uid, _because(reason), kind),
+            )
+        case e.PauseChanged(kind, False, uid, _):
+            _switched.log(logging.WARNING, f"{kind}-resumed", "%s are resumed by user %d", kind, uid)
         case e.ArenaTroubled(error):
             _limited.log(logging.WARNING, "arena", "%s", error)
         case _:
             pass
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -61,7 +61,7 @@ class Bench:
         self.arena.check()
 
     def grow(self, of: Owner) -> None:
-        self.arena.populate(of)
+        self.arena.came(of)
         self.settle()
 
     def fill(self, of: Owner, n: int, parent: Entry | None = None, shards: int = 1) -> Entry:
@@ -76,6 +76,12 @@ class Bench:
         for n in numbers:
             entries.append(self.fill(of, n, entries[-1] if entries else None))
         return entries
+
+    def fill_slab(self, of: Owner) -> list[Entry]:
+        """A slab of resident blocks, one prefix; other owners' have other numbers."""
+        self.grow(of)
+        first = 10 * of.model[0]
+        return self.chain(of, range(first, first + SLOTS))
 
     def gone(self) -> list[int]:
         return [int.from_bytes(entry.id, "big") for entry, _ in self.dropped]
@@ -94,7 +100,7 @@ class ArenaKit(ABC):
         bench = self.bench()
         arena = bench.arena
         assert arena.reserve(owner(), name(1), None, 1, MEMBER) is None
-        arena.populate(owner())
+        arena.came(owner())
         assert bench.memory.made
         assert arena.reserve(owner(), name(1), None, 1, MEMBER) is None
         bench.settle()
@@ -114,7 +120,7 @@ class ArenaKit(ABC):
     def test_bytes_are_bounded(self) -> None:
         bench = self.bench(5 * SLAB // 2)
         for n in range(6):
-            bench.arena.populate(owner(n))
+            bench.arena.came(owner(n))
             bench.arena.check()
             bench.settle()
             for block in range(3):
@@ -259,7 +265,7 @@ class ArenaKit(ABC):
         at = slab.layout.offset + slot * slab.layout.stride
         mapping[at : at + 4] = 7
         assert slab.generation(slot) == 1
-        bench.arena.populate(owner(2))
+        bench.arena.came(owner(2))
         assert bench.retired == [slab]
         assert sorted(bench.gone()) == list(range(SLOTS))
         assert not mapping[: 8 * slab.layout.slots].any()  # told at once, whenever its pages go
@@ -295,7 +301,7 @@ class ArenaKit(ABC):
                 bench.fill(owner(n), 100 * n + block)
         assert len(bench.served) == 4
         for _ in range(3):
-            bench.arena.populate(owner(9))
+            bench.arena.came(owner(9))
         assert [s.owner for s in bench.retired] == [owner(0)]  # the least recently used one, once
         bench.settle()
         assert bench.served[-1].owner == owner(9)
@@ -306,8 +312,8 @@ class ArenaKit(ABC):
         bench.chain(owner(1), range(SLOTS))
         bench.grow(owner(2))
         bench.chain(owner(2), range(10, 10 + SLOTS))
-        bench.arena.populate(owner(1))
+        bench.arena.came(owner(1))
         assert not bench.retired
-        bench.arena.populate(owner(2))
+        bench.arena.came(owner(2))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
         bench.settle()

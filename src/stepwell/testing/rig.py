@@ -54,6 +54,7 @@ class Rig:
         placement: str = "by_worth",
         write: WritePolicy | None = None,
         prefetch: bool = False,
+        tenants: int = 1,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -74,6 +75,7 @@ class Rig:
             placement=PLACEMENTS[placement](),
             write=write,
             prefetch=prefetch,
+            tenants=tenants,
         )
 
     def turns(self, limit: int = 10_000) -> None:

@@ -238,7 +238,7 @@ class _Rounds:
         stage.heal()
         left = [path.name for path in stage.below.iterdir() if not NAME.fullmatch(path.name) and path.name not in OURS]
         home = {path.name for path in stage.well.home.iterdir()}
-        left += sorted(home - {"keyring", "stepwell.log", "disks.json", "README.txt"})
+        left += sorted(home - {"keyring", "stepwell.log", "disks.json", "README.txt", "well.lock"})
         self._files.cases += 1
         if left:
             self._files.broken(f"{where}: left behind: {left}")

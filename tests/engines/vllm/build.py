@@ -22,6 +22,7 @@ from vllm.config import (
     LoadConfig,
     LoRAConfig,
     ModelConfig,
+    MultiModalConfig,
     ParallelConfig,
     SchedulerConfig,
     VllmConfig,
@@ -72,6 +73,8 @@ class Setup:
     kv_heads: int = 2
     """Over all ranks, each once; where they are fewer than ranks, several ranks hold the same."""
     head_size: int = 8
+    uneven: bool = False
+    """Layer n has heads of n + 1 times this size, so that its pages are larger."""
     batch_tokens: int = 256
     """Budget of a step; longer prompts are prefilled in chunks."""
     max_seqs: int = 16
@@ -84,6 +87,11 @@ class Setup:
     """Schedule step N+1 before the output of step N is processed, as CUDA does by default."""
     runner_v2: bool = False
     """Hooks in the order of CUDA's default model runner, which lists resumed requests among the new ones."""
+    chunked_prefill: bool = True
+    data_rank: int | None = None
+    """Of an engine in a group of two that share the requests; None: an engine by itself."""
+    multimodal: bool = False
+    """The model takes other inputs beside tokens; none is ever sent."""
     lora: bool = False
     """Adapters are switched on; none is ever loaded."""
     weights: int = 0
@@ -100,8 +108,11 @@ class Setup:
 
     @property
     def words(self) -> int:
-        """64-bit words of K and V together, per token, layer and head."""
-        return 2 * self.head_size * DTYPE.itemsize // 8
+        """64-bit words of K and V together, per token and head, in the largest layer."""
+        return 2 * self.head_size_of(self.layers - 1) * DTYPE.itemsize // 8
+
+    def head_size_of(self, layer: int) -> int:
+        return self.head_size * (layer + 1 if self.uneven else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +189,13 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         max_model_len=max_model_len,
         enforce_eager=True,
     )
+    if setup.multimodal:
+        model.multimodal_config = MultiModalConfig(limit_per_prompt={"image": 0})
     scheduler = SchedulerConfig(
         max_num_batched_tokens=setup.batch_tokens,
         max_num_seqs=setup.max_seqs,
         max_model_len=max_model_len,
-        enable_chunked_prefill=True,
+        enable_chunked_prefill=setup.chunked_prefill,
         is_encoder_decoder=False,
         policy=setup.policy,
         long_prefill_token_threshold=setup.long_prefill_threshold,
@@ -207,7 +220,9 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         model_config=model,
         cache_config=cache,
         scheduler_config=scheduler,
-        parallel_config=ParallelConfig(tensor_parallel_size=setup.ranks, distributed_executor_backend="mp"),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=setup.ranks, distributed_executor_backend="mp", **_data_parallel(setup)
+        ),
         device_config=DeviceConfig("cpu"),
         load_config=LoadConfig(),
         kv_transfer_config=KVTransferConfig(**transfer),
@@ -217,12 +232,22 @@ def _vllm_config(setup: Setup) -> VllmConfig:
     return config
 
 
+def _data_parallel(setup: Setup) -> dict[str, Any]:
+    if setup.data_rank is None:
+        return {}
+    return {"data_parallel_size": 2, "data_parallel_rank": setup.data_rank, "data_parallel_size_local": 2}
+
+
 def _specs(setup: Setup) -> dict[str, FullAttentionSpec]:
     """What the model's attention layers would say of one rank's KV."""
     heads = {"max_tp_shards": setup.kv_heads} if KNOWS_REPLICAS else {}
     return {
         f"model.layers.{layer}.self_attn.attn": FullAttentionSpec(
-            block_size=setup.page, num_kv_heads=setup.heads_per_rank, head_size=setup.head_size, dtype=DTYPE, **heads
+            block_size=setup.page,
+            num_kv_heads=setup.heads_per_rank,
+            head_size=setup.head_size_of(layer),
+            dtype=DTYPE,
+            **heads,
         )
         for layer in range(setup.layers)
     }

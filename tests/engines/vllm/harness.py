@@ -46,6 +46,8 @@ class Harness:
         """Wrong KV that the connector reported as failed to load in time, so that vLLM dropped the result."""
         self.connector_stats: list[Any] = []
         """What `KVConnectorStats.to_dict` gave vLLM's loggers, per step in which there were any."""
+        self.hits: Counter[str] = Counter()
+        """Tokens that the connector brought, by where vLLM counted them to come from."""
         self.failures: Counter[int] = Counter()
         """Pages reported as failed to load, by step."""
         self.steps = 0
@@ -335,6 +337,8 @@ class Harness:
             stats = core_outputs.scheduler_stats
             if stats is not None and stats.kv_connector_stats:
                 self.connector_stats.append(stats.kv_connector_stats)
+            for source, tokens in getattr(stats and stats.connector_prefix_cache_stats, "hits_by_source", {}).items():
+                self.hits[source.value] += tokens
 
     def _deliver(self, item: EngineCoreOutput) -> None:
         outcome = self.requests[item.request_id]

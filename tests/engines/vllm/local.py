@@ -15,7 +15,9 @@ from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.local import LocalWell, open_well
+from stepwell.hierarchy.local import LocalWell
+from stepwell.hierarchy.local import open_well as open_any_well
+from stepwell.policies.decide import Mode
 from stepwell.testing.late_device import LateDevice
 
 from .build import Setup
@@ -87,7 +89,7 @@ class Engine(Harness):
         self.assert_clean()
         self.well.check()
         half = self.half
-        left = half.tracked, half.busy, half._spilling, half._held, self.client._asks, self.client._spills
+        left = half.tracked, half.busy, half._spilling, half._lingering, self.client._asks, self.client._spills
         assert not any(left), left
         for name in ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots"):
             assert self.stat(name) == 0, name
@@ -97,8 +99,8 @@ class Engine(Harness):
         """Slots of these blocks (numbers in `entries`) change between every offer and its load in here."""
         recall, entries = self.client.recall, self.entries()
 
-        def then_spoil(*args: Any) -> Any:
-            answer = recall(*args)
+        def then_spoil(*args: Any, **more: Any) -> Any:
+            answer = recall(*args, **more)
             for number in blocks:
                 slab, slot = entries[number].slots[rank]
                 slab.renew(slot)
@@ -106,6 +108,12 @@ class Engine(Harness):
 
         with patch.object(self.client, "recall", then_spoil):
             yield
+
+
+def open_well(host: str | int = "32MiB") -> LocalWell:
+    """A well that recalls whatever it has, also on a machine on which a copy took so long that computing looks
+    cheaper."""
+    return open_any_well(host, recall=Mode.ALWAYS)
 
 
 @contextmanager
@@ -137,8 +145,9 @@ def late(seed: int | None, *, early: bool = False) -> Iterator[list[LateDevice]]
 
 
 def setup_in(folder: Path, *, extra: dict[str, Any] | None = None, **fields: Any) -> Setup:
-    """An engine with a block per page, unless `extra` says otherwise."""
-    settings = {"home": str(folder / "home"), "weights_id": "w", "block_tokens": fields.get("page", 16)}
+    """An engine with a block per page, and receipts, unless `extra` says otherwise."""
+    block = fields.get("page", 16)
+    settings = {"home": str(folder / "home"), "weights_id": "w", "block_tokens": block, "receipts": True}
     return Setup("StepwellConnector", folder / "model", extra={**settings, **(extra or {})}, **fields)
 
 

@@ -23,10 +23,9 @@ from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.plan import Compare
 from stepwell.engines.vllm.requests import Tracked
 from stepwell.engines.vllm.shape import Shape
-from stepwell.hierarchy.local import open_well
 from stepwell.protocol.messages import SLOT_REF
 
-from .local import Engine, engine, prompt, setup_in
+from .local import Engine, engine, open_well, prompt, setup_in
 from .test_faults import lose, rejoin
 
 ALL: dict[str, Any] = {"canary": 1}
@@ -194,6 +193,7 @@ def test_blocks_are_compared_once_when_their_step_is_confirmed() -> None:
     tracked.confirmed += 1
     compare = of.ready(tracked)
     assert compare is not None and [pages for _, pages in compare.blocks] == [[n] for n in range(first, first + count)]
+    tracked.watch = None  # it is planned
     assert of.ready(tracked) is None
     of.give_up(tracked)
     assert not of.waits, "its lease is the workers' to end"
@@ -387,7 +387,7 @@ def test_a_preempted_canary_is_one_less(tmp_path: Path, order: dict[str, Any]) -
         assert verdicts(h)[1:] == (0, 0)
 
 
-def test_pages_are_held_only_for_a_canary_that_is_computed(tmp_path: Path) -> None:
+def test_a_request_lingers_only_for_a_canary_that_is_computed(tmp_path: Path) -> None:
     """A request of one token ends before its step is confirmed; one that is aborted in its prefill never will be."""
     with engine(tmp_path, extra=ALL, batch_tokens=64) as h:
         h.serve(prompt(300))
@@ -399,7 +399,7 @@ def test_pages_are_held_only_for_a_canary_that_is_computed(tmp_path: Path) -> No
             h.step()
             h.step()
             h.abort(rid)
-        assert not h.half._held
+        assert not h.half._lingering
         assert h.half.busy, "its lease is still to be ended"
         h.run()
         h.assert_quiet()

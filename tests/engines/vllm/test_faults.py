@@ -13,9 +13,8 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.paged.cpu import Copied
-from stepwell.hierarchy.local import open_well
 
-from .local import Engine, engine, prompt, setup_in
+from .local import Engine, engine, late, open_well, prompt, setup_in
 from .worker import ForwardFailed
 
 
@@ -167,6 +166,80 @@ def test_a_client_that_raises_costs_no_request(tmp_path: Path, method: str, afte
         h.assert_clean()
 
 
+@pytest.mark.parametrize("what", ["now", "put", "scatter", "start_load_kv"])
+def test_no_load_is_lost_whatever_always_raises(tmp_path: Path, what: str) -> None:
+    """What raises before a load's copies begin, and a vLLM that does not call the hook that begins them."""
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        half = h.workers[0].connector._work
+        half._copies.inline_bytes = 0 if what == "put" else half._copies.inline_bytes
+        of = {"now": half._copies, "scatter": half._copies, "put": half._in, "start_load_kv": h.workers[0].connector}[
+            what
+        ]
+        answer: dict[str, Any] = {"return_value": None} if what == "start_load_kv" else {"side_effect": RuntimeError()}
+        with patch.object(of, what, **answer):
+            rid = h.add(prompt(200), max_tokens=3)
+            h.run(50)
+            parked = h.add([*prompt(200), *prompt(40, seed=2)])
+            h.step()
+            h.abort(parked)
+            h.run(50)
+        assert h.right(h.requests[rid]) and h.requests[rid].computed > 200
+        assert h.request(parked) is None
+        assert h.right(h.recall(prompt(200), max_tokens=3))
+        h.assert_quiet()
+
+
+def test_a_load_is_not_failed_before_its_copies_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages would be another's, or be computed, while they are still written."""
+    monkeypatch.setattr("stepwell.engines.vllm.worker_half.PART_BYTES", 1)
+    with late(None), engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.settle()
+        h.forget()
+        copies = h.workers[0].connector._work._copies
+        scatter, calls = copies.scatter, [0]
+
+        def second_raises(shards: Any, after: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 2:
+                raise RuntimeError("on purpose")
+            return scatter(shards, after)
+
+        with patch.object(copies, "scatter", second_raises):
+            rid = h.add(prompt(200), max_tokens=3)
+            for _ in range(10):
+                h.step()
+            assert calls[0] == 2 and h.status(rid) == "WAITING_FOR_REMOTE_KVS", "the first one still copies"
+            h.settle()
+        for _ in range(10):
+            h.step()
+        h.settle()
+        h.run()
+        assert h.right(h.requests[rid]) and h.requests[rid].computed > 200
+        h.assert_quiet()
+
+
+def test_pages_that_are_copied_are_held_back_though_saving_raises(tmp_path: Path) -> None:
+    """Copies of the step before still read them."""
+    with late(None), engine(tmp_path, num_pages=25) as h:
+        h.serve(prompt(200))
+        h.forget()
+        half = h.workers[0].connector._work
+        with patch.object(half, "_save", side_effect=RuntimeError("on purpose")):
+            h.serve(prompt(300, seed=2))
+        h.settle()
+        h.forget()
+        rid = h.add(prompt(200), max_tokens=3)
+        for _ in range(20):
+            h.step()
+            h.settle()
+        h.run()
+        assert h.right(h.requests[rid]) and h.requests[rid].external == 192
+        h.assert_quiet()
+
+
 def test_a_hook_without_its_arguments_costs_no_request(tmp_path: Path) -> None:
     """A scheduler output of a vLLM that we do not know: all requests go on without stepwell."""
     with engine(tmp_path, batch_tokens=64) as h:
@@ -236,7 +309,7 @@ def test_a_lost_well_is_rejoined_with_nothing_stale(tmp_path: Path, scheduler_fi
             assert all(h.right(h.requests[rid]) for rid in ids)
             h.assert_quiet()
         # What was on its way when the well was lost is computed, and spilled again: again where this machine dallies,
-        # since pages are held for their slots for so long only.
+        # since a request that has ended waits for its slots for so long only.
         assert any(h.recall(prompt(200)).external == 192 for _ in range(4))
         assert h.stat("blocks") > 12, "spills go on"
 

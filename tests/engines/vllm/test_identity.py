@@ -34,9 +34,20 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from stepwell.block.facts import digest_of
-from stepwell.engines.vllm.identity import canonical, engine, layout_facts, model_facts, page_facts, unsupported
+from stepwell.client.fingerprint import fingerprint
+from stepwell.engines.vllm.identity import (
+    canonical,
+    engine,
+    layout_facts,
+    model_facts,
+    page_facts,
+    unsupported,
+)
 from stepwell.engines.vllm.weights import Files, NoFiles, weight_files
 from stepwell.errors import Unsupported
+
+from .build import build
+from .local import setup_in
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -139,6 +150,13 @@ def test_the_effective_model_config_is_identity(folder: Path, facts: str, argume
         ("kv.calculate_scales", "cache_config.calculate_kv_scales", True),
         ("kv.dtype_skip_layers", "cache_config.kv_cache_dtype_skip_layers", ["0"]),
         ("kv.sharing_fast_prefill", "cache_config.kv_sharing_fast_prefill", True),
+        ("load.load_format", "load_config.load_format", "pt"),
+        ("load.ignore_patterns", "load_config.ignore_patterns", ["*.bin"]),
+        ("load.model_loader_extra_config", "load_config.model_loader_extra_config", {"num_threads": 2}),
+        ("load.safetensors_load_strategy", "load_config.safetensors_load_strategy", "torchao"),
+        ("kernel.moe_backend", "kernel_config.moe_backend", "marlin"),
+        ("kernel.linear_backend", "kernel_config.linear_backend", "marlin"),
+        ("additional", "additional_config", {"precision": "low"}),
     ],
 )
 def test_settings_that_take_long_or_another_machine_to_build(folder: Path, fact: str, path: str, value: Any) -> None:
@@ -236,6 +254,27 @@ def test_the_page_layout_is_identity(
     assert digest_of(layout_facts(config_of(folder), kv_cache_config())) != base[1]
 
 
+def test_the_pages_of_each_layer_are_identity(tmp_path: Path) -> None:
+    """The scheduler's copy of the configuration tells one spec for layers whose pages differ in size."""
+    one, other = (build(setup_in(tmp_path / name, uneven=name == "b")) for name in "ab")
+    facts = [layout_facts(each.vllm_config, each.scheduler_kv) for each in (one, other)]
+    assert "tensors" in changed(*facts)
+
+
+@pytest.mark.parametrize(
+    ("fact", "path", "value"),
+    [
+        ("ranks.all2all", "parallel_config.all2all_backend", "deepep_low_latency"),
+        ("worker", "parallel_config.worker_cls", "another.Worker"),
+    ],
+)
+def test_who_computes_is_identity(folder: Path, fact: str, path: str, value: Any) -> None:
+    config = config_of(folder)
+    before = layout_facts(config, pages())
+    _set(path, value)(config)
+    assert changed(before, layout_facts(config, pages())) == {fact}
+
+
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
 def test_the_shape_of_ranks_is_identity(folder: Path, base: tuple[bytes, bytes], size: str) -> None:
     config = config_of(folder, **{size: 2})
@@ -272,9 +311,10 @@ def test_the_engines_minor_version_is_identity(
         monkeypatch.setattr(vllm, "__version__", version)
         return engine(), digest_of(layout_facts(config_of(folder), pages()))
 
-    assert at("0.97.0") == at("0.97.3") == at("0.97.1.post2") == at("0.97.0+cpu")
+    assert at("0.97.0") == at("0.97.3")
     assert at("0.97.0")[0] == "vllm 0.97"
     versions = ["0.97.0", "0.98.0", "1.97.0", "0.97.0rc1", "0.97.0.dev3+gabc", "0.97.0.dev4+gabc"]
+    versions += ["0.97.0+fork", "0.97.1+fork", "0.97.0+cpu", "0.97.1.post2", "0.97.1.post3"]
     assert len({at(version) for version in versions}) == len(versions)
     assert all(at(version)[1] != base[1] for version in versions)
 
@@ -485,7 +525,7 @@ def test_a_folders_weights_with_their_indexes(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     kept = ["model-1.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "part/model.pt"]
     kept += ["x.gguf", "x.npz", "x.pth", "preprocessor_config.json", "quantize_config.json"]
-    left = ["adapter_model.safetensors", "optimizer.pt", "training_args.bin", "tokenizer.json", "modeling.py"]
+    left = ["optimizer.pt", "training_args.bin", "tokenizer.json", "modeling.py"]
     left += ["original/consolidated.00.pth", "checkpoint-5/model.safetensors", ".cache/model.safetensors", "README.md"]
     touch(folder, *kept, *left)
     (folder / "part" / "loop").symlink_to(folder)
@@ -523,6 +563,14 @@ def test_a_hub_id_is_looked_up_in_the_local_cache(tmp_path: Path) -> None:
     assert isinstance(weight_files(config), NoFiles)
 
 
+def _sharded(pattern: str) -> Callable[[Any], None]:
+    def change(config: Any) -> None:
+        config.load_config.load_format = "sharded_state"
+        config.load_config.model_loader_extra_config = {"pattern": pattern}
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -531,7 +579,8 @@ def test_a_hub_id_is_looked_up_in_the_local_cache(tmp_path: Path) -> None:
         _set("load_config.load_format", "tensorizer"),
         _set("load_config.load_format", "npcache"),
         _set("load_config.load_format", "a_plugin"),
-        _set("load_config.model_loader_extra_config", {"pattern": "rank-{rank}.weights"}),
+        _sharded("rank-{rank}.weights"),
+        _sharded("../other/rank-{rank}.safetensors"),
         _set("model_config.model_weights", "s3://bucket/model"),
         _set("model_config.model", "s3://bucket/model"),
         _set("model_config.model", "not a model / at all"),
@@ -548,3 +597,59 @@ def test_weights_that_no_local_file_holds(tmp_path: Path, change: Callable[[Any]
     result = weight_files(config)
     assert isinstance(result, NoFiles)
     assert result.reason
+
+
+def test_a_loader_of_a_plugin_reads_what_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it took the name of a format that vLLM knows."""
+    from vllm.model_executor import model_loader
+
+    class Loader(model_loader.DefaultModelLoader):
+        pass
+
+    folder = model_folder(tmp_path / "tiny")
+    touch(folder, "model.safetensors")
+    config = config_of(folder, load_format="safetensors")
+    assert found(config, folder) == ["model.safetensors"]
+    monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, "safetensors", Loader)
+    assert isinstance(weight_files(config), NoFiles)
+
+
+FORMATS = ["auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "pt"]
+BESIDE_EACH_OTHER = [
+    ["model.safetensors"],
+    ["model.safetensors", "model.pt"],
+    ["model.safetensors", "model.bin", "consolidated.safetensors"],
+    ["consolidated.00.pt", "pytorch_model.bin", "training_args.bin"],
+    ["a-1.safetensors", "a-2.safetensors", "b.safetensors", "model.safetensors.index.json"],
+    ["adapter_model.safetensors", "optimizer.safetensors", "scheduler.bin", "rng_state.pt", "optimizer.pt"],
+]
+
+
+def test_whatever_other_files_the_loader_reads_is_another_namespace(tmp_path: Path) -> None:
+    """vLLM's own choice among the files of a folder, for each format that reads them there."""
+    from vllm.model_executor.model_loader import DefaultModelLoader
+
+    read_under: dict[tuple[Any, ...], set[tuple[str, ...]]] = {}
+    choices = set()
+    for number, names in enumerate(BESIDE_EACH_OTHER):
+        folder = model_folder(tmp_path / str(number))
+        for name in names:
+            (folder / name).write_text(name)
+        if "model.safetensors.index.json" in names:
+            index = {"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors"}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        for load_format in FORMATS:
+            config = config_of(folder, load_format=load_format)
+            try:
+                chosen = DefaultModelLoader(config.load_config)._prepare_weights(str(folder), None, None, True, None)[1]
+            except (RuntimeError, FileNotFoundError):
+                continue  # that engine does not start
+            files = weight_files(config)
+            assert isinstance(files, Files)
+            assert {Path(path) for path in chosen} <= set(files.paths), (names, load_format)
+            read = tuple(sorted(os.path.relpath(path, folder) for path in chosen))
+            namespace = fingerprint(files.paths, None), digest_of(model_facts(config))
+            read_under.setdefault(namespace, set()).add(read)
+            choices.add(read)
+    assert len(choices) > 8, "the folders do not differ enough"
+    assert all(len(read) == 1 for read in read_under.values())

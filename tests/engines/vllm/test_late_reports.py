@@ -14,7 +14,7 @@ from stepwell.engines.vllm.plan import Load, StepReport
 from stepwell.engines.vllm.requests import Loading, Tracked
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.steps import MOST_STEPS, Steps
+from stepwell.engines.vllm.steps import MOST_STEPS, Computes, Steps
 
 TOKENS = 64
 
@@ -51,10 +51,10 @@ def tracked(scheduler: SchedulerHalf, life: int) -> Tracked:
 def test_a_step_of_an_earlier_life_confirms_nothing() -> None:
     scheduler = half(Counting())
     known = tracked(scheduler, life=2)
-    scheduler._steps.begin(5, [("r", 1, TOKENS)])
+    scheduler._steps.begin(5, [Computes("r", 1, TOKENS, TOKENS)])
     scheduler.stepped(StepReport(done={5: 1}))
     assert known.confirmed == 0
-    scheduler._steps.begin(6, [("r", 2, TOKENS)])
+    scheduler._steps.begin(6, [Computes("r", 2, TOKENS, TOKENS)])
     scheduler.stepped(StepReport(done={6: 1}))
     assert known.confirmed == TOKENS
 
@@ -62,9 +62,9 @@ def test_a_step_of_an_earlier_life_confirms_nothing() -> None:
 def test_steps_that_nobody_reports_are_forgotten() -> None:
     steps = Steps(world=2)
     for number in range(MOST_STEPS + 1):
-        steps.begin(number, [("r", 1, number)])
+        steps.begin(number, [Computes("r", 1, number, 1)])
     assert len(steps._under_way) == MOST_STEPS
-    assert [*steps.ended({0: 2}), *steps.ended({1: 2})] == [("r", 1, 1)]
+    assert [*steps.ended({0: 2}), *steps.ended({1: 2})] == [("r", 1, 1, 1)]
 
 
 @pytest.mark.parametrize(("transfer", "counts"), [(2, False), (3, True)])
@@ -76,3 +76,20 @@ def test_a_load_of_an_earlier_transfer_says_nothing(transfer: int, counts: bool)
     assert (known.failed, loading.good) == ((True, 1) if counts else (False, 4))
     scheduler.stepped(StepReport(loaded=[("r", transfer, 0.5)]))
     assert loading.copy_s == (0.5 if counts else 0.0)
+
+
+def test_what_was_computed_on_top_of_a_failed_load_is_no_better_for_the_next() -> None:
+    """Pages behind those that failed are in the engine's cache too, and may be hit alone where it has others twice."""
+    scheduler = half(Counting())
+    known = tracked(scheduler, life=1)
+    known.pages, known.admitted = [1, 2, 3, 4], True
+    scheduler.not_loaded({3})
+    assert known.mute
+    hits = {2: False, 3: True, 4: True}
+    for page, wrong in hits.items():
+        known = tracked(scheduler, life=2)
+        scheduler._scheduled("r", [[9, page, 10]], 32, SimpleNamespace(num_scheduled_tokens={"r": 16}), [])
+        assert known.mute is wrong, page
+    known = tracked(scheduler, life=3)
+    scheduler._scheduled("r", [[9, 4, 10]], 16, SimpleNamespace(num_scheduled_tokens={"r": 16}), [])
+    assert not known.mute, "it writes that page anew"

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.patience import Patience
-from stepwell.hierarchy.local import open_well
 
-from .local import Engine, engine, prompt, setup_in
+from .local import Engine, engine, open_well, prompt, setup_in
 
 
 @pytest.mark.parametrize(
@@ -86,6 +85,21 @@ def test_an_engine_hit_is_a_use(tmp_path: Path) -> None:
         h.serve(prompt(100, seed=2))
         h.serve(prompt(100))
         assert min(entry.standing.used for entry in first) > max(e.standing.used for e in h.entries() if e not in first)
+
+
+def test_no_client_is_told_of_hits_unless_the_operator_wants_it(tmp_path: Path) -> None:
+    """Whether and where a prompt is cached tells what others have asked. Nothing in a request turns it on."""
+    with engine(tmp_path, extra={"receipts": False}) as h:
+        ask = {"stepwell": {"recall": "always", "receipts": True}}
+        assert h.serve(prompt(100), kv_transfer_params=ask).kv_transfer_params is None
+        again = h.recall(prompt(100), kv_transfer_params=ask)
+        assert (again.external, again.kv_transfer_params) == (96, None)
+        rid = h.add(prompt(100, seed=2))
+        h.step()
+        h.abort(rid)
+        h.run()
+        assert h.requests[rid].kv_transfer_params is None
+        h.assert_quiet()
 
 
 def test_a_receipt_says_what_was_recalled(tmp_path: Path) -> None:

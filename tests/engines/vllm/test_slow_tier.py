@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
+from stepwell.engines.vllm.connector import HOST
 from stepwell.hierarchy.breaker import OVERDUE_S
 from stepwell.hierarchy.entry import Entry
 from stepwell.tiers.base import Incoming, Outgoing, ReadDone, Reading, WriteDone, Writing
@@ -154,6 +155,21 @@ def added(h: SlowEngine, tokens: list[int]) -> float:
     return h.started[rid] - came
 
 
+@pytest.mark.skipif(HOST is None, reason="vLLM before 0.32 does not ask")
+def test_vllm_counts_hits_by_the_tier_that_had_them(tmp_path: Path) -> None:
+    with queue(tmp_path, 1, 4096) as h:
+        h.put_below(below := prompts(1, 4096))
+        assert not h.hits, "computed"
+        for tokens, sources in ((2048, {"disk": 2048}), (2048, {"host": 2048}), (4096, {"host": 2048, "disk": 2048})):
+            h.hits.clear()
+            h.forget()
+            rid = h.add(below[0][:tokens])
+            h.run_slowly()
+            assert h.requests[rid].external == tokens
+            assert h.hits == sources
+        h.assert_quiet()
+
+
 @pytest.mark.parametrize(("how", "limit"), [("hangs", STALL_LIMIT_S), ("fails", 0.0)])
 def test_what_a_broken_tier_adds_to_a_lone_request(tmp_path: Path, how: str, limit: float) -> None:
     with queue(tmp_path, 4) as h:
@@ -207,6 +223,40 @@ def test_what_a_broken_tier_adds_to_a_queue(tmp_path: Path, how: str, limit: flo
         h.run_slowly()
         assert max(h.started[rid] for rid in ids) - came <= limit + SLACK_S + h.step_s
         assert all(h.right(h.requests[rid]) for rid in ids)
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("every_s", [0.0, 0.02, 0.25])
+def test_a_hung_tier_holds_no_request_while_others_recall_from_host_memory(tmp_path: Path, every_s: float) -> None:
+    """Hits of later requests say nothing of the blocks that do not come. `every_s`: one of them comes; 0: none does."""
+    count, block = 40, 256
+    with slow_engine(
+        tmp_path, host=(count + 64) * 2 * 1024 * TOKEN_BYTES, block_bytes=block * TOKEN_BYTES,
+        extra={"block_tokens": block}, num_pages=129, max_seqs=64, **SMALL,
+    ) as h:  # fmt: skip
+        below, in_host = prompts(1, 1024), prompts(count, 513)
+        h.put_below(below)
+        for tokens in in_host:
+            h.add(tokens)
+            h.run_slowly()
+            h.settle()
+        h.forget()
+        h.tier.hung = True
+        came, served = h.clock.now(), 0
+        waiting = h.add(below[0], max_tokens=1)
+        due = came
+        while waiting not in h.started and h.clock.now() - came < 60.0:
+            if every_s and h.clock.now() >= due:
+                h.add(in_host[served % count], max_tokens=1)
+                served, due = served + 1, h.clock.now() + every_s
+            h.step()
+        assert waiting in h.started
+        assert h.started[waiting] - came <= STALL_LIMIT_S + SLACK_S + h.step_s
+        h.run_slowly()
+        assert all(h.right(outcome) for outcome in h.requests.values())
+        assert served == sum(h.requests[rid].external == 512 for rid in h.started if rid > waiting) or not every_s
         h.tier.hung = False
         h.rest()
         h.assert_quiet()

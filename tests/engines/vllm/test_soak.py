@@ -19,8 +19,8 @@ from .test_faults import lose, rejoin
 ENGINES: list[dict[str, Any]] = [
     {"num_pages": 49, "max_seqs": 6, "batch_tokens": 96},
     {"num_pages": 49, "max_seqs": 6, "batch_tokens": 96, "ranks": 2, "extra": {"block_tokens": 64}},
-    {"num_pages": 49, "max_seqs": 6, "async_scheduling": True, "extra": {"block_tokens": 32}},
-    {"num_pages": 33, "max_seqs": 5, "page": 32, "runner_v2": True, "prefix_caching": False},
+    {"num_pages": 49, "max_seqs": 6, "async_scheduling": True, "policy": "priority", "extra": {"block_tokens": 32}},
+    {"num_pages": 33, "max_seqs": 5, "page": 32, "runner_v2": True, "prefix_caching": False, "uneven": True},
     {"num_pages": 49, "max_seqs": 6, "batch_tokens": 96, "ranks": 2, "extra": {"canary": 1}},
 ]
 
@@ -43,7 +43,9 @@ class Soak:
         match rng.randrange(60):
             case n if n < 12 and len(self.alive) < 10:
                 salt = rng.choice((None, None, "s"))
-                self.alive.append(h.add(self.tokens(), max_tokens=rng.randrange(1, 40), salt=salt))
+                self.alive.append(
+                    h.add(self.tokens(), max_tokens=rng.randrange(1, 40), salt=salt, priority=len(self.alive) % 3)
+                )
             case n if n < 15 and self.alive:
                 rid = rng.choice(self.alive)
                 self.aborted.add(rid)
@@ -121,5 +123,5 @@ def soak(tmp_path: Path, seed: int, setup: dict[str, Any], steps: int = 150) -> 
         if h.setup.extra.get("canary"):
             assert h.counted("canaries") > 5
         else:
-            assert h.stat("recalled_blocks") > 10, "it was worth the name"
+            assert h.stat("recalled_blocks") > 3, "it was worth the name"
         assert (h.stat("canaries_mismatched"), h.stat("quarantined_namespaces")) == (0, 0)

@@ -6,6 +6,7 @@ import inspect
 import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,16 +23,17 @@ from stepwell.config.settings import Settings
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.plugin import register
 from stepwell.errors import BackendDown
-from stepwell.hierarchy.local import open_well
 from stepwell.serve.wishes import judge
 
 from .harness import Harness
-from .local import Engine, joining, prompt, setup_in
+from .local import Engine, joining, open_well, prompt, setup_in
 
 
 def test_hooks_that_are_gone() -> None:
     """Every member that the connector overrides exists in vLLM's base class, with a signature that takes its calls."""
     ours = {"copier", "dialler", "lanes", "threaded"}
+    if not hasattr(KVConnectorBase_V1, "supports_sleep_mode"):
+        ours |= {"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"}  # of vLLM 0.33
     bases = {**vars(SupportsHMA), **vars(KVConnectorBase_V1)}
     for name, member in vars(StepwellConnector).items():
         if name in ours or (name.startswith("_") and name not in ("__init__", "_cache_hit_source")):
@@ -48,7 +50,7 @@ def test_hooks_that_are_gone() -> None:
         "preempted_req_ids",
         NewRequestData: "req_id block_ids num_computed_tokens",
         CachedRequestData: "req_ids new_block_ids num_computed_tokens resumed_req_ids",
-        KVConnectorOutput: "kv_connector_worker_meta",
+        KVConnectorOutput: "kv_connector_worker_meta invalid_block_ids",
     }
     for kind, names in fields.items():
         assert set(names.split()) <= set(inspect.signature(kind).parameters), kind
@@ -60,7 +62,7 @@ def test_hooks_that_are_gone() -> None:
 
 def test_a_misspelt_key_of_the_extra_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_well("32MiB") as well, caplog.at_level(logging.WARNING, "stepwell"):
-        well.hierarchy._judge = judge(Settings())  # as a well of its own process does
+        well.hierarchy.judge = judge(Settings())  # as a well of its own process does
         with Engine(setup_in(tmp_path, extra={"hots": "1GiB"}), well) as h:
             assert h.right(h.serve(prompt(100), max_tokens=3))
             told = [r.getMessage() for r in caplog.records if "hots" in r.getMessage()]
@@ -88,6 +90,12 @@ INERT = [
     ({"extra": {"strict": "yes"}}, "SW-102"),
     ({"extra": {"canary": -1}}, "SW-102"),
     ({"extra": {"canary": True}}, "SW-102"),
+    ({"extra": {"receipts": "yes"}}, "SW-102"),
+    ({"extra": {"receipts": 1}}, "SW-102"),
+    ({"extra": {"home": 3}}, "SW-102"),
+    ({"extra": {"socket": "well.sock"}}, "SW-102"),
+    ({"extra": {"weights_id": ""}}, "SW-102"),
+    ({"extra": {"host": ["1GiB"]}}, "SW-102"),
 ]
 
 
@@ -102,6 +110,7 @@ def test_what_cannot_be_served_leaves_the_connector_inert(
             assert len(told) == 1, "one line, of the scheduler's process"
             assert h.right(h.serve(prompt(100), max_tokens=3))
             assert h.reset_prefix_cache(connector=True)
+            assert len([r for r in caplog.records if r.name == "stepwell"]) == 1, "and no hook that raises"
             h.assert_clean()
         strict = {**fields, "extra": {**fields.get("extra", {}), "strict": True}}
         if fields.get("extra", {}).get("strict") is None:
@@ -125,3 +134,24 @@ def test_strict_refuses_to_start_without_a_well(tmp_path: Path) -> None:
 def test_the_plugin_may_be_loaded_twice() -> None:
     register()
     register()
+
+
+def test_a_vllm_without_a_hook_that_answers_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests would wait for ever."""
+    monkeypatch.setattr("stepwell.engines.vllm.connector.ANSWERS", ("get_finished", "get_finished_loads"))
+    with open_well("32MiB") as well, Engine(setup_in(tmp_path), well) as h:
+        assert h.half is None and h.workers[0].connector._work is None
+        assert h.right(h.serve(prompt(100), max_tokens=3))
+        h.assert_clean()
+
+
+def test_a_worker_whose_half_cannot_be_made_leaves(tmp_path: Path) -> None:
+    with (
+        open_well("32MiB") as well,
+        patch("stepwell.engines.vllm.connector.WorkerHalf", side_effect=RuntimeError("on purpose")),
+        Engine(setup_in(tmp_path), well) as h,
+    ):
+        assert not h.client.live, "or it would recall into nothing"
+        assert h.right(h.serve(prompt(100), max_tokens=3))
+        assert h.right(h.recall(prompt(100), max_tokens=3))
+        h.assert_clean()

@@ -23,9 +23,8 @@ from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.counts import FAMILIES, Tally
 from stepwell.engines.vllm.plan import StepReport
 from stepwell.engines.vllm.stats import MOST_VALUES, EngineStats
-from stepwell.hierarchy.local import open_well
 
-from .local import Engine, engine, prompt, setup_in
+from .local import Engine, engine, open_well, prompt, setup_in
 from .test_recall import replace_more
 
 LABELS = ["model_name", "engine"]

@@ -12,9 +12,8 @@ pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy.local import open_well
 
-from .local import Engine, engine, prompt, setup_in
+from .local import Engine, engine, open_well, prompt, setup_in
 from .test_lifetimes import SlowCopy
 
 

@@ -265,15 +265,19 @@ class WorkerHalf:
         positions = np.arange(start, w.stop)
         return np.asarray(w.row.table)[positions // self._setup.page], positions % self._setup.page
 
+    def _rows_of(self, w: _Work, start: int, layer: int) -> np.ndarray:
+        rows = self.oracle.rows(w.row.chain.hashes(start, w.stop), layer, self._shard)
+        return rows[..., : self.words[layer].shape[-1]]
+
     def _write(self, w: _Work, layer: int, tainted: bool) -> None:
         pages, slots = self._slots(w, w.start)
-        rows = self.oracle.rows(w.row.chain.hashes(w.start, w.stop), layer, self._shard)
+        rows = self._rows_of(w, w.start, layer)
         self.words[layer][pages, :, slots] = rows ^ TAINT if tainted else rows
 
     def _check(self, w: _Work, layer: int, step: int) -> WrongKV | None:
         pages, slots = self._slots(w, 0)
         held = self.words[layer][pages, :, slots]
-        differs = (held != self.oracle.rows(w.row.chain.hashes(0, w.stop), layer, self._shard)).any(axis=(1, 2))
+        differs = (held != self._rows_of(w, 0, layer)).any(axis=(1, 2))
         if not differs.any():
             return None
         at = int(differs.argmax())

@@ -2,7 +2,7 @@
 
     schedule   matched -> pages -> allocated, for each that waits; running ones first; `plan` once a step
     execute    before_forward -> forward -> start_loads -> end_of_step -> what the worker reports
-    settle     tokens are read, requests end (`finished`), then `stepped`, then received and sent
+    settle     tokens are read, requests end (`finished`), then `stepped`, then received
 
 With `ahead` step N+1 is scheduled and handed over before the tokens of step N are read, as vLLM does on CUDA. Scheduler
 and worker share this thread. What the hooks take of it is counted, since in vLLM it would be other processes' time.
@@ -84,7 +84,6 @@ class Step:
     rows: list[tuple[Live, int]]
     sampled: Sampled
     report: StepReport | None
-    sent: set[str]
     received: set[str]
     bad: set[int]
 
@@ -115,7 +114,7 @@ class Engine:
         self._budget = budget
         self._poisoned = poisoned
         self._live: dict[str, Live] = {}  # in the order of arrival
-        self._held: dict[str, list[int]] = {}
+        self._held: dict[str, list[int]] = {}  # pages of aborted requests that something is loaded into
         self._ended: set[str] = set()
         self._fresh: list[int] = []
         self._under_way: deque[Step] = deque()
@@ -295,9 +294,9 @@ class Engine:
         sampled = self._compute.forward(works)
         self._hook(worker.start_loads, plan)
         self._hook(worker.end_of_step, plan)
-        sent, received = self._hook(worker.take_finished)
+        received = self._hook(worker.take_received)
         bad, report = self._hook(worker.take_bad_pages), self._hook(worker.take_report)
-        return Step(rows, sampled, report, sent or set(), received or set(), bad)
+        return Step(rows, sampled, report, received or set(), bad)
 
     def _settle(self, step: Step) -> None:
         for live in self._live.values():
@@ -316,8 +315,6 @@ class Engine:
             self._hook(self.halves.scheduler.stepped, step.report)
         for name in step.received:
             self._received(name)
-        for name in step.sent:
-            self.pool.give_back(self._held.pop(name))
 
     def _advance(self, live: Live, computed: int, token: int) -> None:
         """A step that computed its tokens up to `computed` is over."""
@@ -353,10 +350,10 @@ class Engine:
 
     def _finish(self, live: Live) -> None:
         live.request.finished = True
-        held, receipt = self._hook(self.halves.scheduler.finished, live.request)
+        receipt = self._hook(self.halves.scheduler.finished, live.request)
         live.receipt = (receipt or {}).get("stepwell", {})
         self._compute.forget(live.name)
-        if held or live.aborted:
+        if live.aborted:
             self._held[live.name] = live.pages
         else:
             self.pool.give_back(live.pages)

@@ -22,7 +22,7 @@ from stepwell.bench.gpu.model import Llama
 from stepwell.bench.gpu.recalls import spill
 from stepwell.bench.gpu.stage import SKIPPED, Stage
 from stepwell.bench.report import Result, Row, Target
-from stepwell.engines.vllm.scheduler_half import SAVE_BYTES_PER_STEP
+from stepwell.engines.vllm.room import LEAST_BYTES
 
 NONE, RECALLS, SPILLS, BOTH = "nothing", "recalls", "spills", "both"
 BESIDE = (NONE, RECALLS, SPILLS, BOTH)
@@ -117,7 +117,7 @@ def _measure(stage: Stage, size: Size, home: Path, phases: dict[str, Phase], rem
     with open_halves(home, kv, block_tokens=stage.block_tokens) as halves:
         each = own // size.batch
         tables = [range(1 + n * each, 1 + (n + 1) * each) for n in range(size.batch)]
-        budget = max(size.page, SAVE_BYTES_PER_STEP // kv.shape.page_bytes * size.page)
+        budget = max(size.page, LEAST_BYTES // kv.shape.page_bytes * size.page)
         engine = Engine(kv, halves, Steady(decoder, tables, size.context), ahead=True, budget=budget)
         engine.pool.take(own)  # those of the tables
         halves.wait_ready()
@@ -127,7 +127,7 @@ def _measure(stage: Stage, size: Size, home: Path, phases: dict[str, Phase], rem
         graph = "a CUDA graph" if decoder.graph is not None else "no graph: this is no GPU"
         remarks += [
             f"{size.batch} requests of {size.context} tokens decode, in {graph}; {size.tokens} tokens a recall",
-            f"a step spills at most {SAVE_BYTES_PER_STEP >> 20} MiB, as in the product",
+            f"a step spills at most {LEAST_BYTES >> 20} MiB, as in the product where little is computed",
         ]
         for taken in range(size.rounds):
             for what in BESIDE:

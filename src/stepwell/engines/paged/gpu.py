@@ -95,13 +95,19 @@ class GpuCopies:
 
     def _fly(self, direction: Direction, where: Places, after: Mark, memory: Bytes | None = None) -> Flight:
         pages = frozenset(where.pages.tolist())
-        with self._lock:
-            # Its own direction keeps its order by itself.
-            others = [f.ended for f in self._touching(pages) if f.direction is not direction]
-            began, ended = self.device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
-            flight = Flight(self.device, direction, pages, began, ended, memory)
-            self._flights.append(flight)
-        return flight
+        ended: Event | None = None
+        try:
+            with self._lock:
+                # Its own direction keeps its order by itself.
+                others = [f.ended for f in self._touching(pages) if f.direction is not direction]
+                began, ended = self.device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
+                flight = Flight(self.device, direction, pages, began, ended, memory)
+                self._flights.append(flight)
+                return flight
+        except Exception:
+            if ended is not None:
+                ended.wait()  # nobody will know of it
+            raise
 
     def hold_back(self, pages: Collection[int]) -> None:
         """Waits only where the device refuses to."""
@@ -109,7 +115,7 @@ class GpuCopies:
             for flight in self._touching(pages):
                 try:
                     self.device.hold_back(flight.ended)
-                except RuntimeError:
+                except Exception:  # noqa: BLE001 - whatever it is, the engine must not write there yet
                     flight.ended.wait()
 
     def _touching(self, pages: Collection[int]) -> list[Flight]:

@@ -1,94 +1,136 @@
 """Who waits for copies that run: jobs that do something, wait for a copy, and do something more, one after the other.
 
-A job is a generator of the copies that it must have done before it goes on. Nothing that it waits for may raise beyond
-it: `wait` raises inside the job, at its `yield`, where it is dealt with.
+A job is over when its steps have ended, in whatever way: at their end, by an exception of theirs, or because they were
+closed. Whoever looks after jobs may itself raise at any point: a job then goes on from where it was, or is closed.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator
-from queue import SimpleQueue
+from collections.abc import Callable, Generator
 
 from stepwell.engines.paged.base import Copying
 
 log = logging.getLogger("stepwell")
 
-Job = Generator[Copying, None, None]
+Steps = Generator[Copying, None, None]
+"""Yields each copy that must be done before it goes on. Waiting for one raises inside, at the `yield`."""
 
 
-def advance(job: Job, copying: Copying | None = None) -> Copying | None:
-    """Runs the job as far as it comes without waiting: the copy that it waits for, or None when it is over. `copying`:
-    what it has waited for until now, and is done; None: it is yet to begin."""
-    try:
-        copying = next(job) if copying is None else _resume(job, copying)
-        while copying.done:
-            copying = _resume(job, copying)
-    except StopIteration:
-        return None
-    return copying
+class Job:
+    """For one thread at a time."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._waits: Copying | None = None
+
+    @property
+    def over(self) -> bool:
+        """For any thread: nothing of its steps runs, nor ever will."""
+        return inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED
+
+    def advance(self) -> None:
+        """As far as it comes without waiting."""
+        while not self.over and (self._waits is None or self._waits.done):
+            self._resume()
+
+    def finish(self) -> None:
+        """To its end, waiting for each copy."""
+        while not self.over:
+            self._resume()
+
+    def _resume(self) -> None:
+        """To its next copy. Raises what its steps do."""
+        try:
+            if self._waits is not None:
+                self._waits.wait()
+        except Exception as error:  # noqa: BLE001 - whose copy it is decides what a failure means
+            self._waits = self._thrown(error)
+        else:
+            self._waits = next(self._steps, None)
+
+    def _thrown(self, error: Exception) -> Copying | None:
+        try:
+            return self._steps.throw(error)
+        except StopIteration:
+            return None
+
+    def close(self) -> None:
+        """It goes no further. Nothing is done to one that another thread is running: that one ends it."""
+        try:
+            self._steps.close()
+        except ValueError as error:
+            log.debug("a job was not closed: %s", error)
 
 
-def finish(job: Job, copying: Copying | None = None) -> None:
-    """Runs the job to its end, waiting for each copy."""
-    try:
-        copying = next(job) if copying is None else copying
-        while True:
-            copying = _resume(job, copying)
-    except StopIteration:
-        pass
-
-
-def _resume(job: Job, copying: Copying) -> Copying:
-    """Waits, and lets the job go on to its next copy. Raises StopIteration at its end."""
-    try:
-        copying.wait()
-    except Exception as error:  # noqa: BLE001 - whose copy it is decides what a failure means
-        return job.throw(error)
-    return next(job)
+def _tell(event: threading.Event) -> Steps:
+    event.set()
+    yield from ()
 
 
 class Lane:
     """Jobs in the order in which they came, by a thread of their own; without one in `poll`, as far as their copies are
-    done."""
+    done. A thread that has died of an exception is replaced."""
 
     def __init__(self, name: str, *, threaded: bool = True) -> None:
-        self._jobs: SimpleQueue[tuple[Job, Copying | None] | None] | None = SimpleQueue() if threaded else None
-        self._polled: deque[tuple[Job, Copying | None]] = deque()
-        if self._jobs is not None:
-            threading.Thread(target=self._run, args=(self._jobs,), name=name, daemon=True).start()
+        self._name = name
+        self._jobs: deque[Job] = deque()  # the first one is under way
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = self._start() if threaded else None
 
-    def put(self, job: Job, copying: Copying | None = None) -> None:
-        """A job that waits for `copying`, or is yet to begin."""
-        if self._jobs is not None:
-            self._jobs.put((job, copying))
-        else:
-            self._polled.append((job, copying))
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        return thread
+
+    def put(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._wake.set()
 
     def poll(self) -> None:
-        """Without a thread: goes on with what need not wait."""
-        while self._polled:
-            job, copying = self._polled.popleft()
-            if copying is not None and not copying.done:
-                self._polled.appendleft((job, copying))
+        """Called now and then by who puts jobs."""
+        if self._thread is None:
+            while self._jobs and self._over(self._jobs[0], Job.advance):
+                self._jobs.popleft()
+        elif self._jobs and not self._thread.is_alive():
+            self._thread = self._start()
+
+    def _run(self) -> None:
+        while True:
+            while self._jobs:
+                self._over(self._jobs[0], Job.finish)
+                self._jobs.popleft()
+            if self._closed:
                 return
-            if (waits := advance(job, copying)) is not None:
-                self._polled.appendleft((job, waits))
-                return
+            self._wake.wait()
+            self._wake.clear()
+
+    def flush(self) -> None:
+        """Returns when all that it was given is over."""
+        if self._thread is None:
+            while self._jobs and self._over(self._jobs[0], Job.finish):
+                self._jobs.popleft()
+            return
+        over = threading.Event()
+        self.put(Job(_tell(over)))
+        while not over.wait(0.1):
+            self.poll()
 
     @staticmethod
-    def _run(jobs: SimpleQueue[tuple[Job, Copying | None] | None]) -> None:
-        while (item := jobs.get()) is not None:
-            job, copying = item
-            try:
-                finish(job, copying)
-            except Exception:  # a job that raises has reported what it could; the others go on
-                log.exception("stepwell: a copy was not reported")
-            del item, job, copying  # they keep slots alive
+    def _over(job: Job, go_on: Callable[[Job], None]) -> bool:
+        """Whether it is, now that it has gone on."""
+        try:
+            go_on(job)
+        except Exception:  # the others go on
+            log.exception("stepwell: copies ended early")
+            job.close()
+        return job.over
 
     def close(self) -> None:
         """Ends the thread when it has done what it was given. Does not wait."""
-        if self._jobs is not None:
-            self._jobs.put(None)
+        self._closed = True
+        self._wake.set()

@@ -27,7 +27,7 @@ from stepwell.block.facts import digest_of
 from stepwell.client.fingerprint import Failed, Fingerprint, Known, Pending
 from stepwell.engines.vllm.identity import canonical
 from stepwell.errors import IdentityMismatch, StepwellError
-from stepwell.io.paths import NETWORK, filesystem
+from stepwell.io.mounts import mounts, unstamped
 
 MOST_ADAPTERS = 4096
 """Numbers and names of adapters that are remembered; requests with others bypass."""
@@ -42,7 +42,6 @@ _NOT_READ = ("optimizer*", "scheduler*", "training_args*", "rng_state*", "scaler
 _CONFIG = "adapter_config.json"
 # Of vLLM's LoRAConfig, what changes no adapter's output: how many there may be, and how kernels are compiled.
 _VOLATILE = frozenset({"max_loras", "max_cpu_loras", "default_mm_loras", "specialize_active_lora"})
-_ELSEWHERE = NETWORK | {"9p", "virtiofs", "vboxsf", "prl_fs"}
 
 State = tuple[tuple[str, int, int, int, int, int], ...]
 """Every link and file that decides the content, and the folder: path, device, inode, size, mtime, ctime. Folders above
@@ -199,8 +198,10 @@ class Adapters:
         Raises OSError."""
         if not os.path.isdir(record.folder):
             return "it is not a local folder"
-        if (kind := filesystem(Path(record.folder))) in _ELSEWHERE or kind.startswith("fuse"):
-            return f"its folder is on a filesystem ({kind}) where changes may go unseen"
+        table = mounts()
+        for path in (record.folder, *(f"{record.folder}/{name}" for name in _names(record.folder))):
+            if kind := unstamped(Path(path), table):
+                return f"its files are on a filesystem ({kind}) where changes may go unseen"
         now = time.time_ns()
         record.state = _state(record.folder)
         if record.state is None:

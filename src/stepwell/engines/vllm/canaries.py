@@ -11,6 +11,7 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.vllm.plan import Compare
 from stepwell.engines.vllm.requests import Tracked, Watch
 from stepwell.engines.vllm.shape import Shape
+from stepwell.engines.vllm.tasks import Handover
 
 MOST_BLOCKS, MOST_BYTES = 4, 4 << 20
 """Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""
@@ -41,7 +42,7 @@ class Canaries:
         self._kind = kind or ""
         self._prefixes = 0
         self._open: dict[int, _Open] = {}
-        self._given_up: list[Compare] = []
+        self._given_up: Handover[list[Compare]] = Handover(list)
 
     def takes(self, tracked: Tracked, computed: int, blocks: int) -> bool:
         """Whether this prefix, of which the engine has `computed` tokens and the well `blocks`, is left to be computed.
@@ -65,11 +66,12 @@ class Canaries:
         blocks = ask.blocks if ask is not None else 0  # once: none any more where the well is lost at this moment
         if ask is None or not tracked.canary or first >= blocks:
             return False
-        tracked.ask = None
         most = max(1, min(MOST_BLOCKS, MOST_BYTES // self._shape.shard_bytes, blocks - first))
         at = random.randrange(first, blocks - most + 1)
-        transfer, refs = self._client.recall(ask, at, most, compare=True)
-        tracked.watch = Watch(ask.session, transfer, at, refs.tolist())
+        tracked.watch = watch = Watch(ask.session, 0, at, [])
+        watch.transfer, refs = self._client.recall(ask, at, most, compare=True)
+        tracked.ask = None
+        watch.refs = refs.tolist()
         tokens = min(blocks * self._shape.block_tokens, tracked.request.num_tokens) - tracked.offered_from
         tracked.canary_tokens += tokens
         self._client.count("canaries")
@@ -77,11 +79,11 @@ class Canaries:
         return True
 
     def ready(self, tracked: Tracked) -> Compare | None:
-        """What the workers are to compare in this step, if its blocks are computed and confirmed. Yielded once."""
+        """What the workers are to compare in this step, if its blocks are computed and confirmed. The caller takes the
+        watch when it has planned that."""
         watch = tracked.watch
         if watch is None or watch.end * self._shape.block_tokens > tracked.confirmed:
             return None
-        tracked.watch = None
         n = self._shape.pages_per_block
         pages = [tracked.pages[at * n : (at + 1) * n] for at in range(watch.first, watch.end)]
         self._open[watch.transfer] = _Open(watch.session, tracked.epoch)
@@ -95,18 +97,18 @@ class Canaries:
 
     def give_up(self, tracked: Tracked) -> None:
         """Its pages are the engine's again, or will not be computed: the lease ends. Idempotent."""
-        watch, tracked.watch = tracked.watch, None
+        watch = tracked.watch
         if watch is not None:
-            self._given_up.append(Compare(watch.session, watch.transfer, []))
+            self._given_up.now.append(Compare(watch.session, watch.transfer, []))
+            tracked.watch = None
 
     def take_given_up(self) -> list[Compare]:
-        given_up, self._given_up = self._given_up, []
-        return given_up
+        return self._given_up.take()
 
     @property
     def waits(self) -> bool:
         """Workers are still to be told that a lease ends."""
-        return bool(self._given_up)
+        return bool(self._given_up.now)
 
     def compared(self, rank: int, transfer: int, errors: list[float]) -> None:
         """One rank's result. With the last one's the well is told; one that failed anywhere is no canary."""

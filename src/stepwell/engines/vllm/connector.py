@@ -33,11 +33,13 @@ from stepwell.engines.vllm.canary import kind_of
 from stepwell.engines.vllm.counts import Tally
 from stepwell.engines.vllm.plan import StepPlan, StepReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.shape import Shape
+from stepwell.engines.vllm.shape import Shape, page_bytes
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.engines.vllm.weights import Files, weight_files
 from stepwell.engines.vllm.worker_half import WorkerHalf
+from stepwell.engines.vllm.wrapped import maker_of, part_of
 from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
+from stepwell.io.mounts import mounts, unstamped
 from stepwell.log import RateLimited
 
 if TYPE_CHECKING:
@@ -58,20 +60,36 @@ except ImportError:  # before vLLM 0.32
 log = logging.getLogger("stepwell")
 T = TypeVar("T")
 
+ANSWERS = (
+    "build_connector_meta",
+    "bind_connector_metadata",
+    "handle_preemptions",
+    "start_load_kv",
+    "wait_for_save",
+    "get_finished",
+    "get_block_ids_with_load_errors",
+    "build_connector_worker_meta",
+    "update_connector_output",
+)
+"""Hooks without which a plan would not arrive, or its loads would not be answered: their requests would wait for
+ever."""
 
-def guarded(answer: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a hook fail open: an exception is logged (rate-limited), counted, and answered with `answer`."""
+
+def guarded(answer: Any, *, again: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Makes a hook fail open: an exception is logged (rate-limited), counted, and answered with `answer`. `again`: the
+    hook is called once more before that."""
 
     def wrap(hook: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(hook)
         def open_hook(self: StepwellConnector, *args: Any, **kwargs: Any) -> T:
-            try:
-                return hook(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the boundary to the engine: a hook that raises ends it
-                self._caught(hook.__name__, error)
-                if args and hasattr(args[0], "request_id"):
-                    self._go_without(args[0])
-                return answer  # type: ignore[no-any-return]
+            for _ in range(2 if again else 1):
+                try:
+                    return hook(self, *args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - the boundary to the engine: a hook that raises ends it
+                    self._caught(hook.__name__, error)
+                    if args and hasattr(args[0], "request_id"):
+                        self._go_without(args[0])
+            return answer  # type: ignore[no-any-return]
 
         return open_hook
 
@@ -94,9 +112,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         voice.adopt_engine_log()
         self._limited = RateLimited(log)
-        self._tally = Tally()
+        self._tally = Tally(voice.Paused().answered)
         self._sched: SchedulerHalf | None = None
         self._work: WorkerHalf | None = None
+        self._plan: Any = None  # of the step under way, for the worker half
         self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
         self._fingerprint: Fingerprint | None = None
         self._adapters: Adapters | None = None
@@ -109,6 +128,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         if self._is_scheduler and vllm_config.device_config.device_type == "cuda" and not VERIFIED_ON:
             voice.unverified()
         try:
+            if (maker := maker_of(self)) is not None:
+                raise part_of(maker)
+            for hook in (hook for hook in ANSWERS if not hasattr(KVConnectorBase_V1, hook)):
+                raise AttributeError(f"KVConnectorBase_V1 has no {hook} any more")
             reason = identity.unsupported(vllm_config, kv_cache_config)
             if reason is not None:
                 raise reason
@@ -137,21 +160,20 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def _page(self) -> int:
         return int(self._spec.block_size)
 
-    def _shape(self, page_bytes: int) -> Shape:
-        """`page_bytes`: of one rank, over all layers."""
-        tokens = self._settings.block_tokens or block_tokens_for(self._page, page_bytes)
+    def _shape(self, of_page: int) -> Shape:
+        """`of_page`: bytes of a page of one rank, over all layers."""
+        tokens = self._settings.block_tokens or block_tokens_for(self._page, of_page)
         return Shape(
             page=self._page,
             block_tokens=tokens,
-            shard_bytes=page_bytes * tokens // self._page,
+            shard_bytes=of_page * tokens // self._page,
             world=self._config.parallel_config.world_size,
             replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
         )
 
     def _open_scheduler(self) -> None:
         transfer = self._config.kv_transfer_config
-        page_bytes = sum(t.size for t in self._kv_cache_config.kv_cache_tensors) // self._kv_cache_config.num_blocks
-        shape = self._shape(page_bytes)
+        shape = self._shape(page_bytes(self._kv_cache_config))
         who = scheduler_client.Identity(
             engine=str(transfer.engine_id),
             world=shape.world,
@@ -224,6 +246,11 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             )
             return lambda: unique
+        table = mounts()
+        if kind := next(filter(None, (unstamped(path, table) for path in files.paths)), ""):
+            log.info(
+                "stepwell: the weights are read at every start: times prove nothing on their filesystem (%s)", kind
+            )
         self._fingerprint = fingerprint = Fingerprint.start(files.paths, self._settings.home / CACHE_NAME)
         told = False
 
@@ -259,6 +286,14 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_worker(self, kv_caches: Mapping[str, Any]) -> None:
         copies = self.copier(kv_caches, self._kv_cache_config.num_blocks)
+        if copies.page_bytes != (known := page_bytes(self._kv_cache_config)):
+            raise Unsupported(
+                "SW-707",
+                what="the KV cache of this model is not supported",
+                why=f"its pages have {copies.page_bytes} bytes and the engine's scheduler is told {known}, as when "
+                "layers of several page sizes are padded",
+                fix="set VLLM_KV_CACHE_LAYOUT=LBHNC, or report the model to stepwell",
+            )
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
         facts = identity.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
@@ -279,9 +314,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             prepare=copies.prepare,
         )
         shard, place = divmod(who.rank, shape.replicas)
-        self._work = WorkerHalf(
-            who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0, threaded=self.lanes
-        )
+        try:
+            self._work = WorkerHalf(
+                who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0, threaded=self.lanes
+            )
+        except BaseException:
+            client.close()  # a session without this half would be planned loads that nobody answers
+            raise
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""
@@ -317,43 +356,55 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         return self._sched.matched(request, num_computed_tokens) if self._sched is not None else (0, False)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if self._sched is None:
-            return
-        pages = blocks.get_block_ids()[0]
         try:
-            self._sched.allocated(request, pages, num_external_tokens)
+            if self._sched is not None:
+                self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._caught("update_state_after_alloc", error)
             self._go_without(request)
-            if num_external_tokens:
-                self._sched.refuse(request.request_id, pages, num_external_tokens)
+            if num_external_tokens and self._sched is not None:
+                self._sched.refuse(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+
+    if HOST is not None:
+
+        @guarded({})
+        def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
+            """Where the tokens lay when the request came, not where they were copied from."""
+            staged = self._sched.staged(request, num_external_tokens) if self._sched is not None else 0
+            sources = {CacheHitSource.HOST: num_external_tokens - staged, CacheHitSource.DISK: staged}
+            return {source: tokens for source, tokens in sources.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepPlan:
-        return self._sched.plan(scheduler_output) if self._sched is not None else StepPlan()
+        try:
+            return self._sched.plan(scheduler_output) if self._sched is not None else StepPlan()
+        except Exception as error:  # noqa: BLE001 - the boundary to the engine
+            self._caught("build_connector_meta", error)
+            return self._sched.plan_as_it_is() if self._sched is not None else StepPlan()
 
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._sched is None:
+            return
+        if connector_output.invalid_block_ids:
+            self._sched.not_loaded(connector_output.invalid_block_ids)
         report = connector_output.kv_connector_worker_meta
-        if self._sched is not None and isinstance(report, StepReport):
+        if isinstance(report, StepReport):
             self._sched.stepped(report)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._finished(request)
-
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return self._finished(request)
-
     @guarded((False, None))
-    def _finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        return self._sched.finished(request) if self._sched is not None else (False, None)
+    def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        if self._sched is None:
+            return False, None
+        receipt = self._sched.finished(request)
+        return False, receipt if self._settings.receipts else None  # to any client of the API: the operator decides
+
+    request_finished_all_groups = request_finished
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
         return self._sched is not None and self._sched.busy
 
-    @guarded(True)
+    @guarded(True, again=True)
     def reset_cache(self) -> bool:
         """A new weights epoch: nothing of before is found again. Always True, or the engine's pause would raise."""
         if self._sched is not None:
@@ -366,15 +417,25 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     # worker, in the order of a step -----------------------------------------------------------------------------------
 
-    @guarded(None)
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        if self._work is not None and isinstance(kv_connector_metadata, StepPlan):
-            self._work.before_forward(kv_connector_metadata)
+    # A hook that raised is called a second time, and goes on with what is left to do.
 
-    @guarded(None)
+    @guarded(None, again=True)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        self._plan = kv_connector_metadata
+        if self._work is not None and isinstance(self._plan, StepPlan):
+            self._work.before_forward(self._plan)
+
+    @guarded(None, again=True)
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._plan = connector_metadata
+        if self._work is not None and isinstance(self._plan, StepPlan):
+            self._work.fence(self._plan)
+
+    @guarded(None, again=True)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if self._work is not None and isinstance(self._connector_metadata, StepPlan):
-            self._work.start_loads(self._connector_metadata)
+        if self._work is not None and isinstance(self._plan, StepPlan):
+            self._work.start_loads(self._plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass
@@ -382,22 +443,37 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
 
-    @guarded(None)
+    @guarded(None, again=True)
     def wait_for_save(self) -> None:
-        if self._work is not None and isinstance(self._connector_metadata, StepPlan):
-            self._work.end_of_step(self._connector_metadata)
+        if self._work is not None and isinstance(self._plan, StepPlan):
+            self._work.end_of_step(self._plan)
 
-    @guarded((None, None))
+    @guarded((None, None), again=True)
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return self._work.take_finished() if self._work is not None else (None, None)
+        return None, (self._work.take_received() if self._work is not None else None)
 
-    @guarded(set())
+    @guarded(set(), again=True)
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._work.take_bad_pages() if self._work is not None else set()
 
-    @guarded(None)
+    @guarded(None, again=True)
     def build_connector_worker_meta(self) -> StepReport | None:
         return self._work.take_report() if self._work is not None else None
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Asked by vLLM 0.33 and later, which then tells the workers, as below, when the memory of their pages goes."""
+        return True
+
+    @guarded(None, again=True)
+    def unregister_kv_caches(self) -> None:
+        if self._work is not None:
+            self._work.sleep()
+
+    @guarded(None, again=True)
+    def restore_kv_caches(self) -> None:
+        if self._work is not None:
+            self._work.wake_up()
 
     # the engine's own log and /metrics, in the process that serves them but for the first ----------------------------
 

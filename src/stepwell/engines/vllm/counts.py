@@ -6,7 +6,7 @@ one that serves /metrics. Knows nothing of vLLM; `stats` is the part that does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,9 +68,10 @@ _COUNTED = {
 
 
 class Tally:
-    """Counts since they were last taken. For one thread, the scheduler's."""
+    """Counts since they were last taken. For one thread, the scheduler's. `told`: hears each answer's reason."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str], None] = lambda reason: None) -> None:
+        self._told = told
         self._counts: Counts = {}
 
     def _add(self, key: str, n: int | float) -> None:
@@ -86,6 +87,7 @@ class Tally:
 
     def answered(self, reason: str) -> None:
         """A request goes on with what the well has of it; `reason` is why it has no more."""
+        self._told(reason)
         if reason != "end":
             self._add(f"misses/{reason}", 1)
 

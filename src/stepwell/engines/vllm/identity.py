@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.engines.vllm import cuda
+from stepwell.engines.vllm.shape import layer_pages
 from stepwell.errors import StepwellError, Unsupported
 
 if TYPE_CHECKING:
@@ -56,6 +57,48 @@ _VOLATILE_MULTIMODAL = _words(
     mm_encoder_tp_mode skip_mm_profiling mm_tensor_ipc mm_ipc_gpu_memory_gb interleave_mm_strings
     """
 )
+# The rest of LoadConfig decides which files are read, and what becomes of what they hold.
+_VOLATILE_LOAD = _words(
+    """
+    download_dir safetensors_prefetch_num_threads safetensors_prefetch_block_size device use_tqdm_on_load
+    pt_load_map_location
+    """
+)
+# The rest of KernelConfig names kernels, some of which round activations to eight or four bits.
+_VOLATILE_KERNEL = _words(
+    """
+    ir_op_priority enable_flashinfer_autotune enable_rocm_segmented_attn_autotune enable_cutedsl_warmup
+    enable_jit_warmup
+    """
+)
+# Environment variables by which the same model computes in another precision, or something else altogether.
+ENVIRONMENT = (
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "VLLM_B12X_MOE_FP4_FORCE_A16",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER",
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_DEEPEPLL_NVFP4_DISPATCH",
+    "VLLM_DEEPEP_V2_ALLOW_MULTIPLE_REDUCTION",
+    "VLLM_DISABLED_KERNELS",
+    "VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION",
+    "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE",
+    "VLLM_FLOAT32_MATMUL_PRECISION",
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_HUMMING_USE_F16_ACCUM",
+    "VLLM_MARLIN_INPUT_DTYPE",
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY",
+    "VLLM_MOE_USE_DEEP_GEMM",
+    "VLLM_PLUGINS",
+    "VLLM_USE_DEEP_GEMM",
+    "VLLM_USE_DEEP_GEMM_E8M0",
+    "VLLM_USE_FLASHINFER_MOE_INT4",
+    "VLLM_USE_TRITON_AWQ",
+)
 # RoPE tables that are the same whatever the engine's max_model_len; others (longrope) choose factors by it.
 _LENGTH_FREE_ROPE = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
 _CPU_FLAGS = re.compile(r"avx\w*|amx\w*|neon|asimd\w*|sve\w*|bf16|i8mm|zvl\d+b|vxe\w*|altivec|vsx", re.ASCII)
@@ -75,8 +118,12 @@ def model_facts(vllm_config: VllmConfig) -> dict[str, str]:
         "kv.dtype_skip_layers": canonical(getattr(cache, "kv_cache_dtype_skip_layers", [])),
         "kv.calculate_scales": canonical(getattr(cache, "calculate_kv_scales", False)),
         "kv.sharing_fast_prefill": canonical(cache.kv_sharing_fast_prefill),
+        "additional": canonical(vllm_config.additional_config),
     }
+    facts |= {f"env.{name}": os.environ.get(name, "") for name in ENVIRONMENT}
     facts |= _fields("model", model, _VOLATILE_MODEL)
+    facts |= _fields("load", vllm_config.load_config, _VOLATILE_LOAD)
+    facts |= _fields("kernel", vllm_config.kernel_config, _VOLATILE_KERNEL)
     if model.multimodal_config is not None:
         facts |= _fields("multimodal", model.multimodal_config, _VOLATILE_MULTIMODAL)
     if _length_matters(config):
@@ -95,6 +142,7 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
         "engine": engine(),
         "device": device,
         "machine": platform.machine(),
+        "worker": canonical(parallel.worker_cls),
         "attention": canonical(vllm_config.attention_config),
         "layout": canonical(kv_cache_config.kv_cache_layout),
         "ranks.tensor": canonical(parallel.tensor_parallel_size),
@@ -104,6 +152,8 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
         "ranks.decode_context": canonical(parallel.decode_context_parallel_size),
         "ranks.prefill_context": canonical(parallel.prefill_context_parallel_size),
         "ranks.kv_replicas": canonical(getattr(kv_cache_config, "kv_tp_replicas", 1)),
+        "ranks.all2all": canonical(parallel.all2all_backend),
+        "tensors": canonical(layer_pages(kv_cache_config)),
     }
     if device == "cuda":
         facts |= cuda.facts()
@@ -129,10 +179,11 @@ def page_facts(kv_caches: Mapping[str, Any], num_pages: int) -> dict[str, str]:
 
 
 def engine() -> str:
-    """Name and minor version, "vllm 0.32"; a development build, whose bytes may change any day, in full."""
+    """Name and minor version of a plain release, "vllm 0.32"; any other version, such as a fork's "0.32.0+fork", a
+    ".post1" or a development build, in full: what it computes is its own affair."""
     import vllm
 
-    release = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)*((\.post|\+)\w[\w.]*)?", vllm.__version__)
+    release = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)*", vllm.__version__, re.ASCII)
     return f"vllm {release[1]}.{release[2]}" if release else f"vllm {vllm.__version__}"
 
 
@@ -164,11 +215,16 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
             return _option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
     if vllm_config.speculative_config is not None:
         return _no("SW-708", "speculative decoding", "drafted tokens share pages with kept ones", "switch it off")
+    if getattr(getattr(vllm_config, "aux_output_config", None), "enabled", False):
+        why = "it wants something of every token of a prompt, and nothing but KV is known of those that are recalled"
+        return _option("enable_return_routed_experts", why, "leave it off, or run that engine without stepwell")
     if model.is_encoder_decoder:
         why = "its KV depends on more than the tokens before"
         return _option("an encoder-decoder model", why, "use a decoder-only model")
     if getattr(vllm_config, "diffusion_config", None) is not None or getattr(model, "is_diffusion", False):
         return _option("a diffusion model", "its KV depends on tokens that come later", "use an autoregressive model")
+    if (whole := _computed_whole(vllm_config)) is not None:
+        return whole
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         why = "scales found at run time differ from start to start"
         return _option("calculate_kv_scales", why, "use scales from the checkpoint")
@@ -193,6 +249,28 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
     if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
         why = "it has no page that is one run of bytes in each layer"
         return _no("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
+    return None
+
+
+def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
+    """What of this engine vLLM has no prefix caching for, whatever its user says: where only the rest of a prompt is
+    computed the answer is wrong, or the engine ends. A connector is asked for the prefix all the same."""
+    import vllm.envs
+
+    model, named = vllm_config.model_config, vllm_config.attention_config.backend
+    device, cached = vllm_config.device_config.device_type, vllm_config.cache_config.enable_prefix_caching
+    why = "vLLM computes each of its prompts whole, so there is nothing to recall"
+    if not model.is_prefix_caching_supported:
+        pooler = model.pooler_config if model.attn_type == "decoder" else None
+        named_kinds = () if pooler is None else (pooler.seq_pooling_type, pooler.tok_pooling_type)
+        if kinds := [kind for kind in named_kinds if kind in ("MEAN", "CLS", "STEP")]:
+            return _option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
+        return _option("a model without prefix caching", why, "remove the connector")
+    if device == "cpu" and not cached and (model.use_mla or platform.machine().startswith("riscv")):
+        return _option("MLA or RISC-V without prefix caching on a CPU", why, "remove the connector")
+    backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
+    if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
+        return _option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
     return None
 
 

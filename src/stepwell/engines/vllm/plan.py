@@ -55,8 +55,9 @@ class StepPlan(KVConnectorMetadata):
 
     urgent: saves from pages that the engine has taken back; only before this step's forward.
     saves, compares: from pages that stay as they are during this step.
-    release: requests whose pages were held for their saves and are free after them.
     fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
+    naps: how often the scheduler knows the engine to have slept. Pages of earlier times hold nothing any more.
+    any_page: which ones these are is not known.
     """
 
     step: int = 0
@@ -64,8 +65,9 @@ class StepPlan(KVConnectorMetadata):
     urgent: list[Save] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     compares: list[Compare] = field(default_factory=list)
-    release: list[str] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
+    naps: int = 0
+    any_page: bool = False
 
 
 @dataclass
@@ -75,7 +77,7 @@ class StepReport(KVConnectorWorkerMetadata):
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
     loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
     compared: (rank, transfer, errors) of canaries, no errors where nothing was compared. seconds: of each step's
-    forward, on the slowest rank.
+    forward, on the slowest rank. naps: how often the engine has slept.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class StepReport(KVConnectorWorkerMetadata):
     spilled_bytes: int = 0
     compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
+    naps: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
         assert isinstance(other, StepReport)
@@ -97,4 +100,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.spilled_bytes + other.spilled_bytes,
             self.compared + other.compared,
             {s: max(self.seconds.get(s, 0.0), other.seconds.get(s, 0.0)) for s in {*self.seconds, *other.seconds}},
+            max(self.naps, other.naps),
         )

@@ -39,6 +39,15 @@ class Loading:
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
     copy_s: float = 0.0  # of the slowest rank
 
+    def staged_tokens(self, tokens: int, block_tokens: int) -> int:
+        """Of its first `tokens` tokens, those whose block was brought up from a tier for this request."""
+        end, found = self.start + tokens, 0
+        for block, staged in enumerate(self.staged, self.first):
+            if staged:
+                low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
+                found += max(0, high - low)
+        return found
+
 
 @dataclass(slots=True, eq=False)
 class Watch:
@@ -86,8 +95,8 @@ class Tracked:
     confirmed: int = 0
     admitted: bool = False  # scheduled since its last (re)start
     pending: list[Pending] = field(default_factory=list)
-    mute: bool = False  # no spills any more: it had KV when the weights changed
-    held_since: float = 0.0  # its pages are held for its last saves
+    mute: bool = False  # no spills any more: it has KV of other weights, or on top of what failed to load
+    ended_at: float = 0.0
     asked_at: float = 0.0
     offered_at: float = 0.0
     canary_tokens: int = 0  # could have been recalled, and were left to be recomputed
@@ -112,6 +121,14 @@ class Tracked:
             "wait_ms": round(1e3 * self.wait_s, 3),
             "copy_ms": round(1e3 * self.copy_s, 3),
         }
+
+    def unsaved(self, pages_per_block: int) -> Iterator[int]:
+        """Pages that are yet to be copied or compared. The last page of a request, which is not full, is none."""
+        blocks = [(pending.first + pending.next, pending.first + pending.spill.blocks) for pending in self.pending]
+        if self.watch is not None:
+            blocks.append((self.watch.first, self.watch.end))
+        for first, end in blocks:
+            yield from self.pages[first * pages_per_block : end * pages_per_block]
 
     def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
         """Saves whose slots are leased and whose step is confirmed; each is yielded once."""

@@ -1,6 +1,8 @@
 """The half of the connector that lives beside vLLM's scheduler: decides what to recall and what to spill.
 
 A block's way out:  planned in step N -> slots reserved while N runs -> N confirmed by all ranks -> copied in step N+1
+                    A request that ends gives its pages back at once. What they hold stays until they are taken for
+                    another one: its last blocks are copied from them until then, at the latest right before that step
 A request's way in: asked when it arrives -> offered when the scheduler asks -> loads planned at its allocation
 
 Nothing here waits for the well, except at most a millisecond at a request's first ask. Hooks are called in any order
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -23,18 +25,17 @@ from stepwell.client.scheduler import MOST_RESERVED, Ask, SchedulerClient
 from stepwell.engines.vllm.adapters import Adapter, Adapters, Unread
 from stepwell.engines.vllm.canaries import STEP_BYTES, Canaries
 from stepwell.engines.vllm.counts import Tally
-from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan, StepReport
+from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
 from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input, recall_wish
+from stepwell.engines.vllm.room import SaveRoom
 from stepwell.engines.vllm.shape import Shape
 from stepwell.engines.vllm.steps import Computes, Steps, fresh_pages
+from stepwell.engines.vllm.tasks import Handover
 from stepwell.engines.vllm.timings import StepTimes
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
-HOLD_S = 0.1
-"""Longest time that a finished request's pages are held for slots that were reserved but not granted yet."""
-
-SAVE_BYTES_PER_STEP = 64 << 20
-"""Bytes a step may copy out: bounds what spilling adds to the step's time."""
+LINGER_S = 0.1
+"""Longest time that what is left of a request that has ended waits to be copied, for slots or for its turn."""
 
 Trouble = Callable[[str, Exception], None]
 """Is told of an exception and where it was caught; raises nothing."""
@@ -62,17 +63,18 @@ class SchedulerHalf:
         self._orders = count(1)
         self._hurry = count(-1, -1)  # orders of preempted requests: the last one preempted goes first
         self._tracked: dict[str, Tracked] = {}
-        self._numbers = count(1)
+        numbers = count(1)
+        self._plan: Handover[StepPlan] = Handover(lambda: StepPlan(next(numbers)))  # of the next step
         self._steps = Steps(shape.world)
         self._times = StepTimes()
-        self._loads: list[Load] = []
-        self._urgent: list[Save] = []
-        self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or held
-        self._held: set[str] = set()
-        self._released: list[str] = []
-        self._taken: list[int] = []  # pages of requests that may not run yet
+        self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or lingering
+        self._lingering: dict[str, Tracked] = {}  # ended, but for what is yet to be copied from pages that were theirs
+        self._room = SaveRoom(shape.shard_bytes / shape.block_tokens)
         self._restarted: set[str] = set()  # since the last plan
+        self._suspect: set[int] = set()  # pages that hold what failed to load, or what was computed on top of it
         self._epoch = LOADED_FROM_FILES
+        self._trusted = True  # else an exception has left open what pages hold: until a reset ends well all are misses
+        self._naps = 0
 
     # a request arrives and asks ---------------------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class SchedulerHalf:
             adapter, reason = self._adapter(request.lora_request)
         if reason:
             self._client.count(f"bypassed_{reason}")
-        else:
+        elif self._trusted:
             extras = salt_extras(request.cache_salt) + adapter_extras(adapter.digest if adapter else None)
             chain = Chain(self._shape.block_tokens, extras)
             chain.extend(request.all_token_ids[:])
@@ -126,7 +128,7 @@ class SchedulerHalf:
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that can be recalled now; None: ask again."""
         tracked = self._track(request)
-        if tracked.chain is None or request.skip_reading_prefix_cache:
+        if tracked.chain is None or not self._trusted or request.skip_reading_prefix_cache:
             return 0, False
         if tracked.pages:
             self._restart(tracked)
@@ -173,13 +175,13 @@ class SchedulerHalf:
     def _hurry_out(self, tracked: Tracked) -> None:
         """Its pages are the engine's again: what can be saved is saved before the next forward, the rest is given up
         and will be offered anew when it has been computed again."""
-        self._urgent += self._saves(tracked)
+        self._save(tracked, self._plan.now.urgent)
         self._give_up(tracked)
 
     def _saves(self, tracked: Tracked) -> Iterator[Save]:
         """What of it can be saved now. What a changed adapter may have computed is given up instead; a change that
         comes later is none of what was computed before."""
-        if not tracked.pending or not self._as_it_was(tracked):
+        if not tracked.pending or not self._trusted or not self._as_it_was(tracked):
             return iter(())
         return tracked.ready(self._shape.block_tokens, self._shape.pages_per_block)
 
@@ -192,7 +194,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
-        self._taken += pages
+        self._plan.now.fresh += pages
         tracked = self._track(request)
         tracked.pages = list(pages)
         ask = tracked.ask
@@ -215,44 +217,62 @@ class SchedulerHalf:
         bt, page = self._shape.block_tokens, self._shape.page
         start, end = tracked.offered_from, tracked.offered_from + external
         first, last = start // bt, -(-end // bt)
+        staged = bytes(ask.staged[first:last])
+        load = Load(request.request_id, ask.session, 0, start % bt // page, [])
+        tracked.loading = Loading(load, first, start, external, last - first, staged)
+        load.transfer, refs = self._client.recall(ask, first, last - first)
         tracked.ask = None
-        transfer, refs = self._client.recall(ask, first, last - first)
-        blocks = []
         for i, row in zip(range(first, last), refs.tolist(), strict=True):
             low, high = max(start, i * bt), min(end, (i + 1) * bt)
-            blocks.append((row, tracked.pages[low // page : high // page]))
-        load = Load(request.request_id, ask.session, transfer, start % bt // page, blocks)
+            load.blocks.append((row, tracked.pages[low // page : high // page]))
+        self._suspect.difference_update(tracked.pages[start // page :])
         tracked.wait_s += tracked.offered_at - tracked.asked_at
-        staged = bytes(ask.staged[first:last])
-        tracked.loading = Loading(load, first, start, external, len(blocks), staged)
-        self._loads.append(load)
+        self._plan.now.loads.append(load)
+
+    def staged(self, request: Any, external: int) -> int:
+        """Of the tokens that it was allocated pages for just now, those that came from a tier below host memory."""
+        loading = self._track(request).loading
+        return loading.staged_tokens(external, self._shape.block_tokens) if loading is not None else 0
 
     def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
-        """Lets a recall fail that could not be planned. A parked request's table ends with what it waits for."""
-        self._loads.append(Load(request_id, 0, 0, 0, [([], list(pages)[-external // self._shape.page :])]))
+        """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
+        waits for."""
+        tracked = self._tracked.get(request_id)
+        load = tracked.loading.load if tracked is not None and tracked.loading is not None else None
+        session, transfer = (load.session, load.transfer) if load is not None else (0, 0)
+        missing = list(pages)[-external // self._shape.page :]
+        self._plan.now.loads.append(Load(request_id, session, transfer, 0, [([], missing)]))
 
     # a step is planned ------------------------------------------------------------------------------------------------
 
     def plan(self, out: Any) -> StepPlan:
-        """The plan of this step. Called once a step, also for empty ones. Raises nothing: a plan that is lost would
-        leave requests waiting for ever."""
-        number = next(self._numbers)
-        saves: list[Save] = []
-        compares: list[Compare] = []
-        try:
-            self._observe(number, out)
-            self._times.begin(number, out)
-            self._collect(saves, compares)
-            self._client.report(idle=not self._tracked)
-        except Exception as error:  # noqa: BLE001 - page tables may have got out of step with the engine's: trust none
-            self._trouble("build_connector_meta", error)
-            for request_id in list(self._tracked):
-                self.drop(request_id)
-        compares += self._canaries.take_given_up()
-        plan = StepPlan(number, self._loads, self._urgent, saves, compares, self._released)
-        plan.fresh = [*self._taken, *fresh_pages(out)]
-        self._loads, self._urgent, self._released, self._taken = [], [], [], []
-        return plan
+        """The plan of this step. Called once a step, also for empty ones. If this raises, the caller must take the plan
+        `as_it_is`: one that is lost would leave requests waiting for ever."""
+        plan = self._plan.now
+        plan.fresh += fresh_pages(out)
+        self._observe(plan.step, out)
+        self._times.begin(plan.step, out)
+        self._yield(plan.fresh)
+        self._collect(plan)
+        self._client.report(idle=not self._tracked)
+        return self._taken()
+
+    def plan_as_it_is(self) -> StepPlan:
+        """The plan of a step that raised while it was planned. Page tables may have got out of step with the engine's:
+        all requests go on without stepwell."""
+        self._plan.now.any_page = True
+        self._drop_all()
+        return self._taken()
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._tracked):
+            self.drop(request_id)
+
+    def _taken(self) -> StepPlan:
+        self._plan.now.compares += self._canaries.take_given_up()
+        self._plan.now.naps = self._naps
+        self._room.next_step()
+        return self._plan.take()
 
     def _observe(self, number: int, out: Any) -> None:
         for request_id in out.preempted_req_ids or ():
@@ -275,7 +295,7 @@ class SchedulerHalf:
         self._steps.begin(number, computes)
         for request_id in out.finished_req_ids:
             tracked = self._tracked.get(request_id)  # perhaps of a new request with this id
-            if tracked is not None and request_id not in self._held and tracked.request.is_finished():
+            if tracked is not None and request_id not in self._lingering and tracked.request.is_finished():
                 with self._apart(request_id):
                     self._forget(request_id)
 
@@ -294,7 +314,11 @@ class SchedulerHalf:
         if tracked is None:
             return
         if more:
+            before, hit = len(tracked.pages), -(-computed // self._shape.page)
             tracked.pages.extend(more[0])
+            self._suspect.difference_update(tracked.pages[max(before, hit) :])  # are written anew
+            if before < hit and not self._suspect.isdisjoint(tracked.pages[:hit]):
+                self._mute(tracked)
         with self._apart(request_id):
             self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], computes)
 
@@ -308,7 +332,7 @@ class SchedulerHalf:
         if not tracked.admitted:
             self._admit(tracked)
         after = computed + scheduled
-        computes.append((request_id, tracked.life, after))
+        computes.append(Computes(request_id, tracked.life, after, scheduled))
         if tracked.watch is not None:
             tracked.watch.covered = after >= tracked.watch.end * self._shape.block_tokens
         if tracked.answer is not None:
@@ -342,49 +366,87 @@ class SchedulerHalf:
             arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
             arrived = max(0, min(loading.tokens, arrived))
             tracked.recalled_tokens += arrived
-            staged = min(arrived, sum(loading.staged[: loading.good]) * self._shape.block_tokens)
+            staged = loading.staged_tokens(arrived, self._shape.block_tokens)
             tracked.staged_tokens += staged
             self._tally.recalled({"host": arrived - staged, "disk": staged}, loading.seconds)
             tracked.recall_s += loading.seconds
             tracked.copy_s += loading.copy_s
 
-    def _collect(self, saves: list[Save], compares: list[Compare]) -> None:
-        room, to_compare = SAVE_BYTES_PER_STEP, STEP_BYTES
-        now = self._clock()
-        for request_id, tracked in list(self._spilling.items()):
+    def _yield(self, fresh: Collection[int]) -> None:
+        """The engine takes these pages: the last moment of what requests that ended have left in them."""
+        taken = frozenset(fresh) if self._lingering else frozenset()
+        for request_id, tracked in list(self._lingering.items()):
             with self._apart(request_id):
-                for save in self._saves(tracked):
-                    saves.append(save)
-                    room -= self._shape.shard_bytes
-                    if room <= 0:
-                        return
+                if not taken.isdisjoint(tracked.unsaved(self._shape.pages_per_block)):
+                    self._hurry_out(tracked)
+                    self._forget(request_id)
+
+    def _save(self, tracked: Tracked, saves: list[Save]) -> None:
+        """As much as this step may still copy."""
+        for save in self._saves(tracked) if self._room.left > 0 else ():
+            saves.append(save)
+            self._room.spend(self._shape.shard_bytes)
+            if self._room.left <= 0:
+                break
+
+    def _collect(self, plan: StepPlan) -> None:
+        """What ended first is copied first: its pages may be taken at any time."""
+        to_compare = STEP_BYTES
+        now = self._clock()
+        for request_id, tracked in {**self._lingering, **self._spilling}.items():
+            with self._apart(request_id):
+                self._save(tracked, plan.saves)
                 if to_compare > 0 and (compare := self._canaries.ready(tracked)) is not None:
-                    compares.append(compare)
+                    plan.compares.append(compare)
+                    tracked.watch = None
                     to_compare -= self._canaries.cost(compare)
                 busy = tracked.pending or tracked.watch is not None
-                if request_id in self._held:
-                    if not busy or now - tracked.held_since > HOLD_S:
-                        self._held.discard(request_id)
-                        self._released.append(request_id)
+                if request_id in self._lingering:
+                    if not busy or now - tracked.ended_at > LINGER_S:
                         self._forget(request_id)
                 elif not busy:
                     del self._spilling[request_id]
 
     # a step has ended -------------------------------------------------------------------------------------------------
 
+    def not_loaded(self, pages: Collection[int]) -> None:
+        """These pages could not be loaded, by whichever connector, as a step's output says before it is confirmed. A
+        request that was scheduled with one of them has computed on top of it, and so has one that hits such pages in
+        the engine's cache, where they stay until they have been computed again: neither spills anything."""
+        try:
+            self._suspect.update(pages)
+            for tracked in self._tracked.values():
+                if tracked.admitted and not self._suspect.isdisjoint(tracked.pages):
+                    first = next(at for at, page in enumerate(tracked.pages) if page in self._suspect)
+                    self._suspect.update(tracked.pages[first:])
+                    self._mute(tracked)
+        except Exception:
+            self._trusted = False
+            self._drop_all()
+            raise
+
+    def _mute(self, tracked: Tracked) -> None:
+        tracked.mute = True
+        with self._apart(tracked.request.request_id):
+            self._give_up(tracked)
+
     def stepped(self, report: StepReport) -> None:
         """What the workers say of the steps that they ended, all ranks together or one after the other."""
-        self._tally.copied(report)
-        self._client.timed(self._times.ended(report.seconds), self._copies(report))
-        for request_id, life, after in self._steps.ended(report.done):
+        if report.naps > self._naps:
+            self._give_up_all()
+            self._naps = report.naps  # plans that do not know of it save nothing, until all is given up
+        for request_id, transfer, bad in report.failed:
+            with self._apart(request_id):
+                self._load_failed(request_id, transfer, bad)
+        for request_id, life, after, tokens in self._steps.ended(report.done):
+            self._room.computed(tokens)
             tracked = self._tracked.get(request_id)
             if tracked is not None and tracked.life == life:
                 tracked.confirmed = max(tracked.confirmed, after)
         for rank, transfer, errors in report.compared:
             self._canaries.compared(rank, transfer, errors)
-        for request_id, transfer, bad in report.failed:
-            with self._apart(request_id):
-                self._load_failed(request_id, transfer, bad)
+        self._tally.copied(report)
+        self._client.timed(self._times.ended(report.seconds), self._copies(report))
         for request_id, transfer, copy_s in report.loaded:
             loading = self._loading(request_id, transfer)
             if loading is not None:
@@ -418,29 +480,38 @@ class SchedulerHalf:
             digest = tracked.chain.digests[32 * block : 32 * block + 32]
             self._client.forget(loading.load.session, digest, tracked.epoch)
 
-    def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the request's pages must be held for its last saves, and its receipt."""
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """The request's receipt. Its pages are the engine's again: holding them for its last saves would keep running
+        requests from them, and the engine from a reset of its caches, which may come before any other step."""
         request_id = request.request_id
         tracked = self._tracked.get(request_id)
         if tracked is None:
-            return False, None
+            return None
         self._end_ask(tracked)
         receipt = {"stepwell": tracked.receipt(self._shape.token_bytes)}
         covered = tracked.watch is not None and tracked.watch.covered
         if (tracked.pending or covered) and tracked.pages and tracked.loading is None:
-            tracked.held_since = self._clock()
-            self._held.add(request_id)
-            return True, receipt
-        self._forget(request_id)
-        return False, receipt
+            tracked.ended_at = self._clock()
+            self._lingering[request_id] = tracked
+        else:
+            self._forget(request_id)
+        return receipt
 
     def _forget(self, request_id: str) -> None:
-        self._held.discard(request_id)
-        self._spilling.pop(request_id, None)
-        tracked = self._tracked.pop(request_id, None)
+        tracked = self._tracked.get(request_id)
         if tracked is not None:
             self._end_ask(tracked)
             self._give_up(tracked)
+        self._remove(request_id)
+
+    def _remove(self, request_id: str) -> None:
+        for known in (self._tracked, self._spilling, self._lingering):
+            known.pop(request_id, None)
+
+    def _forget_lingering(self) -> None:
+        for request_id in list(self._lingering):
+            with self._apart(request_id):
+                self._forget(request_id)
 
     def _give_up(self, tracked: Tracked) -> None:
         """What was reserved and is not planned yet will not be copied; it may be offered anew. A canary is one less."""
@@ -454,19 +525,35 @@ class SchedulerHalf:
 
     def reset(self) -> None:
         """The weights may have changed: a new epoch, in which nothing of before is ever found. Requests that have KV
-        now spill nothing more; those that the engine has just preempted for this, or not started, have none."""
+        now spill nothing more; those that the engine has just preempted for this, or not started, have none. Where this
+        raises nothing is recalled or spilled until it was called again, and has ended well."""
+        self._trusted = False
         self._epoch = secrets.randbits(64) or 1
-        self._canaries.reset()
-        for request_id, tracked in list(self._tracked.items()):
+        for tracked in self._tracked.values():
             tracked.epoch = self._epoch
             tracked.mute = tracked.mute or tracked.request.num_computed_tokens > 0
+        self._canaries.reset()
+        self._forget_lingering()
+        for request_id, tracked in list(self._tracked.items()):
             with self._apart(request_id):
                 self._end_ask(tracked)
                 self._give_up(tracked)
             tracked.known = 0
+        self._trusted = True
+
+    def _give_up_all(self) -> None:
+        """The engine has slept: what its pages held is gone, whatever it has told of that. Requests that have started
+        again since are confirmed by steps that end after this."""
+        self._forget_lingering()
+        for request_id, tracked in list(self._tracked.items()):
+            if tracked.confirmed:
+                tracked.mute = True
+                with self._apart(request_id):
+                    self._give_up(tracked)
 
     def drop(self, request_id: str) -> None:
-        """After an exception: this request goes on without stepwell. Raises nothing."""
+        """After an exception: this request goes on without stepwell, and is forgotten if it has ended. Raises
+        nothing."""
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
@@ -475,11 +562,16 @@ class SchedulerHalf:
             self._end_ask(tracked)
         with suppress(Exception):
             self._give_up(tracked)
+        tracked.pending = []
+        with suppress(Exception):
+            if tracked.request.is_finished():
+                self._remove(request_id)
 
     @property
     def busy(self) -> bool:
         """The engine must go on stepping."""
-        return bool(self._held or self._loads or self._urgent or self._released or self._canaries.waits)
+        plan = self._plan.now
+        return bool(self._lingering or plan.loads or plan.urgent or self._canaries.waits)
 
     @property
     def tracked(self) -> int:

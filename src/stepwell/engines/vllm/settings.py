@@ -24,8 +24,8 @@ class ConnectorSettings:
     never started, and home then only keeps the fingerprints of weights. strict: refuse to start the engine where
     stepwell cannot serve it. block_tokens: tokens a block, a multiple of the engine's page (None: decided by size).
     weights_id: names the weights instead of their fingerprint. canary: of so many prefixes that could be recalled, one
-    is left to be recomputed and compared (0: none). wishes: settings for a well that may have to be started; checked by
-    the well."""
+    is left to be recomputed and compared (0: none). receipts: responses say what was recalled for them. wishes:
+    settings for a well that may have to be started; checked by the well."""
 
     home: Path
     socket: Path | None = None
@@ -33,6 +33,7 @@ class ConnectorSettings:
     block_tokens: int | None = None
     weights_id: str | None = None
     canary: int = EVERY
+    receipts: bool = False
     wishes: Wishes = field(default_factory=dict)
 
 
@@ -45,14 +46,16 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     block_tokens = rest.pop("block_tokens", None)
     weights_id = rest.pop("weights_id", None)
     canary = rest.pop("canary", EVERY)
+    receipts = rest.pop("receipts", False)
     if home is not None and not isinstance(home, str):
         raise _bad("home", home, "a path")
     if socket is not None and not (isinstance(socket, str) and os.path.isabs(socket)):
         raise _bad("socket", socket, "the absolute path of the well's socket")
     if weights_id is not None and not (isinstance(weights_id, str) and weights_id):
         raise _bad("weights_id", weights_id, "a text that names exactly these weights")
-    if not isinstance(strict, bool):
-        raise _bad("strict", strict, "true or false")
+    for key, value in (("strict", strict), ("receipts", receipts)):
+        if not isinstance(value, bool):
+            raise _bad(key, value, "true or false")
     whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if block_tokens is not None and not (whole and block_tokens > 0 and block_tokens % page == 0):
         raise _bad("block_tokens", block_tokens, f"a multiple of the engine's page of {page} tokens")
@@ -63,7 +66,7 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
             raise _bad(key, value, "a plain value")
     place = Path(home) if home else home_dir(os.environ)
     at = Rendezvous.named(Path(socket)).socket if socket else None
-    return ConnectorSettings(place, at, strict, block_tokens, weights_id, canary, rest)
+    return ConnectorSettings(place, at, strict, block_tokens, weights_id, canary, receipts, rest)
 
 
 def _bad(key: str, value: object, expected: str) -> ConfigError:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_STEPS = 64
 """Steps whose reports may be outstanding; an older one will not come any more."""
 
-Computes = tuple[str, int, int]
-"""(request, its life, tokens of it that are computed when the step has ended)."""
+
+class Computes(NamedTuple):
+    """Of a request in a step: its life, tokens of it that are computed when the step has ended, and how many of them
+    the step computes itself."""
+
+    request: str
+    life: int
+    after: int
+    tokens: int
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ from stepwell.units import format_size
 
 log = logging.getLogger("stepwell")
 
+_OF_A_WELL_THAT_RECALLS = ("end", "never_seen", "evicted")
+
 
 def adopt_engine_log() -> None:
     """vLLM configures only its own logger; ours speaks through the same handlers. An application that configured the
@@ -55,6 +57,25 @@ def welcome(welcome: Welcome, who: Identity) -> None:
     )
     for warning in welcome.warnings:
         log.warning("stepwell: %s", warning)
+
+
+class Paused:
+    """Says once that the well's operator has paused recalls, and once that they are resumed: as its answers show."""
+
+    def __init__(self) -> None:
+        self._paused = False
+
+    def answered(self, reason: str) -> None:
+        """A request has its answer, which ends for this reason."""
+        if reason == "paused" and not self._paused:
+            self._paused = True
+            log.warning(
+                "stepwell: the well's operator has paused recalls: requests are computed; `stepwell stats` says since"
+                " when and why, `stepwell resume` undoes it"
+            )
+        elif reason in _OF_A_WELL_THAT_RECALLS and self._paused:
+            self._paused = False
+            log.warning("stepwell: recalls are resumed")
 
 
 def tell(error: StepwellError) -> None:

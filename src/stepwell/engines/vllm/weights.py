@@ -1,8 +1,10 @@
 """Which files hold the weights that this vLLM runs, as input to the fingerprint.
 
 Errs towards more files: one too many costs reading time and perhaps a needless miss, one too few could let two models
-share KV. Does not read the files (client/fingerprint.py does). Called once by the connector's scheduler half, when the
-workers have loaded the model, so that files fetched from a hub are there.
+share KV. Which of them a loader reads follows from their names, its index files and its settings: the fingerprint has
+the former, the model's facts the latter, so that other files read are another namespace. Does not read the files
+(client/fingerprint.py does). Called once by the connector's scheduler half, when the workers have loaded the model, so
+that files fetched from a hub are there.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _FILE_LOADERS = frozenset(
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 # Small files that decide how weights or pictures are read: shard indexes, quantisation recipes, image processing.
 _BESIDE = ("*.index.json", "*quant*config*.json", "*processor_config.json", "params.json")
-_NOT_WEIGHTS = ("adapter_model.*", "optimizer.*", "scheduler.*", "training_args.*", "rng_state*", "scaler.*")
+_NOT_WEIGHTS = ("*training_args.bin", "*optimizer.bin", "*optimizer.pt", "*scheduler.pt", "*scaler.pt")  # vLLM's list
 _NOT_LOOKED_INTO = ("checkpoint-*", "runs", "global_step*")
 _DEPTH = 3
 
@@ -64,9 +66,11 @@ def weight_files(vllm_config: VllmConfig) -> Files | NoFiles:
     load_format = str(load.load_format)
     if load_format not in _FILE_LOADERS:
         return NoFiles(f"load format {load_format!r} does not read them from the model's folder")
+    if not _own_loader(load):
+        return NoFiles(f"the loader of load format {load_format!r} is not one of vLLM's own")
     pattern = _extra(load).get("pattern")
-    if isinstance(pattern, str) and not pattern.endswith(_WEIGHTS):
-        return NoFiles(f"the loader's file name pattern {pattern!r} has no known ending")
+    if isinstance(pattern, str) and (os.sep in pattern or not pattern.endswith(_WEIGHTS)):
+        return NoFiles(f"the loader's file name pattern {pattern!r} leads elsewhere or has no known ending")
     source = getattr(model, "model_weights", "") or model.model
     if "://" in source:
         return NoFiles("they are remote")
@@ -109,6 +113,16 @@ def _ignored_folder(name: str) -> bool:
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _own_loader(load: Any) -> bool:
+    """Whether vLLM's own loader reads this format: a plugin may bring another one for a name that vLLM knows."""
+    try:
+        from vllm.model_executor.model_loader import get_model_loader
+
+        return type(get_model_loader(load)).__module__.startswith("vllm.model_executor.model_loader.")
+    except (ImportError, ValueError):
+        return False
 
 
 def _extra(load: Any) -> dict[str, Any]:

@@ -2,24 +2,25 @@
 
 Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. On CPU
 the step itself copies, but for large loads; on a GPU copies run beside the forward that follows, which is held back
-where it writes pages that are still being read (`StepPlan.fresh`). Every load is reported as received exactly once and
-every release is reported, whatever happens to copies and well: a request whose pages are never given back would wait
-for ever.
+where it writes pages that are still being read (`StepPlan.fresh`). Every load is reported as received exactly once,
+whatever raises in here: a request whose load is never reported would wait for ever. `tasks` says how. A hook that
+raised may be called again, and goes on with what is left to do.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
-from stepwell.engines.paged.lane import Job, Lane, advance, finish
-from stepwell.engines.vllm.plan import Compare, Load, Ref, Save, StepPlan, StepReport
+from stepwell.engines.paged.lane import Job, Lane, Steps
+from stepwell.engines.vllm.plan import Ref, Save, StepPlan, StepReport
 from stepwell.engines.vllm.steps import MOST_STEPS
+from stepwell.engines.vllm.tasks import CompareTask, Handover, LoadTask, SaveTask, Step, Task
 from stepwell.errors import StepwellError
 from stepwell.io.memory import Bytes
 
@@ -32,7 +33,7 @@ PART_BYTES = 32 << 20
 class WorkerHalf:
     """`shard`: which part of a block this rank holds (its own number, if not said). `writes`: of the ranks that hold
     it, this is the one that saves it. `threaded`: copies that run are waited for by threads; else whenever something is
-    taken from here."""
+    taken from here. Jobs may run on threads; all else is the engine's thread's."""
 
     def __init__(
         self,
@@ -51,13 +52,12 @@ class WorkerHalf:
         self._shard_bytes = shard_bytes
         self._copies = copies
         self._client = client
-        self._lock = threading.Lock()  # guards what the lanes report into
-        self._report = StepReport()
-        self._received: set[str] = set()
-        self._bad_pages: set[int] = set()
-        self._sent: set[str] = set()
-        self._before: Mark | None = None  # of the forward under way; None: none is
-        self._last: Mark = copies.now()  # of the forward that began last
+        self._asleep = False
+        self._naps = 0
+        self._steps: list[Step] = []  # with tasks that are not told yet; and the last one
+        self._received: Handover[set[str]] = Handover(set)
+        self._bad_pages: Handover[set[int]] = Handover(set)
+        self._report: Handover[StepReport] = Handover(StepReport)
         self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MOST_STEPS)  # not known yet how long they took
         threaded_out = threaded and copies.overlaps
         self._out = Lane("stepwell-copy-out", threaded=threaded_out)  # has work only where copies overlap
@@ -67,133 +67,224 @@ class WorkerHalf:
 
     def before_forward(self, plan: StepPlan) -> None:
         """Last moment of pages that were taken back from a request."""
-        self._last = self._before = self._copies.now()
-        urgent, plan.urgent = plan.urgent, []
-        self._save(urgent, self._before)
-        self._copies.hold_back(plan.fresh)
+        step = self.accept(plan)
+        try:
+            step.before = self._copies.now()
+            self._save(step.urgent, step.before, plan.naps)
+        finally:
+            self.fence(plan)
+
+    def accept(self, plan: StepPlan) -> Step:
+        """From here on what the plan asks for is answered, whatever happens."""
+        for step in self._steps:
+            if step.plan is plan:
+                return step
+        self._steps.append(Step.of(plan))
+        return self._steps[-1]
+
+    def fence(self, plan: StepPlan) -> None:
+        """The forward waits for copies that touch pages which it takes. Nothing is done the second time."""
+        step = self.accept(plan)
+        step.handled = sys.exc_info()[1]
+        if not step.fenced:
+            self._copies.hold_back(range(self._copies.num_pages) if plan.any_page else plan.fresh)
+            step.fenced = True
 
     def start_loads(self, plan: StepPlan) -> None:
         """Comes right after the forward, since no load is a synchronous one. On a CPU the forward has ended then; on a
         GPU it has been handed over, and so has what may have been written to the loads' pages before."""
+        step = self.accept(plan)
         after = self._copies.now()
-        if self._before is not None:
-            self._forwards.append((plan.step, self._before, after))
-            self._before = None
+        if step.before is not None:
+            self._forwards.append((plan.step, step.before, after))
         room = self._copies.inline_bytes
-        for load in plan.loads:
-            room -= len(load.blocks) * self._shard_bytes
-            if room >= 0:
-                finish(self._load(load, after))
-            else:
-                self._in.put(self._load(load, after))
+        for task in step.loads:
+            room -= len(task.load.blocks) * self._shard_bytes
+            self._begin(task, self._load(task, after), None if room >= 0 else self._in)
 
     def end_of_step(self, plan: StepPlan) -> None:
-        """Called from a `finally` too: a forward that raised has left half-written pages."""
-        raised = sys.exc_info()[0] is not None
-        with self._lock:
-            self._sent.update(plan.release)
-            if not raised:
-                self._report.done[plan.step] = 1
-        late, plan.urgent = plan.urgent, []  # were not asked for in time: their pages are written anew by now
-        self._drop([*late, *plan.saves] if raised else late)
+        """Called from a `finally` too: a forward that raised has left half-written pages. What was being handled when
+        the step began is another matter: an engine in the process of its user may be driven by a handler."""
+        step = self.accept(plan)
+        raised = sys.exc_info()[1] is not step.handled
+        for late in [*step.urgent, *(step.saves if raised else ())]:
+            late.skip()  # was not asked for in time: its pages are written anew by now
         if not raised:
-            self._save(plan.saves, self._last)
-        for compare in plan.compares:
-            self._begin(self._compare(compare, self._last))
+            self._report.now.done[plan.step] = 1
+        after = step.before or self._copies.now()
+        self._save(step.saves, after, plan.naps)
+        for task in step.compares:
+            self._begin(task, self._compare(task, after, plan.naps), self._out)
+        step.handled = None  # its frames are not kept longer than the step
 
-    def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
+    # while the engine sleeps its pages have no memory -----------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Returns when no copy touches a page any more. Until `wake_up` all that are asked for fail."""
+        if not self._asleep:
+            self._naps += 1
+            self._asleep = True
+        self._out.flush()
+        self._in.flush()
+        for copying in [copying for step in self._steps for task in step.tasks for copying in task.begun]:
+            with suppress(Exception):
+                copying.wait()
+
+    def wake_up(self) -> None:
+        """The pages have memory again, and nothing in it: plans of a scheduler that does not know that save nothing."""
+        self._asleep = False
+
+    def _awake(self, naps: int | None = None) -> Copies:
+        """Raises RuntimeError where pages hold nothing. `naps`: of which the plan knows."""
+        if self._asleep or (naps is not None and naps != self._naps):
+            raise RuntimeError("the engine sleeps, or has slept since its pages were written")
+        return self._copies
+
+    # what the scheduler is told ---------------------------------------------------------------------------------------
+
+    def take_received(self) -> set[str] | None:
+        """Requests whose loads are over, well or not."""
         self._poll()
-        with self._lock:
-            sent, self._sent = self._sent, set()
-            received, self._received = self._received, set()
-        return sent or None, received or None
+        return self._received.take() or None
 
     def take_bad_pages(self) -> set[int]:
-        with self._lock:
-            bad, self._bad_pages = self._bad_pages, set()
-        return bad
+        """Of loads that were received now, or will be."""
+        return self._bad_pages.take()
 
     def take_report(self) -> StepReport:
-        with self._lock:
-            report, self._report = self._report, StepReport()
+        self._report.now.naps = self._naps
         for _ in range(len(self._forwards)):
             step, before, after = self._forwards.popleft()
             if (seconds := after.seconds_after(before)) is None:
                 self._forwards.append((step, before, after))
             else:
-                report.seconds[step] = seconds
-        return report
+                self._report.now.seconds[step] = seconds
+        return self._report.take()
 
-    # copying ----------------------------------------------------------------------------------------------------------
-
-    def _begin(self, job: Job) -> None:
-        """Does what can be done now; the rest when its copies are done."""
-        if (copying := advance(job)) is not None:
-            self._out.put(job, copying)
+    # answers ----------------------------------------------------------------------------------------------------------
 
     def _poll(self) -> None:
         self._out.poll()
         self._in.poll()
+        for step in self._steps:
+            for task in step.tasks:
+                if step is not self._steps[-1]:  # its hooks have been called
+                    task.skip()
+                if task.over and not task.told:
+                    self._tell(task)
+        self._steps = [step for step in self._steps[:-1] if not all(t.told for t in step.tasks)] + self._steps[-1:]
 
-    def _save(self, saves: Sequence[Save], after: Mark) -> None:
-        if saves and self._writes:
-            self._begin(self._spill(saves, after))
+    def _tell(self, task: Task) -> None:
+        """Nothing is taken from here before this has been done for each task: after an exception all of it is done
+        again."""
+        if task.hold is not None:
+            task.hold.close()
+        if not task.answered:
+            self._answer(task)
+        report = self._report.now
+        match task:
+            case LoadTask(load=load, good=good):
+                report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
+                if good < len(load.blocks):
+                    report.failed.append((load.request, load.transfer, good))
+                    self._bad_pages.now.update(page for _, pages in load.blocks[good:] for page in pages)
+                else:
+                    report.loaded.append((load.request, load.transfer, task.seconds))
+                self._received.now.add(load.request)
+            case SaveTask(filled=filled):
+                report.spilled_bytes += len(filled) * self._shard_bytes
+            case CompareTask(compare=compare, errors=errors):
+                report.compared.append((self._rank, compare.transfer, errors))
+        task.told = True
 
-    def _spill(self, saves: Sequence[Save], after: Mark) -> Job:
-        failed: list[Save] = []
+    def _answer(self, task: Task) -> None:
+        """Ends its leases, if nobody copies any more: else that is done when it is over. What the well is told twice
+        means nothing the second time."""
+        if not task.idle:
+            return
+        try:
+            match task:
+                case LoadTask(load=lease) | CompareTask(compare=lease):
+                    self._client.recalled(lease.session, [lease.transfer])
+                case SaveTask(saves=saves, filled=filled) if self._writes:
+                    for session in {save.session for save in saves}:
+                        leases = {save.lease for save in saves if save.session == session}
+                        full = {save.lease for save in filled if save.session == session}
+                        self._client.filled(session, sorted(full), sorted(leases - full))
+            task.answered = True
+        except Exception as error:  # noqa: BLE001 - tried once more; then the leases end with the session
+            log.debug("the end of a copy was not acknowledged: %s", error)
+
+    # copying ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, task: Task, steps: Steps, lane: Lane | None) -> None:
+        """Without a lane all of it is done now. Else by that one: loads from their beginning, the rest when the first
+        copies have been handed over, which must be now. Nothing is done for a task that has begun or was skipped."""
+        if task.skipped or task.job is not None:
+            return
+        job = Job(steps)
+        try:
+            task.job = job
+            if lane is None:
+                job.finish()
+                return
+            if lane is self._out:
+                job.advance()
+            if not job.over:
+                lane.put(job)
+        except Exception as error:  # noqa: BLE001 - costs what this task would have brought, and no other anything
+            log.debug("copies ended early: %s", error)
+            job.close()
+
+    @contextmanager
+    def _holding(self, task: Task) -> Iterator[Hold]:
+        """For slots, whose views must be gone by its end. What still copies then keeps them until it does not."""
+        hold = task.hold = self._client.hold()
+        try:
+            yield hold
+        finally:
+            if task.idle:
+                hold.close()
+
+    def _save(self, tasks: Sequence[SaveTask], after: Mark, naps: int) -> None:
+        for task in tasks:
+            if self._writes:
+                self._begin(task, self._spill(task, after, naps), self._out)
+
+    def _spill(self, task: SaveTask, after: Mark, naps: int) -> Steps:
         filled: list[Save] = []
         try:
-            with self._client.copying() as hold:
+            with self._holding(task) as hold:
                 shards: list[Shard] = []
-                for save in saves:
+                for save in task.saves:
                     try:
                         shards.append(Shard(hold.slot(save.session, *self._ref(save.refs)), 0, save.pages))
                         filled.append(save)
-                    except Exception as error:  # noqa: BLE001 - a lease that nobody answers for would stay for long
+                    except Exception as error:  # noqa: BLE001 - one block less
                         log.debug("a block was not spilled: %s", error)
-                        failed.append(save)
                 try:
-                    yield self._copies.gather(shards, after)
+                    task.begun.append(self._awake(naps).gather(shards, after))
                 finally:
                     shards.clear()  # views of slots: none may outlive the hold
+                yield task.begun[-1]
+            task.filled = filled
         except Exception as error:  # noqa: BLE001 - a failed spill is a few blocks less, never an engine less
             log.debug("blocks were not spilled: %s", error)
-            failed, filled = list(saves), []
-        for session, leases in _by_session(filled).items():
-            self._client.filled(session, leases, [])
-        with self._lock:
-            self._report.spilled_bytes += len(filled) * self._shard_bytes
-        self._drop(failed)
+        self._answer(task)
 
-    def _drop(self, saves: Sequence[Save]) -> None:
-        for session, leases in _by_session(saves if self._writes else ()).items():
-            self._client.filled(session, [], leases)
-
-    def _load(self, load: Load, after: Mark) -> Job:
-        """Copies, and reports. Raises nothing: a load that nobody reports would leave its request waiting for ever."""
-        good, seconds = 0, 0.0
+    def _load(self, task: LoadTask, after: Mark) -> Steps:
         try:
-            with self._client.copying() as hold:
-                good, seconds = yield from self._copy_in(load, hold, after)
+            with self._holding(task) as hold:
+                good, seconds = yield from self._copy_in(task, hold, after)
+            task.good, task.seconds = good, seconds
         except Exception as error:  # noqa: BLE001 - a failed load is recomputed
             log.debug("blocks were not recalled: %s", error)
-        with self._lock:
-            self._report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
-            if good < len(load.blocks):
-                self._report.failed.append((load.request, load.transfer, good))
-                for _, pages in load.blocks[good:]:
-                    self._bad_pages.update(pages)
-            else:
-                self._report.loaded.append((load.request, load.transfer, seconds))
-            self._received.add(load.request)
-        try:
-            self._client.recalled(load.session, [load.transfer])
-        except Exception as error:  # noqa: BLE001 - its lease ends with the session
-            log.debug("a recall was not acknowledged: %s", error)
+        self._answer(task)
 
-    def _copy_in(self, load: Load, hold: Hold, after: Mark) -> Generator[Copying, None, tuple[int, float]]:
+    def _copy_in(self, task: LoadTask, hold: Hold, after: Mark) -> Generator[Copying, None, tuple[int, float]]:
         """How many leading blocks are in their pages, as the well has leased them, and seconds of copying. A slot is
         checked before it is read, and again afterwards."""
+        load = task.load
         shards: list[Shard] = []
         skip = load.skip
         try:
@@ -202,7 +293,7 @@ class WorkerHalf:
                 skip = 0
         except StepwellError as error:
             log.debug("a block was not recalled: %s", error)
-        seconds = yield from self._scatter(shards, after)
+        seconds = yield from self._scatter(task, shards, after)
         for good, (refs, _) in enumerate(load.blocks[: len(shards)]):
             try:
                 self._client.verify(load.session, *self._ref(refs))
@@ -211,27 +302,19 @@ class WorkerHalf:
                 return good, seconds
         return len(shards), seconds
 
-    def _scatter(self, shards: Sequence[Shard], after: Mark) -> Generator[Copying, None, float]:
-        """Seconds of copying. Nobody copies any more when it returns, and when it raises."""
-        running: deque[Copying] = deque()
+    def _scatter(self, task: Task, shards: Sequence[Shard], after: Mark) -> Generator[Copying, None, float]:
+        """Seconds of copying."""
         seconds = 0.0
-        try:
-            for part in self._parts(shards):
-                running.append(self._copies.scatter(part, after))
-                if len(running) == 2:
-                    yield running[0]
-                    seconds += running.popleft().seconds
-            while running:
-                yield running[0]
-                seconds += running.popleft().seconds
-        except Exception:
-            while running:
-                try:
-                    yield running[0]
-                except Exception as error:  # noqa: BLE001 - the first one is raised
-                    log.debug("blocks were not recalled: %s", error)
-                running.popleft()
-            raise
+        waited = 0
+        for part in self._parts(shards):
+            task.begun.append(self._awake().scatter(part, after))
+            if len(task.begun) - waited == 2:
+                yield task.begun[waited]
+                seconds += task.begun[waited].seconds
+                waited += 1
+        for copying in task.begun[waited:]:
+            yield copying
+            seconds += copying.seconds
         return seconds
 
     def _parts(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
@@ -240,24 +323,22 @@ class WorkerHalf:
         for first in range(0, len(shards), each):
             yield shards[first : first + each]
 
-    def _compare(self, compare: Compare, after: Mark) -> Job:
-        """A canary. Reports in any case, and raises nothing: a lease that nobody ends would stay until the session
-        does."""
+    def _compare(self, task: CompareTask, after: Mark, naps: int) -> Steps:
+        """A canary."""
+        compare = task.compare
         errors: list[float] = []
         try:
-            with self._client.copying() as hold:
+            with self._holding(task) as hold:
                 # All at once: its pages may be written anew by the next step, which waits for what is under way only.
-                fetched = [self._copies.fetch(pages, after) for _, pages in compare.blocks]
+                fetched = [self._awake(naps).fetch(pages, after) for _, pages in compare.blocks]
                 for (refs, _), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
                     yield copying
                     more = self._errors(compare.session, self._ref(refs), fresh, hold)
                     errors = [max(pair) for pair in zip(errors, more, strict=True)] if errors else more
+            task.errors = errors
         except Exception as error:  # noqa: BLE001 - one canary less
             log.debug("a canary was not compared: %s", error)
-            errors = []
-        with self._lock:
-            self._report.compared.append((self._rank, compare.transfer, errors))
-        self._client.recalled(compare.session, [compare.transfer])
+        self._answer(task)
 
     def _errors(self, session: int, ref: Ref, fresh: Bytes, hold: Hold) -> list[float]:
         """Each layer's, of one block, which is checked to be the one leased before it is read and afterwards. Raises
@@ -275,10 +356,3 @@ class WorkerHalf:
         self._out.close()
         self._in.close()
         self._copies.close()
-
-
-def _by_session(saves: Sequence[Save]) -> dict[int, list[int]]:
-    leases: dict[int, list[int]] = {}
-    for save in saves:
-        leases.setdefault(save.session, []).append(save.lease)
-    return leases

@@ -1,4 +1,5 @@
-"""`python -m stepwell.testing.sim --seed N [--steps K] [--cuts K] [--tell]`: walks of a seed, exactly as they were.
+"""`python -m stepwell.testing.sim --seed N [--steps K] [--cuts K] [--traffic] [--tell]`: walks of a seed, exactly as
+they were.
 
 Prints what was reached and, where a promise does not hold, which one and how; then it exits with 1. `--tell` prints
 every event. Without `--seed` it walks on with new seeds until one fails, or `--walks` are done.
@@ -20,12 +21,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the walk; else new ones")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of each walk ({STEPS})")
     parser.add_argument("--cuts", type=int, default=0, help="states after power cuts that are opened on the way (0)")
+    parser.add_argument("--traffic", action="store_true", help="tiers hang while requests come all the time")
+    parser.add_argument("--pauses", action="store_true", help="an operator pauses and resumes recalls and spills")
     parser.add_argument("--walks", type=int, default=1, help="how many, if no seed is given (1)")
     parser.add_argument("--tell", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
     seeds = [options.seed] if options.seed is not None else [random.randrange(1 << 32) for _ in range(options.walks)]
     for seed in seeds:
-        walked = walk(seed, options.steps, cuts=options.cuts, tell=print if options.tell else None)
+        walked = walk(
+            seed,
+            options.steps,
+            cuts=options.cuts,
+            traffic=options.traffic,
+            pauses=options.pauses,
+            tell=print if options.tell else None,
+        )
         print(
             f"seed {seed}: {walked.events} events, {walked.requests} requests, {walked.right} blocks right, "
             f"{walked.states} states, {walked.digest}"
@@ -36,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"BROKEN {walked.violation}")
             if walked.violation.__cause__ is not None:
                 traceback.print_exception(walked.violation.__cause__)
-            print(f"again: python -m stepwell.testing.sim --seed {seed} --steps {options.steps} --cuts {options.cuts}")
+            how = f"--steps {options.steps} --cuts {options.cuts}"
+            how += " --traffic" * options.traffic + " --pauses" * options.pauses
+            print(f"again: python -m stepwell.testing.sim --seed {seed} {how}")
             return 1
     return 0
 

@@ -19,6 +19,7 @@ from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Bytes
 from stepwell.protocol.link import Dial
+from stepwell.testing.sim.limits import Queue
 from stepwell.testing.sim.oracle import Fill, Identity
 from stepwell.testing.sim.setup import Model
 
@@ -158,7 +159,7 @@ class Engine:
         self.alive = True
         self.requests: list[Request] = []
         self.spills: list[Spilling] = []
-        self.progress = self.turn = 0.0  # when a block last moved for anybody; when a request last had all it asked for
+        self.queue = Queue()
         name = f"engine {number}"
         self.workers = [
             Worker(

@@ -9,6 +9,7 @@ from random import Random
 
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.pauses import Pause
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
@@ -29,7 +30,7 @@ from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 @dataclass(slots=True)
 class Surroundings:
     """What outlives a well: its keys, the time, and buffers. `wall_offset` is how wrong the wall clock is, seconds;
-    `segments`: how many the next well may have in each directory."""
+    `segments`: how many the next well may have in each directory; `paused`: what home says of that."""
 
     setup: Setup
     dice: Random
@@ -38,9 +39,13 @@ class Surroundings:
     wall_offset: float = 1_800_000_000.0
     staging: Staging = field(default_factory=lambda: Staging(1))
     segments: int = 0
+    paused: list[Pause] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.segments = self.setup.segments
+
+    def keep_paused(self, paused: Sequence[Pause]) -> None:
+        self.paused = list(paused)
 
     def wall(self) -> float:
         return max(1.0, self.wall_offset + self.clock.now())
@@ -83,6 +88,8 @@ def make_well(
         placement=PLACEMENTS[setup.placement](),
         write=WRITE_POLICIES[setup.write](),
         prefetch=setup.prefetch,
+        paused=around.paused,
+        keep_paused=around.keep_paused,
     )
     return hierarchy, sealing
 

@@ -31,9 +31,10 @@ class Violation(Exception):
         return f"{self.promise}: {self.what}"
 
 
-PROMISES = ("wrong", "late", "books", "hits", "warm")
+PROMISES = ("wrong", "late", "books", "hits", "warm", "paused")
 """Wrong bytes; a request that waits beyond its limits; books that do not balance, something left over or raised; no
-hits although nothing is wrong any more; what was written is not found by the next well."""
+hits although nothing is wrong any more; what was written is not found by the next well; something that is paused goes
+on."""
 
 
 @dataclass(slots=True, eq=False)

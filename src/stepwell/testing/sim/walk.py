@@ -14,7 +14,9 @@ from stepwell.errors import IntegrityError
 from stepwell.testing.sim.bounds import Bounds
 from stepwell.testing.sim.cuts import Cuts
 from stepwell.testing.sim.engine import Engine, Phase
+from stepwell.testing.sim.limits import TURN_S
 from stepwell.testing.sim.oracle import Violation
+from stepwell.testing.sim.pausing import Pausing
 from stepwell.testing.sim.recovery import comes_back
 from stepwell.testing.sim.setup import EPOCHS, Setup
 from stepwell.testing.sim.trace import Trace
@@ -47,18 +49,21 @@ def walk(
     cuts: int = 0,
     write: str = "through",
     prefetch: bool = False,
+    traffic: bool = False,
+    pauses: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Walked:
     """The walk of this seed. `cuts`: states after power cuts that are opened on its way, in fair weather and in a
-    smaller world. `write`: the wells' write policy; `prefetch`: they guess. Raises nothing: what is wrong is in the
-    answer."""
+    smaller world. `write`: the wells' write policy; `prefetch`: they guess. `traffic`: now and then a tier hangs while
+    requests come all the time; a seed does something else then. `pauses`: an operator pauses and resumes. Raises
+    nothing: what is wrong is in the answer."""
     trace, dice = Trace(tell), Random(seed)
     world = World(Setup.draw(dice, small=cuts > 0, write=write, prefetch=prefetch), dice, trace)
     probe = Cuts(world, cuts)
     descriptors = _descriptors()
     violation = None
     try:
-        Walk(world, fair=cuts > 0).run(steps, probe)
+        Walk(world, fair=cuts > 0, traffic=traffic).run(steps, probe, Pausing(world, seed) if pauses else None)
         if _descriptors() > descriptors:
             gc.collect()  # mappings of processes that have exited
         if (left := _descriptors() - descriptors) > 0:
@@ -83,9 +88,10 @@ def _descriptors() -> int:
 
 
 class Walk:
-    """`fair`: no fault but the end of processes, wells and power."""
+    """`fair`: no fault but the end of processes, wells and power. `traffic`: tiers hang beside it, and engines with new
+    weights come and go."""
 
-    def __init__(self, world: World, *, fair: bool = False) -> None:
+    def __init__(self, world: World, *, fair: bool = False, traffic: bool = False) -> None:
         self._world = world
         self._dice = dice = world.dice
         rules: dict[Callable[[], None], float] = {
@@ -110,16 +116,19 @@ class Walk:
                 self._refuse_memory: 0.5,
                 self._take_space: 0.5,
             }
-        often = (self._join, self._ask, self._spill, self._heal)
+        if traffic:
+            rules |= {self._hang_beside_traffic: 0.6, self._renew: 0.6}
+        often = (self._join, self._ask, self._spill, self._heal, self._hang_beside_traffic, self._renew)
         for rule in rules:
             if rule not in often and dice.random() < 0.25:
                 rules[rule] = 0.0  # no walk has everything: so each has more of the rest
         self._rules, self._weights = list(rules), list(rules.values())
         self._pace = dice.choice((0.0005, 0.002, 0.01))
         self._checks = dice.choice((0.1, 0.3))
+        self._traffic_until = 0.0
         world.around.wall_offset += dice.randrange(1000)
 
-    def run(self, steps: int, cuts: Cuts) -> None:
+    def run(self, steps: int, cuts: Cuts, pausing: Pausing | None = None) -> None:
         world, dice = self._world, self._dice
         world.open()
         bounds = Bounds(world)
@@ -129,10 +138,16 @@ class Walk:
             self._breathe()
             if dice.random() < 0.3:
                 dice.choices(self._rules, self._weights)[0]()
+            if world.clock.now() < self._traffic_until:
+                self._ask(later=True)
             if dice.random() < self._checks and world.life is not None:
                 world.life.hierarchy.check()
             bounds.look()
+            if pausing is not None:
+                pausing.step()
             cuts.perhaps()
+        if pausing is not None:
+            pausing.end()
         comes_back(world)
 
     # what goes on all the time ----------------------------------------------------------------------------------------
@@ -186,20 +201,29 @@ class Walk:
 
     def _join(self) -> None:
         if len(self._world.engines) < 3:
-            self._world.join(self._dice.randrange(len(self._world.setup.models)))
+            self._world.join(self._dice.randrange(len(self._world.models)))
+
+    def _renew(self) -> None:
+        """One engine ends, and another begins whose weights nobody has seen, as each start without weight files is."""
+        world = self._world
+        if len(world.engines) == 3:
+            world.exit(self._dice.choice(world.engines))
+        world.renew(self._dice.randrange(len(world.setup.models)))
 
     def _prompt(self) -> tuple[bytes, int]:
         digests = self._dice.choice(self._world.setup.prompts)
         epoch = EPOCHS[self._dice.random() < 0.15]
         return digests, epoch
 
-    def _ask(self) -> None:
+    def _ask(self, *, later: bool = False) -> None:
+        """`later`: it comes behind all that wait."""
         engine = self._engine()
         if engine is not None and len(engine.requests) < 8:
             digests, epoch = self._prompt()
             blocks = len(digests) // 32
             upto = blocks if self._dice.random() < 0.7 else self._dice.randint(1, blocks)
-            self._world.ask(engine, digests[: 32 * upto], epoch, self._dice.randrange(10))
+            order = 10 + self._world.requests if later else self._dice.randrange(10)
+            self._world.ask(engine, digests[: 32 * upto], epoch, order)
 
     def _spill(self) -> None:
         engine = self._engine()
@@ -229,7 +253,7 @@ class Walk:
 
     def _clear(self) -> None:
         everything = self._dice.random() < 0.3
-        kind = -1 if everything else self._dice.randrange(len(self._world.setup.models))
+        kind = -1 if everything else self._dice.randrange(len(self._world.models))
         self._world.clear(kind, self._prompt()[1])
 
     def _kill(self) -> None:
@@ -266,6 +290,18 @@ class Walk:
                 changed = Weather(**shares)  # type: ignore[arg-type]
         files.weather, files.zeros = changed, dice.random() < 0.5
         world.trace("weather", changed)
+
+    def _hang_beside_traffic(self) -> None:
+        """Nothing is read any more, and requests come all the time: those whose blocks are in host memory recall them,
+        and must keep none of the others waiting."""
+        world = self._world
+        if world.life is None:
+            return
+        for files in world.life.files:
+            files.weather = Weather(hang=1.0, operations=("read",))
+        world.life.fibres.halting = 1.0
+        self._traffic_until = world.clock.now() + 4 * TURN_S
+        world.seen["hung beside traffic"] += 1
 
     def _heal(self) -> None:
         self._world.heal()

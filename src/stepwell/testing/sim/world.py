@@ -7,6 +7,7 @@ request is told to wait, slots whenever somebody copies.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from stepwell.errors import BackendDown, IntegrityError, StepwellError
@@ -16,7 +17,6 @@ from stepwell.protocol.link import Dial, Link, Receiver
 from stepwell.testing.sim.disk import Disk
 from stepwell.testing.sim.engine import Copy, Engine, Phase, Request, Spilling, empty, halves
 from stepwell.testing.sim.life import Life, Surroundings, keyring
-from stepwell.testing.sim.limits import still_in_time
 from stepwell.testing.sim.line import Line
 from stepwell.testing.sim.oracle import Fill, Oracle, Violation, content
 from stepwell.testing.sim.setup import Setup
@@ -40,6 +40,7 @@ class World:
         self.clock = self.around.clock
         total = setup.segment * (setup.segments + 2) + setup.reserve
         self.disks = [Disk(total, setup.reserve) for _ in range(setup.directories)]
+        self.models = list(setup.models)  # and those that came with other weights
         self.engines: list[Engine] = []
         self.lines: list[Line] = []
         self.watched: list[Line] = []  # whose processes' exits the well wants to see
@@ -137,10 +138,10 @@ class World:
                     if fill is not None:
                         fill.landed.add(line.member.hello.rank)
                         fill.dropped |= lease in dropped
-            case m.Found(slots=slots) if slots:
+            case m.Found(ticket=ticket, slots=slots, more=more, reason=reason):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
-                        engine.progress = self.clock.now()
+                        engine.queue.told(ticket, reason, self.clock.now(), blocks=bool(slots), more=more)
 
     def trouble(self, error: StepwellError) -> None:
         self.seen[f"engine told {error.code}"] += 1
@@ -152,9 +153,15 @@ class World:
 
     def join(self, kind: int) -> Engine:
         self.seen["engines"] += 1
-        engine = Engine(self.seen["engines"], kind, self.setup.models[kind], self.clock, self.dial, self.trouble)
+        engine = Engine(self.seen["engines"], kind, self.models[kind], self.clock, self.dial, self.trouble)
         self.engines.append(engine)
         return engine
+
+    def renew(self, kind: int) -> Engine:
+        """An engine like those of this kind, with weights that no other has."""
+        self.seen["new weights"] += 1
+        self.models.append(replace(self.models[kind], weights=self.dice.randbytes(32)))
+        return self.join(len(self.models) - 1)
 
     def exit(self, engine: Engine) -> None:
         engine.exit()
@@ -179,6 +186,7 @@ class World:
         self.requests += 1
         request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
         engine.requests.append(request)
+        engine.queue.entered(request.ask, order)
         return request
 
     def poll(self, engine: Engine, request: Request) -> None:
@@ -188,12 +196,16 @@ class World:
             return
         if ask is None:
             self._finish(engine, request, "no session")
-        elif not engine.scheduler.settle(ask, 0):
-            still_in_time(engine, ask, now)
+            return
+        engine.queue.polled(ask, now)
+        if not engine.scheduler.settle(ask, 0):
+            engine.queue.still_in_time(ask, now)
         else:
             request.offered = engine.scheduler.offer(ask)
             request.phase = Phase.OFFERED
+            engine.queue.offered(ask)
             if not request.offered:
+                engine.queue.left(ask, now, all_of_it=False)
                 engine.scheduler.release(ask)
                 self._finish(engine, request, ask.reason)
 
@@ -204,9 +216,7 @@ class World:
         request.first = 0 if self.dice.random() < 0.8 else self.dice.randrange(request.offered)
         blocks, final = request.offered - request.first, ask.final
         transfer, refs = engine.scheduler.recall(ask, request.first, blocks)
-        engine.progress = self.clock.now()
-        if final:
-            engine.turn = engine.progress
+        engine.queue.left(ask, self.clock.now(), all_of_it=final)
         request.phase, request.good = Phase.COPYING, blocks
         request.missing = set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
@@ -216,8 +226,7 @@ class World:
     def release(self, engine: Engine, request: Request) -> None:
         """Aborted, while it waits or was offered something."""
         if request.ask is not None and request.phase in (Phase.WAITING, Phase.OFFERED):
-            if request.ask.blocks:
-                engine.progress = self.clock.now()
+            engine.queue.left(request.ask, self.clock.now(), all_of_it=False)
             engine.scheduler.release(request.ask)
             self._finish(engine, request, "aborted")
 
@@ -375,6 +384,6 @@ class World:
     def _tag(self, life: Life, kind: int, epoch: int) -> bytes | None:
         """Of the namespace that this model has at this moment; None: no engine of it is connected."""
         for session in life.hierarchy.roster.sessions.values():
-            if session.namespace is not None and session.namespace.weights == self.setup.models[kind].weights:
+            if session.namespace is not None and session.namespace.weights == self.models[kind].weights:
                 return life.sealing.origins("default", session.namespace.at_epoch(epoch))[0].tag
         return None

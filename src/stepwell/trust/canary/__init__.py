@@ -119,7 +119,7 @@ def _engine(rig: Rig, name: str) -> FakeEngine:
 def _clean(budget: Budget) -> Row:
     """Two engines of one model, one namespace; a case is a canary. A violation is a mismatch, or a request that was
     told nothing of a block that is there."""
-    wanted, cases = budget.of(ci=12_000, full=500_000), 0
+    wanted, cases = budget.of(ci=6_000, full=500_000), 0
     evidence: list[str] = []
     for number, dice in _dice(budget, "clean"):
         if cases >= wanted:

@@ -24,7 +24,7 @@ HOST, DISK = "64MiB", "512MiB"
 BOOKS = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """What is held for somebody: nothing, when nobody asks for anything."""
 
-_KEPT = {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json", "costs.json"}
+_KEPT = {"keyring", "README.txt", "stepwell.log", "fingerprints.json", "disks.json", "costs.json", "well.lock"}
 
 Stats = dict[str, int | float | str]
 
@@ -51,7 +51,8 @@ class TestedWell:
         return (self.folder if self.faulty is None else self.faulty.path) / "disk"
 
     def connector(self) -> dict[str, Any]:
-        extra = {"home": str(self.home), "host": HOST, "disk": f"{self.disk}:{DISK}", "log_level": "debug"}
+        disk = f"{self.disk}:{DISK}"
+        extra = {"home": str(self.home), "host": HOST, "disk": disk, "log_level": "debug", "receipts": True}
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def env(self) -> dict[str, str]:

@@ -14,13 +14,14 @@ import msgspec
 from stepwell.block.layout import MiB
 from stepwell.errors import ProtocolError
 from stepwell.protocol import wire
-from stepwell.protocol.messages import MAX_MESSAGE, FromEngine, FromWell, Message
+from stepwell.protocol.messages import MAX_MESSAGE, MOST_LISTED, FromEngine, FromWell, Message, overlong
 from stepwell.trust.format.gauge import Gauge
 from stepwell.trust.format.pieces import Tally, Turn
 
 _NUMBERS = (0, 1, -1, 2, 7, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
 _TEXTS = ("", "scheduler", "worker", "admin", "engine", "host", "disk", "x" * 200, "\n\x00\x1b[2J", "\U0010ffff" * 40)
 _LENGTHS = (0, 1, 16, 31, 32, 33, 64, 1024)
+_LONG = 0.01  # so often a list is as long as it may be, or longer
 _CLAIMS = [bytes([code]) + struct.pack(">I", n) for code in (0xDB, 0xC6, 0xDD, 0xDF, 0xC9) for n in (2**20, 2**32 - 1)]
 """Strings, bytes, arrays, tables and extensions of very many elements that do not come."""
 
@@ -42,6 +43,8 @@ def message(dice: random.Random, kind: type[Message]) -> Message:
 
 def _value(dice: random.Random, of: Any) -> Any:
     origin = typing.get_origin(of)
+    if origin is typing.Annotated:  # with a bound, which may be kept or not
+        return _value(dice, of.__origin__)
     if of is int:
         return dice.choice(_NUMBERS) if dice.random() < 0.5 else dice.randrange(12)
     if of is str:
@@ -54,6 +57,8 @@ def _value(dice: random.Random, of: Any) -> Any:
         return dice.choice((0.0, -1.0, 1e308, float("inf"), float("nan"), 0.25))
     if origin is list:
         (element,) = typing.get_args(of)
+        if element is int and dice.random() < _LONG:
+            return [_value(dice, element)] * dice.choice((MOST_LISTED, MOST_LISTED + 1, 10_000))
         return [_value(dice, element) for _ in range(dice.choice((0, 1, 2, 40)))]
     if origin is tuple:
         return tuple(_value(dice, element) for element in typing.get_args(of))
@@ -129,6 +134,8 @@ def _feed(dice: random.Random, tally: Tally, reader: wire.Reader[Any], data: byt
                 tally.right += 1
                 if not isinstance(taken, Message):
                     tally.wrong(f"{what}: {type(taken).__name__} came out")
+                elif isinstance(taken, FromEngine) and overlong(taken):
+                    tally.wrong(f"{what}: {type(taken).__name__} came out, of a length that no engine sends")
                 wire.frame(taken)
             at += some
     except ProtocolError:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepwell.client.holder import HOLDER_NAME
 from stepwell.client.start import rendezvous
 from stepwell.demo.model import cache_folder
 from stepwell.io.paths import MEMORY, filesystem
@@ -23,7 +24,7 @@ from stepwell.tiers.disk.recovery import LOCK, README
 
 _IN_HOME = re.compile(
     rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{LOG_NAME}(\.\d+)?|{LIST_NAME}|{NEW_LIST_NAME}|{README}"
-    rf"|{COSTS_NAME}|{NEW_COSTS_NAME}"
+    rf"|{COSTS_NAME}|{NEW_COSTS_NAME}|{HOLDER_NAME}"
 )
 _ON_DISK = re.compile(rf"[0-9a-f]{{16}}\.seg|{LOCK}|{README}")
 

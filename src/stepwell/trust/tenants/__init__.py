@@ -33,6 +33,7 @@ _SHARD = 64 << 10
 _SLAB = 16 * MiB
 _LIVES = 100  # interleavings between two deaths of the well
 _EVIDENCE = 5
+_FLOODS = 0.005  # so often an operation is of an engine that floods the well
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -116,7 +117,9 @@ class _Well:
             return self._below
 
         slabs = dice.randint(len(tenants) - 1, len(tenants) + 2)  # one for each, or so few that they go round
-        self._rig = Rig(slabs * _SLAB, seed=dice.randrange(1 << 32), keyring=keyring, tier=tier)
+        self._rig = Rig(
+            slabs * _SLAB, seed=dice.randrange(1 << 32), keyring=keyring, tier=tier, tenants=len(set(tenants))
+        )
         self._rig.hierarchy.recover()
         self._tenants = tenants
         self._engines = [_Engine(self._rig, place, tenant) for place, tenant in enumerate(tenants)]
@@ -127,7 +130,8 @@ class _Well:
             engine = self._dice.choice(self._engines)
             prompt, blocks = self._dice.randrange(_PROMPTS), self._dice.randint(1, _BLOCKS)
             digests = b"".join(self._chains[prompt * _BLOCKS :][:blocks])
-            act = self._dice.choice((self._spill, self._fetch, self._fetch, self._fetch, self._forget, self._again))
+            acts = (self._spill, self._fetch, self._fetch, self._fetch, self._forget, self._again)
+            act = self._flood if self._dice.random() < _FLOODS else self._dice.choice(acts)
             act(engine, digests)
         self._look_over()
 
@@ -178,6 +182,24 @@ class _Well:
             for member in engine.members:
                 member.exit()
             self._engines[engine.place] = _Engine(self._rig, engine.place, engine.tenant)
+
+    def _flood(self, engine: _Engine, digests: bytes) -> None:
+        """It says as much as it may at once, or more, of what nobody knows and of what takes room; then it is gone. The
+        others go on beside it, and the books, of what waits too, must balance."""
+        numbers = [self._dice.randrange(1 << 20)] * self._dice.choice((m.MOST_LISTED, m.MOST_LISTED + 1))
+        for _ in range(30):
+            engine.scheduler.say(m.Ask(engine.number(), 0, 0, digests * 100))
+            engine.scheduler.say(m.Reserve(engine.number(), 0, b"", digests * 32))
+        engine.scheduler.say(m.Forget(0, digests * 100))
+        engine.workers[0].say(self._dice.choice((m.Filled(numbers, numbers), m.Recalled(numbers))))
+        engine.scheduler.say(m.Abandon(numbers))
+        if engine.live and len(numbers) > m.MOST_LISTED:
+            self.wrong.append(f"{engine.tenant} was listened to, and said what no engine says")
+        if self._dice.random() < 0.5:
+            self._rig.settle()
+        for member in engine.members:
+            member.exit()
+        self._engines[engine.place] = _Engine(self._rig, engine.place, engine.tenant)
 
     # what must hold ---------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ _ASKS = 3  # for one guess, of which the quickest counts: the machine's other wo
 _PATIENCE_S = 30.0
 _ASIDE_S = 0.1
 _GUEST = 65534
-_TOLD = {"well", "uptime_s", "tenant", "sessions", "host_bytes", "pid"}
+_TOLD = {"well", "uptime_s", "tenant", "sessions", "paused_recalls", "paused_spills", "host_bytes", "pid"}
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -70,7 +70,13 @@ def _hits(budget: Budget, well: Well, a: Session, b: Session, held: dict[str, li
     wrong += ["a descriptor of A's memory was given to B"] * bool(a.slabs & b.slabs)
     seen = control.stats(well.home, socket=well.b)
     wrong += [f"B is told {name}" for name in seen.keys() - _TOLD]
-    for ask in (control.namespaces, lambda home, socket: control.clear(home, ["host"], socket=socket)):
+    for ask in (
+        control.namespaces,
+        lambda home, socket: control.clear(home, ["host"], socket=socket),
+        lambda home, socket: control.pause(home, ["recalls"], "", socket=socket),
+        lambda home, socket: control.resume(home, ["recalls"], socket=socket),
+        control.reload,
+    ):
         try:
             ask(well.home, socket=well.b)
             wrong.append("B may do what is the operator's")

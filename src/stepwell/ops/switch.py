@@ -1,0 +1,60 @@
+"""The off switch of a home without a well: what is paused is written there, and the next well begins with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stepwell.client.control import pid_at
+from stepwell.client.start import lock, rendezvous
+from stepwell.errors import AccessDenied, BackendDown
+from stepwell.hierarchy.pauses import Kind, Pause, Pauses, one_line
+from stepwell.io.paths import check_home
+from stepwell.serve.holding import holding
+from stepwell.serve.pauses import PauseList
+
+
+def pause(home: Path, kinds: Sequence[Kind], reason: str) -> list[Pause]:
+    """All that is paused now, on disk. Raises BackendDown SW-501 if a well runs, starts or ends, and AccessDenied if
+    home is not ours or cannot be written."""
+    with _alone(home) as pauses:
+        for kind in kinds:
+            pauses.pause(Pause(kind, time.time(), os.geteuid(), one_line(reason)))
+        return pauses.all
+
+
+def resume(home: Path, kinds: Sequence[Kind]) -> list[Pause]:
+    """The end of a pause; otherwise as `pause`."""
+    with _alone(home) as pauses:
+        for kind in kinds:
+            pauses.resume(kind, os.geteuid())
+        return pauses.all
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[Pauses]:
+    """What is paused; no well of `home` can start meanwhile, whatever socket it listens at."""
+    check_home(home)
+    place = rendezvous(home)
+    with lock(place.lock) as taken:
+        if taken is None or pid_at(place.socket) is not None:
+            raise BackendDown(
+                "SW-501",
+                what=f"a well of {home} starts or ends at this moment",
+                why="it has begun with what was paused before, and does not answer yet or any more",
+                fix="repeat the command",
+            )
+        with holding(home, place):
+            listed = PauseList(home)
+            try:
+                yield Pauses(lambda event: None, listed.read(), listed.put)
+            except OSError as error:
+                raise AccessDenied(
+                    "SW-601",
+                    what=f"{listed.path} cannot be written, and what is paused has not changed",
+                    why=error.strerror or str(error),
+                    fix="make room there and give yourself the permission, or do not start the well",
+                ) from error

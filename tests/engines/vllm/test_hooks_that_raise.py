@@ -1,0 +1,216 @@
+"""Whatever statement of a hook raises, once: each request ends right, and nothing is left of it.
+
+A tracer finds the statements that a scenario comes by, hook by hook, and then makes one after the other raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs the engine")
+
+from stepwell.client import worker as client_worker
+from stepwell.engines.paged import gpu, lane
+from stepwell.engines.vllm import canaries, connector, requests, room, scheduler_half, steps, tasks, worker_half
+
+from .local import Engine, engine, late, prompt
+from .raising import Statement, codes_of, raising, statements
+from .test_faults import lose, rejoin
+
+WORKER = [worker_half, tasks, lane, client_worker, gpu]
+SCHEDULER = [scheduler_half, canaries, requests, room, steps]
+
+NOT_GUARDED = ["for _ in range(2 if again else 1):", "try:", "pass"]
+"""Of the connector's hooks: where each begins, before anything is done."""
+
+COST_A_LEASE = ["_foresee", "_save", "ready"]
+"""Functions of the scheduler's half that have a lease in hand. One that is lost there is neither filled nor given up,
+and keeps its slot until the session ends. Were it given up, a worker might fill the slot when it is another block's."""
+
+OF_WORKERS = [
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_finished",
+    "get_block_ids_with_load_errors",
+    "build_connector_worker_meta",
+]
+OF_SCHEDULERS = [
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+    "has_pending_push_work",
+]
+
+Scene = Callable[[], None]
+
+
+class Stage:
+    """An engine that goes through the same scenes again and again, each time with other tokens."""
+
+    def __init__(self, folder: Path, *, overlapping: bool) -> None:
+        self._folder = folder
+        self._overlapping = overlapping
+        self._seeds = count(1)
+        self._engines = count(1)
+        self._stack = ExitStack()
+        self._h: Engine | None = None
+        self._now = 0.0
+        self._tokens: list[int] = []
+        self._asked: list[str] = []
+        self.scenes = [self.spill, self.recall, self.fail, self.canary, self.abort]
+
+    @property
+    def h(self) -> Engine:
+        if self._h is None:
+            self._stack.enter_context(late(None) if self._overlapping else nullcontext())
+            folder = self._folder / str(next(self._engines))
+            self._h = self._stack.enter_context(
+                engine(folder, host="64MiB", extra={"canary": 100}, batch_tokens=64, num_pages=33, max_seqs=4)
+            )
+            self._h.half._clock = lambda: self._now
+        return self._h
+
+    def close(self) -> None:
+        stack, self._stack, self._h = self._stack, ExitStack(), None
+        stack.close()
+
+    def prepare(self, scene: Scene) -> None:
+        """What a scene needs in the well, and nowhere else; in a new engine where the last one serves nothing more."""
+        if not self.h.half._trusted:
+            self.close()
+        self._tokens = prompt(70, next(self._seeds))
+        self._asked = []
+        self.h.half._canaries._prefixes = 0
+        if scene != self.spill:
+            self._run(self._add(self._tokens))
+            self.h.forget()
+
+    def spill(self) -> None:
+        self._run(self._add(self._tokens))
+
+    def recall(self) -> None:
+        self._run(self._add(self._tokens, max_tokens=2))
+
+    def fail(self) -> None:
+        """A slot changes, and the request is preempted later."""
+        h = self.h
+        with h.spoiled(len(h.entries()) - 2):
+            failing = self._add([*self._tokens, *self._tokens[:30]], max_tokens=8)
+            self._run(failing, until=lambda: len(h.requests[failing].tokens) >= 3)
+            if h.status(failing) == "RUNNING":
+                h.preempt(failing)
+                h.pool.reset_prefix_cache()
+            self._run(failing)
+
+    def canary(self) -> None:
+        self.h.half._canaries._prefixes = 99
+        self._run(self._add(self._tokens, max_tokens=2))
+
+    def abort(self) -> None:
+        """While it is loaded."""
+        parked = self._add(self._tokens)
+        self._step()
+        if self.h.requests[parked].finish_reason is None:
+            self.h.abort(parked)
+        self._run()
+
+    def _add(self, tokens: list[int], **more: Any) -> str:
+        self._asked.append(self.h.add(tokens, **more))
+        return self._asked[-1]
+
+    def _step(self) -> None:
+        self.h.step()
+        self._now += 0.03
+
+    def _run(self, *rids: str, until: Callable[[], bool] = lambda: False) -> None:
+        """Until these have ended and nothing is left to do; copies end when nothing else goes on."""
+        h = self.h
+        for at in range(60):
+            if until() or (all(h.requests[rid].finish_reason is not None for rid in rids) and not h.busy()):
+                break
+            self._step()
+            if self._overlapping and at % 3 == 2:
+                h.settle()
+
+    def judge(self, at: Statement | None = None) -> None:
+        h = self.h
+        for _ in range(2):
+            self._step()
+            h.settle()
+        for rid in self._asked:
+            outcome = h.requests[rid]
+            assert outcome.finish_reason is not None, f"{rid} is {h.status(rid)}"
+            assert h.right(outcome, outcome.finish_reason)
+        if at is not None and at.calls[-1] in COST_A_LEASE:
+            lose(h)
+            rejoin(h)
+        h.assert_quiet()
+
+
+def hooks(names: list[str]) -> list[Any]:
+    """The code of these hooks, and of what guards them."""
+    found = codes_of(connector)
+    return [code for code in found if code.co_name in {*names, "open_hook"}]
+
+
+def source(statement: Statement) -> str:
+    return Path(statement.file).read_text().splitlines()[statement.line - 1].strip()
+
+
+def each_raises(stage: Stage, modules: list[ModuleType], names: list[str]) -> None:
+    codes = [code for module in modules for code in codes_of(module)] + hooks(names)
+    codes = [code for code in codes if not code.co_name.startswith("__")]
+    tried: set[tuple[str, int, str]] = set()
+    wrong: list[str] = []
+    for scene in stage.scenes:
+        stage.prepare(scene)
+        found = statements(codes, scene)
+        stage.judge()
+        for at in found:
+            inside = [name for name in at.calls if name in names]
+            key = at.file, at.line, inside[0] if inside else at.calls[0]
+            begins = at.calls[-1] in {*names, "open_hook"} and source(at) in NOT_GUARDED
+            if key in tried or begins or at.calls[0] not in {*names, "open_hook"}:
+                continue
+            tried.add(key)
+            try:
+                stage.prepare(scene)
+                assert raising(codes, at, scene), "it was not reached"
+                stage.judge(at)
+            except Exception as error:  # noqa: BLE001 - what is wrong with it is said below
+                wrong.append(f"{at} in {scene.__name__}: {source(at)}: {type(error).__name__}: {str(error)[:200]}")
+                with suppress(Exception):
+                    stage.close()
+    assert len(tried) > 200
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("overlapping", [False, True], ids=["inline", "overlapping"])
+def test_every_statement_of_the_workers_hooks_may_raise(tmp_path: Path, overlapping: bool) -> None:
+    stage = Stage(tmp_path, overlapping=overlapping)
+    try:
+        each_raises(stage, WORKER, OF_WORKERS)
+    finally:
+        stage.close()
+
+
+def test_every_statement_of_the_schedulers_hooks_may_raise(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, overlapping=False)
+    try:
+        each_raises(stage, SCHEDULER, OF_SCHEDULERS)
+    finally:
+        stage.close()
