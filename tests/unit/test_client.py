@@ -152,18 +152,19 @@ class Queue:
         return [self.client.settle(ask, 0) for ask in asks]
 
 
+@pytest.mark.parametrize("reason", ["staging", "filling"])
 @pytest.mark.parametrize(
     ("limit_s", "total_s"), [(0.0, TOTAL_S), (0.5, 0.5), (7.0, 7.0), (1e9, MOST_LIMIT_S), (-1.0, TOTAL_S)]
 )
-def test_a_recall_may_take_what_the_well_says_that_it_is_worth(limit_s: float, total_s: float) -> None:
-    q = Queue("staging")
+def test_a_recall_may_take_what_the_well_says_that_it_is_worth(limit_s: float, total_s: float, reason: str) -> None:
+    q = Queue(reason)
     (ask,) = q.asks
     assert q.poll(ask) == [False]
     waited = 0.0
     while not q.poll(ask)[0]:
         q.clock.advance(STALL_S / 2)
         waited += STALL_S / 2
-        q.tell(ask, 1, "staging", limit_s=limit_s)
+        q.tell(ask, 1, reason, limit_s=limit_s)
         assert waited < 2 * MOST_LIMIT_S
     assert waited == pytest.approx(total_s, abs=STALL_S)
     q.client.release(ask)

@@ -22,8 +22,8 @@ from stepwell.client.holder import HOLDER_NAME
 from stepwell.config import Settings, document
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.io.paths import Rendezvous
+from stepwell.serve import process
 from stepwell.serve.holding import holding
-from stepwell.serve.process import run
 
 WISHES = {"host": "64MiB", "linger_empty": "60s"}
 
@@ -57,12 +57,26 @@ def test_who_has_another_runtime_directory_joins_the_same_well(
     assert control.pid(home) == pid
     assert [r.getMessage().count(str(place.socket)) for r in caplog.records] == [1], "once, though found three times"
     with pytest.raises(BackendDown, match="SW-501"):
-        run(home, Settings(host=64 << 20))
+        process.run(home, Settings(host=64 << 20))
     assert (home / HOLDER_NAME).exists()
     control.stop(home)
     assert control.pid(home) is None
     assert not (home / HOLDER_NAME).exists()
     assert start.rendezvous(home).lock.parent == home.parent / "login" / "stepwell", "its own again"
+
+
+def test_a_well_holds_its_home_for_as_long_as_it_serves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[holder.Holder | None] = []
+
+    def serve(*_: object) -> str:
+        held.append(holder.holder(home))
+        return "it was told to"
+
+    monkeypatch.setattr(process, "_serve", serve)
+    monkeypatch.setattr(process.dumps, "forbid", lambda: None)
+    assert process.run(home, Settings(host=64 << 20)) == "it was told to"
+    assert held == [holder.Holder(start.rendezvous(home), os.getpid())]
+    assert holder.holder(home) is None and not (home / HOLDER_NAME).exists()
 
 
 def test_what_a_killed_well_has_left_keeps_nobody_from_starting(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +102,7 @@ def test_a_well_that_cannot_be_reached_from_here_is_named_and_no_second_one_star
     elsewhere = Rendezvous(Path("/nowhere/x.sock"), Path("/nowhere/x.lock"))
     for place in (elsewhere, mine):
         with holding(home, place):
-            for look in (lambda: start.find_or_start(home, WISHES), lambda: run(home, Settings(host=64 << 20))):
+            for look in (lambda: start.find_or_start(home, WISHES), lambda: process.run(home, Settings(host=64 << 20))):
                 with pytest.raises(BackendDown) as caught:
                     look()
                 assert caught.value.code == "SW-501" and "XDG_RUNTIME_DIR" in caught.value.fix

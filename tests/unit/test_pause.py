@@ -31,7 +31,7 @@ from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings
 from stepwell.engines.vllm import voice
 from stepwell.engines.vllm.counts import Tally
-from stepwell.errors import AccessDenied
+from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, Pauses, one_line
 from stepwell.io.paths import prepare_home
@@ -553,10 +553,14 @@ def test_without_a_well_the_next_one_begins_paused_and_home_is_locked_meanwhile(
         assert taken is not None
         code, said = invoke("resume", "--home", str(home))
         assert code == 1 and "SW-501" in said, "a well that starts has read it already"
+        with pytest.raises(BackendDown, match="SW-501"):
+            switch.resume(home, KINDS)
     with lock(home / HOLDER_NAME) as taken:
         assert taken is not None
         code, said = invoke("resume", "--home", str(home))
         assert code == 1 and "SW-501" in said, "a well that is met elsewhere"
+        with pytest.raises(BackendDown, match="SW-501"):
+            switch.resume(home, KINDS)
     assert len(PauseList(home).read()) == 1
     (home / f"{PAUSED_NAME}.new").mkdir()
     with pytest.raises(AccessDenied, match="SW-601"):

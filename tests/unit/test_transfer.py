@@ -108,7 +108,7 @@ def test_one_batch_says_nothing_and_many_take_no_more_room() -> None:
     assert len(fit._samples) == SAMPLES
 
 
-@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(1e-6, 10.0)), min_size=1, max_size=50))
+@given(st.lists(st.tuples(st.floats(0, 2 * LONGEST_S), st.floats(1e-6, SHARE * LONGEST_S)), min_size=1, max_size=50))
 def test_probes_take_a_hundredth_of_the_tiers_time(moments: list[tuple[float, float]]) -> None:
     probing, spent, first = Probing(), 0.0, None
     now = ended = 0.0
@@ -124,6 +124,15 @@ def test_probes_take_a_hundredth_of_the_tiers_time(moments: list[tuple[float, fl
         ended = now
         spent += seconds
         probing.read(now, seconds)
+
+
+@pytest.mark.parametrize("hung_s", [1.0, 60.0, 6000.0])
+def test_a_tier_that_hung_during_a_probe_is_probed_again_within_a_minute(hung_s: float) -> None:
+    probing = Probing()
+    assert probing.begin(0.0)
+    probing.read(hung_s, hung_s)
+    assert not probing.begin(hung_s + LONGEST_S / 2)
+    assert probing.begin(hung_s + LONGEST_S)
 
 
 def test_a_tier_that_is_read_anyway_is_not_probed() -> None:

@@ -35,9 +35,9 @@ class Patience:
         return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
 
     def total(self, limit_s: float) -> float:
-        """Seconds that a recall may take which the well says is worth `limit_s`, at most a minute; 0: it does not
-        know."""
-        return min(limit_s, MOST_LIMIT_S) if limit_s > 0 else self.total_s
+        """Seconds that a recall may take which the well says is worth `limit_s`; 0: it does not know. `cap` bounds
+        what it says."""
+        return limit_s if limit_s > 0 else self.total_s
 
     def cap(self, limit_s: float, ahead: int) -> float:
         """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once

@@ -212,10 +212,10 @@ class SchedulerClient:
             over = self._patience.over(ask.first_poll, ask.news, now, 0.0 if self._silent else UNANSWERED_S)
             self._silent = self._silent or over
             return over
-        if ask.reason not in IN_LINE:
-            return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
         if now - ask.first_poll >= self._patience.cap(ask.limit_s, ask.ahead):
             return True
+        if ask.reason not in IN_LINE:
+            return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
         return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, self._allow_s, ask.limit_s)
 
     def _got_on(self, ask: Ask, waiting: Collection[str], *, all_of_it: bool = False) -> None:

@@ -1,7 +1,8 @@
 """When a tier that is refused is asked all the same, so that it is not refused for ever.
 
 A probe reads a few blocks that nobody waits for. It costs no request anything but the tier's and the arena's time, and
-of the tier's time at most one part in a hundred.
+of the tier's time at most one part in a hundred, or one probe a minute: a tier that hung during one is not left alone
+for a hundred times as long.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ SHARE = 0.01
 """Of a tier's time that may go into probes."""
 
 LONGEST_S = 60.0
-"""After which nothing is expected of a probe any more: it found no room, or the tier hangs."""
+"""After which the next probe is due at the latest. Nothing is expected of the last one any more then: it found no room,
+or the tier hangs."""
 
 PROBE_BYTES = 2 << 20
 
@@ -37,4 +39,4 @@ class Probing:
     def read(self, now: float, seconds: float) -> None:
         """A read of the tier has ended, of a probe or not."""
         pause = seconds / SHARE if self._under_way else 0.0
-        self._under_way, self._next = False, now + max(PAUSE_S, pause)
+        self._under_way, self._next = False, now + min(max(PAUSE_S, pause), LONGEST_S)

@@ -69,7 +69,6 @@ class Connection:
         self.wants_write = False
         self.unread: Iterator[FromEngine] | None = None  # messages received and not yet handled
         self._reader = wire.Reader(wire.from_engine, MAX_HELLO)
-        self._silent = 0  # bytes received before the hello
         self._pieces: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._out = 0
 
@@ -102,12 +101,7 @@ class Connection:
                     self.pidfd = fd
                 else:
                     os.close(fd)
-            self._silent += len(data)
         return chain.from_iterable(map(pieces, self._reader.feed(data))) if data else None
-
-    @property
-    def overlong_hello(self) -> bool:
-        return not self.greeted and self._silent >= MAX_HELLO
 
     def queue(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         """Keeps the message for `flush`, with duplicates of `fds`. False: over a bound, nothing was kept."""

@@ -241,13 +241,6 @@ class Door:
                     connection.unread = messages
                     self._unread.append(connection)
                     return
-            if connection.overlong_hello:
-                raise ProtocolError(
-                    "SW-802",
-                    what="the first message is too long",
-                    why="a hello is short",
-                    fix="use the same stepwell version for engine and well",
-                )
         except (AccessDenied, ProtocolError) as error:
             self._refuse(connection, error)
         finally:

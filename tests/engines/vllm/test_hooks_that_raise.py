@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -214,3 +215,27 @@ def test_every_statement_of_the_schedulers_hooks_may_raise(tmp_path: Path) -> No
         each_raises(stage, SCHEDULER, OF_SCHEDULERS)
     finally:
         stage.close()
+
+
+@pytest.mark.parametrize("late_by", [1, 3])
+@pytest.mark.parametrize("take", ["take_received", "take_bad_pages", "take_report"])
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_what_is_told_may_be_some_steps_late(tmp_path: Path, take: str, late_by: int, spoilt: bool) -> None:
+    """A hook that raises again and again while there is something to tell: bad pages are never taken for good ones."""
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        work = h.workers[0].connector._work
+        real, raised = getattr(work, take), [0]
+
+        def raising_at_first() -> Any:
+            if raised[0] < late_by and (raised[0] or any(step.loads for step in work._steps)):
+                raised[0] += 1
+                raise RuntimeError("on purpose")
+            return real()
+
+        with patch.object(work, take, raising_at_first), h.spoiled(5) if spoilt else nullcontext():
+            seen = h.serve(prompt(200), max_tokens=3)
+        assert raised[0] == late_by
+        assert h.right(seen) and bool(h.failures) is spoilt
+        h.assert_quiet()

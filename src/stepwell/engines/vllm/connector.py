@@ -417,22 +417,22 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     # worker, in the order of a step -----------------------------------------------------------------------------------
 
-    # A hook that raised is called a second time, and goes on with what is left to do.
+    # What a hook that raised has left undone is answered at the next step.
 
-    @guarded(None, again=True)
+    @guarded(None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         self._plan = kv_connector_metadata
         if self._work is not None and isinstance(self._plan, StepPlan):
             self._work.before_forward(self._plan)
 
-    @guarded(None, again=True)
+    @guarded(None)
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
         self._plan = connector_metadata
         if self._work is not None and isinstance(self._plan, StepPlan):
             self._work.fence(self._plan)
 
-    @guarded(None, again=True)
+    @guarded(None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._work is not None and isinstance(self._plan, StepPlan):
             self._work.start_loads(self._plan)
@@ -443,20 +443,20 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
 
-    @guarded(None, again=True)
+    @guarded(None)
     def wait_for_save(self) -> None:
         if self._work is not None and isinstance(self._plan, StepPlan):
             self._work.end_of_step(self._plan)
 
-    @guarded((None, None), again=True)
+    @guarded((None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, (self._work.take_received() if self._work is not None else None)
 
-    @guarded(set(), again=True)
+    @guarded(set())
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._work.take_bad_pages() if self._work is not None else set()
 
-    @guarded(None, again=True)
+    @guarded(None)
     def build_connector_worker_meta(self) -> StepReport | None:
         return self._work.take_report() if self._work is not None else None
 
@@ -465,12 +465,12 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         """Asked by vLLM 0.33 and later, which then tells the workers, as below, when the memory of their pages goes."""
         return True
 
-    @guarded(None, again=True)
+    @guarded(None)
     def unregister_kv_caches(self) -> None:
         if self._work is not None:
             self._work.sleep()
 
-    @guarded(None, again=True)
+    @guarded(None)
     def restore_kv_caches(self) -> None:
         if self._work is not None:
             self._work.wake_up()

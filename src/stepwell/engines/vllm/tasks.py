@@ -71,11 +71,13 @@ class Task:
 
 @dataclass(eq=False)
 class LoadTask(Task):
-    """`good`: how many leading blocks are in their pages, as the well has leased them. `seconds`: of copying."""
+    """`good`: how many leading blocks are in their pages, as the well has leased them. `seconds`: of copying. `bad`:
+    where the pages of the others are gathered for the engine."""
 
     load: Load = field(kw_only=True)
     good: int = 0
     seconds: float = 0.0
+    bad: set[int] | None = None
 
 
 @dataclass(eq=False)

@@ -3,8 +3,9 @@
 Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. On CPU
 the step itself copies, but for large loads; on a GPU copies run beside the forward that follows, which is held back
 where it writes pages that are still being read (`StepPlan.fresh`). Every load is reported as received exactly once,
-whatever raises in here: a request whose load is never reported would wait for ever. `tasks` says how. A hook that
-raised may be called again, and goes on with what is left to do.
+whatever raises in here: a request whose load is never reported would wait for ever. `tasks` says how. What a hook that
+raised has left undone is answered at the next step, and a request whose load failed is received only after its bad
+pages were taken: the engine would take them for good.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ class WorkerHalf:
         if not self._asleep:
             self._naps += 1
             self._asleep = True
-        self._out.flush()
-        self._in.flush()
+        for lane in (self._out, self._in):
+            with suppress(Exception):
+                lane.flush()
         for copying in [copying for step in self._steps for task in step.tasks for copying in task.begun]:
             with suppress(Exception):
                 copying.wait()
@@ -148,7 +150,7 @@ class WorkerHalf:
         return self._received.take() or None
 
     def take_bad_pages(self) -> set[int]:
-        """Of loads that were received now, or will be."""
+        """Of loads whose requests are received at a later step."""
         return self._bad_pages.take()
 
     def take_report(self) -> StepReport:
@@ -170,13 +172,22 @@ class WorkerHalf:
             for task in step.tasks:
                 if step is not self._steps[-1]:  # its hooks have been called
                     task.skip()
-                if task.over and not task.told:
+                if task.over and not task.told and self._bad_pages_known(task):
                     self._tell(task)
         self._steps = [step for step in self._steps[:-1] if not all(t.told for t in step.tasks)] + self._steps[-1:]
 
+    def _bad_pages_known(self, task: Task) -> bool:
+        """The engine has taken the pages that this load did not fill, if there are any."""
+        if not isinstance(task, LoadTask) or task.good == len(task.load.blocks):
+            return True
+        if task.bad is None:
+            bad = self._bad_pages.now
+            bad.update(page for _, pages in task.load.blocks[task.good :] for page in pages)
+            task.bad = bad
+        return task.bad is not self._bad_pages.now
+
     def _tell(self, task: Task) -> None:
-        """Nothing is taken from here before this has been done for each task: after an exception all of it is done
-        again."""
+        """After an exception all of it is done again, at the next step."""
         if task.hold is not None:
             task.hold.close()
         if not task.answered:
@@ -187,7 +198,6 @@ class WorkerHalf:
                 report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
                 if good < len(load.blocks):
                     report.failed.append((load.request, load.transfer, good))
-                    self._bad_pages.now.update(page for _, pages in load.blocks[good:] for page in pages)
                 else:
                     report.loaded.append((load.request, load.transfer, task.seconds))
                 self._received.now.add(load.request)

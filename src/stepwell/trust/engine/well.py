@@ -51,8 +51,9 @@ class TestedWell:
         return (self.folder if self.faulty is None else self.faulty.path) / "disk"
 
     def connector(self) -> dict[str, Any]:
-        disk = f"{self.disk}:{DISK}"
-        extra = {"home": str(self.home), "host": HOST, "disk": disk, "log_level": "debug", "receipts": True}
+        """Whatever is there is recalled: a disk that hung is not left alone because computing looks cheaper."""
+        wishes = {"host": HOST, "disk": f"{self.disk}:{DISK}", "recall": "always", "log_level": "debug"}
+        extra = {"home": str(self.home), "receipts": True, **wishes}
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def env(self) -> dict[str, str]:
