@@ -43,6 +43,9 @@ from stepwell.tiers.disk.space import Space
 from stepwell.tiers.disk.sweep import Sweep
 from stepwell.tiers.disk.tier import DiskTier
 
+MOST_WALKS = 24
+"""Of a kind: what half of them do not reach is reached by one of so many."""
+
 
 def test_a_seed_does_the_same_twice() -> None:
     first, again = walk(12, 800), walk(12, 800)
@@ -66,9 +69,10 @@ def test_a_seed_does_the_same_in_any_process(arguments: list[str]) -> None:
 
 def test_walks() -> None:
     """New ones each time: a few of the campaign's, so that what breaks a promise often is seen at once."""
-    seen = _sum(walk(seed, 2000) for seed in _seeds(8))
-    for what in ("kills", "power cuts", "exits", "lost connections", "ended: recalled", "found after a kill"):
-        assert seen[what], f"the walks do not reach enough: {seen}"
+    wanted = ("kills", "power cuts", "exits", "lost connections", "ended: recalled", "found after a kill")
+    walks = (walk(seed, 2000) for seed in _seeds(MOST_WALKS))
+    seen = _sum(walks, 8, lambda seen: all(seen.get(what) for what in wanted))
+    assert all(seen.get(what) for what in wanted), f"the walks do not reach enough: {seen}"
 
 
 @pytest.mark.parametrize("write", ["back", "second_touch"])
@@ -92,9 +96,10 @@ def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
         return entry
 
     monkeypatch.setattr(Prefetch, "_step", counted)
-    seen = _sum(walk(seed, 1500, prefetch=True) for seed in _seeds(3))
-    assert seen["came to the end"] == 3
-    assert sum(brought) > 0
+    walks = (walk(seed, 1500, prefetch=True) for seed in _seeds(MOST_WALKS))
+    seen = _sum(walks, 3, lambda seen: any(brought))
+    assert seen["came to the end"] >= 3
+    assert any(brought)
 
 
 def test_walks_in_which_a_tier_hangs_beside_traffic() -> None:
@@ -125,12 +130,17 @@ def _seeds(count: int) -> list[int]:
     return seeds
 
 
-def _sum(walks: Iterator[Walked]) -> dict[str, int]:
+def _sum(
+    walks: Iterator[Walked], least: int = MOST_WALKS, enough: Callable[[dict[str, int]], bool] = lambda seen: True
+) -> dict[str, int]:
+    """What these walks have seen; after the `least` of them no more are made once that is enough."""
     seen: dict[str, int] = {}
-    for walked in walks:
+    for number, walked in enumerate(walks, 1):
         assert walked.violation is None, f"seed {walked.seed}: {walked.violation}"
         for what, times in walked.seen.items():
             seen[what] = seen.get(what, 0) + times
+        if number >= least and enough(seen):
+            break
     return seen
 
 
