@@ -18,8 +18,8 @@ def run(budget: Budget) -> Iterable[Row]:
 
 
 def _wells(budget: Budget) -> Iterable[Row]:
-    tally = spread(budget, "kills of wells by fork", wells.by_fork, budget.of(900, 90_000), 100)
-    tally += spread(budget, "kills of wells by exec", wells.by_exec, budget.of(200, 10_000), 50)
+    tally = spread(budget, "kills of wells by fork", wells.by_fork, budget.of(450, 90_000), 100)
+    tally += spread(budget, "kills of wells by exec", wells.by_exec, budget.of(100, 10_000), 50)
     n = tally.n
     seen = f"blocks compared, {n['staged']:,} from disk; {n['kills']:,} kills, {n['early']:,} before it served"
     kept = f"lives that were asked; {n['kept']:,} of {n['told']:,} blocks that the life before had stored were there"
@@ -32,7 +32,7 @@ def _wells(budget: Budget) -> Iterable[Row]:
 
 
 def _engines(budget: Budget) -> Iterable[Row]:
-    tally = spread(budget, "kills of engines", engines.kills, budget.of(80, 5_000), 20)
+    tally = spread(budget, "kills of engines", engines.kills, budget.of(40, 5_000), 20)
     n = tally.n
     seen = f"blocks compared beside {n['kills']:,} killed engines, {n['theirs']:,} of them spilled by those"
     yield _row(budget, tally, "wrong", "a recall beside a killed engine is right or a miss", n["right"], seen)
