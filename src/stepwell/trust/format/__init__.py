@@ -52,27 +52,27 @@ def _remark(family: str, tally: Tally) -> str:
 
 def _pieces(budget: Budget) -> Iterable[Piece]:
     """Long ones first, so that no process is left alone with one at the end."""
-    for number, times in shares(budget.of(300, 10_000), 150):
+    for number, times in shares(budget.of(600, 10_000), 300):
         yield Piece(_STREAMS, sockets.into_a_well, (number, times))
     yield from _of_frames(budget)
     yield from _of_files(budget)
     yield from _of_versions()
-    for number, times in shares(budget.of(130_000, 2_600_000), 20_000):
+    for number, times in shares(budget.of(260_000, 2_600_000), 20_000):
         yield Piece(_FUZZED, fuzz.headers, (number, times))
-    for number, times in shares(budget.of(175_000, 3_500_000), 50_000):
+    for number, times in shares(budget.of(350_000, 3_500_000), 50_000):
         yield Piece(_FUZZED, fuzz.heads, (number, times))
-    for number, times in shares(budget.of(5_000, 200_000), 1000):
+    for number, times in shares(budget.of(10_000, 200_000), 1000):
         yield Piece(_FUZZED, fuzz.files, (number, times))
     for number, times in shares(budget.of(20_000, 200_000), 10_000):
         yield Piece(_FUZZED, fuzz.keyrings, (number, times))
-    for number, times in shares(budget.of(200_000, 4_000_000), 25_000):
+    for number, times in shares(budget.of(400_000, 4_000_000), 25_000):
         yield Piece(_TALK, talk.streams, (number, times))
 
 
 def _of_frames(budget: Budget) -> Iterable[Piece]:
-    for number in range(budget.of(32, 1024)):
+    for number in range(budget.of(64, 1024)):
         yield Piece(_BITS, flips.every_bit, (number,))
-    for number, times in shares(budget.of(2000, 400_000), 1000):
+    for number, times in shares(budget.of(4000, 400_000), 1000):
         yield Piece(_BITS, flips.some_bits, (number, times))
     for number in range(budget.of(4, 64)):
         yield Piece(_LENGTHS, flips.every_length, (number,))
