@@ -39,7 +39,7 @@ demo: $(READY) ## a real engine spills to a well and recalls from it
 	@$(BIN)/python -m stepwell demo
 
 test: check wheel test-unit ## everything that CI runs: checks, wheel, unit and end-to-end tests
-	$(BIN)/python -m pytest -m "e2e or kernel"
+	$(BIN)/python -m pytest -m "e2e or kernel" --numprocesses 2 --dist loadfile
 
 test-unit: $(READY) ## tests without an engine, and without disks that fail for real; in parallel
 	$(BIN)/python -m pytest -m "not e2e and not kernel" --numprocesses auto --maxprocesses 8 --dist worksteal

@@ -95,8 +95,8 @@ def run(budget: Budget) -> Iterable[Row]:
 
 def _try(guards: Sequence[Guard], modules: Sequence[str], budget: Budget, found: list[str]) -> int:
     """Adds what is wrong to `found`; how many guards were not tried. Large processes fork slowly: hence `modules`."""
-    untried = 0
-    with _nurseries(budget.processes, modules) as ask, ThreadPoolExecutor(budget.processes) as pool:
+    untried, side_by_side = 0, budget.processes + 1  # many of the tests wait for something, and not for a processor
+    with _nurseries(side_by_side, modules) as ask, ThreadPoolExecutor(side_by_side) as pool:
         found += [text for text in pool.map(lambda tests: _as_they_are(ask(tests)), _batches(guards)) if text]
         outcomes = pool.map(lambda guard: None if budget.over else ask(guard.tests, guard), guards)
         for guard, outcome in zip(guards, outcomes, strict=True):
