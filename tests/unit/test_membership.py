@@ -84,7 +84,8 @@ class Answering:
                         socket.send_fds(sock, [wire.frame(SHARED)], [self._slab.fd])
                         sock.sendall(wire.frame(m.Ready(session)))
                     elif isinstance(message, m.Mapped):
-                        self.mapped = session
+                        with self._lock:  # the thread of an earlier session may come to its last message later
+                            self.mapped = max(self.mapped, session)
 
     def sever(self) -> None:
         with self._lock:
