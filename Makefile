@@ -65,7 +65,7 @@ check: $(READY) ## lint, format, types, layers, sizes
 	@$(BIN)/python scripts/metrics_page.py --check
 	@$(BIN)/python scripts/longctx_page.py --check
 	@$(BIN)/python scripts/options_page.py --check
-	@$(BIN)/python scripts/size.py
+	@$(BIN)/python scripts/ratchet.py
 
 wheel: $(READY) ## build the wheel, install it elsewhere, import it from there
 	@$(BIN)/python scripts/wheel.py

@@ -279,6 +279,18 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, monkeypat
     assert str(tmp_path) not in json.dumps(kept)
 
 
+def test_a_blocks_cost_is_measured_for_each_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    assert main(["blockcost", "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "blockcost.json").read_text())
+    assert {row["operation"] for row in kept["rows"]} == {"lookup", "recall", "spill", "miss"}
+    assert all(row["measured"] > 0 for row in kept["rows"])
+    assert kept["counts"]["operations"] > 0
+    assert kept["counts"]["incomplete"] == 0, "what is timed is answered in full"
+
+
 def test_the_index_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert main(["index", "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "index.json").read_text())

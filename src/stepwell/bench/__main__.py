@@ -20,6 +20,7 @@ NAMES = (
     "demo",
     "datapath",
     "lookup",
+    "blockcost",
     "hooks",
     "firstspill",
     "ttft",

@@ -37,14 +37,19 @@ class Members:
     """Both members of one engine's session, without an engine."""
 
     def __init__(
-        self, home: Path, shard_bytes: int = SHARD_BYTES, *, worker: type[WorkerClient] = WorkerClient
+        self,
+        home: Path,
+        shard_bytes: int = SHARD_BYTES,
+        *,
+        worker: type[WorkerClient] = WorkerClient,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         engine, layout = secrets.token_hex(8), b"l" * 32
         self.worker = worker(
             WorkerIdentity(engine, 0, 1, shard_bytes, layout), lambda: dial(find(home)), trouble=_raise
         )
         self.scheduler = SchedulerClient(
-            SchedulerIdentity(engine, 1, shard_bytes, BLOCK_TOKENS, layout, b"m" * 32, "bench"),
+            SchedulerIdentity(engine, 1, shard_bytes, block_tokens, layout, b"m" * 32, "bench"),
             lambda: b"w" * 32,
             lambda: dial(find(home)),
             trouble=_raise,
