@@ -71,13 +71,13 @@ wheel: $(READY) ## build the wheel, install it elsewhere, import it from there
 	@$(BIN)/python scripts/wheel.py
 
 bench: $(READY) ## the benchmarks; their results go to benchmarks/
-	$(BIN)/python -m stepwell.bench
+	$(BIN)/python -m lab.bench
 
 trust: $(READY) ## try to break the promises: SCALE=1 all of it (many hours), else a tenth; SEED=n chooses the dice
-	$(BIN)/python -m stepwell.trust --scale $(or $(SCALE),0.1) $(SEED:%=--seed %) --out benchmarks/results/trust.json
+	$(BIN)/python -m lab.trust --scale $(or $(SCALE),0.1) $(SEED:%=--seed %) --out benchmarks/results/trust.json
 
 trust-ci: $(READY) ## the same in the size that CI runs: under 25 minutes on two cores
-	$(BIN)/python -m stepwell.trust $(SEED:%=--seed %)
+	$(BIN)/python -m lab.trust $(SEED:%=--seed %)
 
 flakes: $(READY) ## every test module, 20 times alone and 20 times beside two busy processes: a day; SWITCHES for less
 	@$(BIN)/python scripts/flakes.py $(SWITCHES)

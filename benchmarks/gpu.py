@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = str(ROOT / "src")
-sys.path.insert(0, SOURCE)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))  # for the well
+SOURCES = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = SOURCES
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*SOURCES, os.environ.get("PYTHONPATH")]))  # for the well
 
-from stepwell.bench.gpu import ready  # noqa: E402 - found by what was done above
+from lab.bench.gpu import ready  # noqa: E402 - found by what was done above
 
 SECONDS = 290
 
@@ -34,9 +34,9 @@ def main() -> int:
     if error := ready.trouble(gpu=options.device == "cuda"):
         print(error, file=sys.stderr)
         return 2
-    from stepwell.bench.gpu import run
-    from stepwell.bench.gpu.stage import Stage
-    from stepwell.bench.processes import end_orderly
+    from lab.bench.gpu import run
+    from lab.bench.gpu.stage import Stage
+    from lab.bench.processes import end_orderly
 
     end_orderly()
     names = options.names or run.NAMES

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from stepwell.bench.gpu import ready  # noqa: E402 - found by what was done above
+from lab.bench.gpu import ready  # noqa: E402 - found by what was done above
 
 SECONDS = 200.0
 
@@ -30,17 +30,19 @@ def main() -> int:
     if error := ready.trouble((*ready.NEEDED, *ready.MODELS), gpu=options.device == "cuda"):
         print(error, file=sys.stderr)
         return 2
-    from stepwell.bench import machine, report
-    from stepwell.bench.gpu import card
-    from stepwell.bench.longctx import gpu
-    from stepwell.bench.longctx.stage import Stage
+    from lab import FOLDER
+    from lab.bench import report
+    from lab.bench.gpu import card
+    from lab.bench.longctx import gpu
+    from lab.bench.longctx.stage import Stage
     from stepwell.errors import StepwellError
+    from stepwell.ops import machine
 
     shape = options.shape or ("llama-8b" if options.device == "cuda" else "tiny")
     tiny = options.device == "cpu" or shape == "tiny"
     kept = options.out or (None if tiny or options.quick else ROOT / "benchmarks/results")
     contexts = gpu.CONTEXTS[shape][: 1 if options.quick else None]
-    facts, began = machine.facts(), time.monotonic()
+    facts, began = machine.facts(FOLDER), time.monotonic()
     try:
         result = gpu.run(Stage.begin(options.quick, kept, options.seconds), options.device, shape, contexts)
     except StepwellError as error:

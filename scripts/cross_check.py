@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.bench import machine
+from stepwell.ops import machine
 from stepwell.policies.catalog import POLICIES
 from stepwell.simulate.formats.lines import lines_of
 from stepwell.simulate.load import load

@@ -13,9 +13,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from stepwell.bench.fidelity import anchors
-from stepwell.bench.fidelity.plots import COLOURS, Line, Mark, chart
-from stepwell.bench.report import Result, as_dict
+from lab.bench.longctx import anchors
+from lab.bench.report import Result, as_dict
+from stepwell.fidelity.plots import COLOURS, Line, Mark, chart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, CURVES = ROOT / "benchmarks/results", ROOT / "docs/longctx.md", ROOT / "docs/longctx.svg"
@@ -54,7 +54,7 @@ def page() -> str:
         ]
     if len(lines) == 2:
         lines += [
-            "No full run is kept yet: `stepwell bench fidelity` and `python -m stepwell.bench.longctx` make them.",
+            "No full run is kept yet: `stepwell fidelity` and `python -m lab.bench.longctx` make them.",
             "",
         ]
     return "\n".join([BEGIN, *lines, END])

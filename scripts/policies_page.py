@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from stepwell.bench import machine
+from stepwell.ops import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, CURVES = ROOT / "benchmarks/results/policies.json", ROOT / "docs/policies.md", ROOT / "docs/policies.svg"

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = str(ROOT / "src")
-sys.path.insert(0, SOURCE)
+SOURCES = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = SOURCES
 
-from stepwell.bench.gpu import ready  # noqa: E402 - found by what was done above
+from lab.bench.gpu import ready  # noqa: E402 - found by what was done above
 
 # Settings of pyproject.toml that need further plugins are left out, if these are not there.
 TESTS_S = 270.0
@@ -36,7 +36,7 @@ def main() -> int:
     if error := ready.trouble((*ready.NEEDED, *ready.TESTS)):
         print(error, file=sys.stderr)
         return 2
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*SOURCES, os.environ.get("PYTHONPATH")]))}
     steps = [(["-m", "pytest", *PLAIN, "tests/gpu"], TESTS_S), (["benchmarks/gpu.py", *sys.argv[1:]], None)]
     if ready.trouble((*ready.NEEDED, *ready.MODELS)) is None:
         quick = [switch for switch in sys.argv[1:] if switch == "--quick"]

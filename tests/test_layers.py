@@ -26,9 +26,9 @@ def test_contracts_hold() -> None:
 
 def test_every_folder_is_a_package() -> None:
     """One without `__init__.py` imports just as well, but no contract would see it."""
-    source = ROOT / "src" / "stepwell"
-    folders = {path.parent for path in source.rglob("*.py")}
-    assert source in folders
+    sources = ROOT / "src" / "stepwell", ROOT / "lab"
+    folders = {path.parent for source in sources for path in source.rglob("*.py")}
+    assert folders.issuperset(sources)
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepwell.trust.budget import Budget
-from stepwell.trust.canary import engine
+from lab.trust.budget import Budget
+from lab.trust.canary import engine
 
 CANARIES = 24
 

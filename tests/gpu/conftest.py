@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from stepwell.bench.gpu.lane import Slab
+from lab.bench.gpu.lane import Slab
+from lab.rig.well import RealWell, apart
 from stepwell.engines.paged.base import Copies
-from stepwell.testing.well import RealWell, apart
 
 
 @pytest.fixture(params=["cpu", "cuda"])

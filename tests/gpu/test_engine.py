@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.bench.gpu.kv import COMPACT, Layout
-from stepwell.testing.well import RealWell, eventually
+from lab.bench.gpu.kv import COMPACT, Layout
+from lab.rig.well import RealWell, eventually
 
 from .engines import BLOCK, hashing, modelled, prompts, recalled, served_by_recall, whole_blocks
 

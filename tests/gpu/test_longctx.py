@@ -14,9 +14,9 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stepwell.bench.longctx import gpu
-from stepwell.bench.longctx.injected import Trace
-from stepwell.bench.longctx.stage import Stage
+from lab.bench.longctx import gpu
+from lab.bench.longctx.injected import Trace
+from lab.bench.longctx.stage import Stage
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.kv.arrival import arrive, timing
 from stepwell.longctx.kv.brought import Brought

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepwell.bench.gpu.attention import attend, attend_one, gathered, write
-from stepwell.bench.gpu.decoder import Decoder
-from stepwell.bench.gpu.kv import COMPACT, Kv, Layout
-from stepwell.bench.gpu.model import LLAMA_8B, TINY, Llama
-from stepwell.bench.gpu.prefill import flops
+from lab.bench.gpu.attention import attend, attend_one, gathered, write
+from lab.bench.gpu.decoder import Decoder
+from lab.bench.gpu.kv import COMPACT, Kv, Layout
+from lab.bench.gpu.model import LLAMA_8B, TINY, Llama
+from lab.bench.gpu.prefill import flops
 
 Tensor = Any
 PAGE = 16

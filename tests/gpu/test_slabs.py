@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepwell.bench.gpu.kv import Kv, Layout, Shape
+from lab.bench.gpu.kv import Kv, Layout, Shape
+from lab.rig.well import RealWell, eventually
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
 from stepwell.io.memory import Bytes
-from stepwell.testing.well import RealWell, eventually
 
 from .engines import PAGE, hashing, prompts, recalled, served_by_recall, whole_blocks
 

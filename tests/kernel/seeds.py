@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from stepwell.trust.budget import Budget
-from stepwell.trust.kills.lanes import Tally
+from lab.trust.budget import Budget
+from lab.trust.kills.lanes import Tally
 
 
 def budget() -> Budget:

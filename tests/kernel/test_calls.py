@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from seeds import budget, clean
 
-from stepwell.trust.kills import calls, nth, nth_engines
-from stepwell.trust.kills.ground import ground
-from stepwell.trust.kills.nth import KILL, Nth, Plan
-from stepwell.trust.kills.processes import ForkServer
+from lab.trust.kills import calls, nth, nth_engines
+from lab.trust.kills.ground import ground
+from lab.trust.kills.nth import KILL, Nth, Plan
+from lab.trust.kills.processes import ForkServer
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from lab.trust import devices, powercut
+from lab.trust.budget import Budget
+from lab.trust.disks.harm import DAMAGE, FAULTS, REAL
 from stepwell.testing.fuse import why_not
 from stepwell.testing.mounts import why_no_mounts
-from stepwell.trust import devices, powercut
-from stepwell.trust.budget import Budget
-from stepwell.trust.disks.harm import DAMAGE, FAULTS, REAL
 
 pytestmark = pytest.mark.kernel
 SEED = 11

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.trust.secrets import cores, courier
+from lab.trust.secrets.dumps import BLOCKS, DUMPS_LIFTED, keys_of, move
+from lab.trust.secrets.stage import Stage
 from stepwell.client import control
-from stepwell.trust.secrets import cores, courier
-from stepwell.trust.secrets.dumps import BLOCKS, DUMPS_LIFTED, keys_of, move
-from stepwell.trust.secrets.stage import Stage
 from stepwell.vault.keyring import Epoch
 
 NO_GUARD = "import resource; from stepwell.io import dumps; dumps.forbid = lambda: " \

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.rig.caller import Caller, Recalled, prefix
+from lab.rig.well import RealWell, apart, eventually
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.errors import BackendDown
 from stepwell.protocol.messages import MOST_ALLOWED_S
-from stepwell.testing.caller import Caller, Recalled, prefix
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 from stepwell.testing.mounts import image, why_no_mounts
-from stepwell.testing.well import RealWell, apart, eventually
 from stepwell.tiers.disk.site import take
 from stepwell.units import Amount
 

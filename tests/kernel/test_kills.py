@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from seeds import budget, clean
 
-from stepwell.testing.well import until
-from stepwell.trust.kills import engines, wells
-from stepwell.trust.kills.engine import Chain, Engine
-from stepwell.trust.kills.ground import ground
-from stepwell.trust.kills.lanes import Tally
-from stepwell.trust.kills.processes import PATIENCE_S, ForkServer
-from stepwell.trust.kills.work import HELD, joined, recall, stats
+from lab.rig.well import until
+from lab.trust.kills import engines, wells
+from lab.trust.kills.engine import Chain, Engine
+from lab.trust.kills.ground import ground
+from lab.trust.kills.lanes import Tally
+from lab.trust.kills.processes import PATIENCE_S, ForkServer
+from lab.trust.kills.work import HELD, joined, recall, stats
 
 pytestmark = pytest.mark.kernel
 
@@ -102,7 +102,7 @@ def test_a_wrong_block_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             assert engine.spill(chain) == 4
             assert recall(engine, chain, tally) == 4
             monkeypatch.setattr(
-                "stepwell.trust.kills.engine.content", lambda model, digest, nbytes: np.zeros(nbytes, np.uint8)
+                "lab.trust.kills.engine.content", lambda model, digest, nbytes: np.zeros(nbytes, np.uint8)
             )
             assert recall(engine, chain, tally) == 0
             assert tally.n["wrong"] == 4 and tally.evidence["wrong"]

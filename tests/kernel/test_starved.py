@@ -9,10 +9,10 @@ import sys
 import pytest
 from seeds import budget, clean
 
+from lab.rig.caller import Caller, prefix
+from lab.rig.well import apart, eventually
+from lab.trust.kills import memory, starved
 from stepwell.client import control
-from stepwell.testing.caller import Caller, prefix
-from stepwell.testing.well import apart, eventually
-from stepwell.trust.kills import memory, starved
 
 pytestmark = pytest.mark.kernel
 

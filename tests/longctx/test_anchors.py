@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.bench.fidelity import anchors
+from lab.bench.longctx import anchors
 
 
 def kept(policy: str, **other: Any) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.longctx.models import CONFIGS, make, tokens
-from tests.longctx.test_exact import SMALL, stepped
-from tests.longctx.test_sparse import EVERYTHING, verified
 from transformers import LlamaConfig, MambaConfig, StoppingCriteria, T5Config
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from stepwell.errors import CapacityError, ConfigError, IntegrityError, StepwellError, Unsupported
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.model import hook as handshake
+from tests.longctx.models import CONFIGS, make, tokens
+from tests.longctx.test_exact import SMALL, stepped
+from tests.longctx.test_sparse import EVERYTHING, verified
 
 OPTIONS = {"max_new_tokens": 60, "do_sample": False}
 

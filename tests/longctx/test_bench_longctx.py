@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.longctx.models import make, tokens
 
-from stepwell.bench.longctx import __main__ as program
-from stepwell.bench.longctx import beyond, hits, near, pipeline, predicted, verified, virtual
-from stepwell.bench.longctx.likeness import likeness
-from stepwell.bench.longctx.parts import Parts
-from stepwell.bench.longctx.pipeline import Steps, balance, balanced, hidden
-from stepwell.bench.longctx.stage import Stage
-from stepwell.bench.longctx.trace import Chosen, Recorder, replay
-from stepwell.bench.longctx.verified import TIE, Agreement, agreement
-from stepwell.bench.longctx.virtual import Ask, Need
+from lab.bench.longctx import __main__ as program
+from lab.bench.longctx import beyond, hits, near, pipeline, predicted, verified, virtual
+from lab.bench.longctx.likeness import likeness
+from lab.bench.longctx.parts import Parts
+from lab.bench.longctx.pipeline import Steps, balance, balanced, hidden
+from lab.bench.longctx.stage import Stage
+from lab.bench.longctx.trace import Chosen, Recorder, replay
+from lab.bench.longctx.verified import TIE, Agreement, agreement
+from lab.bench.longctx.virtual import Ask, Need
 from stepwell.longctx import attach
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.parts.residency.lru import Lru
@@ -26,6 +25,7 @@ from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.store.link import Link
+from tests.longctx.models import make, tokens
 
 FAR, NEAR = 2 * TIE, TIE / 2
 

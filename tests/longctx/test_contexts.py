@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import SMALL
-from tests.longctx.test_sparse import EVERYTHING
 
 from stepwell.errors import AccessDenied, CapacityError, ConfigError, IdentityMismatch, IntegrityError
 from stepwell.longctx import Mode, attach
 from stepwell.longctx.parts.codec.quantised import Quantised
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import SMALL
+from tests.longctx.test_sparse import EVERYTHING
 
 KEY = bytes(range(32))
 OPTIONS = {"max_new_tokens": 20, "do_sample": False}

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.longctx.models import CONFIGS, make, tokens
 from transformers import DynamicCache
 
 from stepwell.longctx import Mode, Policy, TieredCache, attach
@@ -14,6 +13,7 @@ from stepwell.longctx.parts.codec.plain import Half
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.topk import TopK
+from tests.longctx.models import CONFIGS, make, tokens
 
 SMALL = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.longctx.models import CONFIGS, make, tokens
-from tests.longctx.tiny_text import VOCABULARY, tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from stepwell.longctx import attach, policies
+from tests.longctx.models import CONFIGS, make, tokens
+from tests.longctx.tiny_text import VOCABULARY, tiny_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "longctx_own_policy"

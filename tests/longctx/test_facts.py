@@ -6,11 +6,12 @@ import inspect
 
 import pytest
 import torch
-from tests.longctx.models import CONFIGS, make, tokens
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer, get_layer_types_and_kwargs
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
+
+from tests.longctx.models import CONFIGS, make, tokens
 
 CALLS: list[str] = []
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from stepwell.bench.fidelity import indexes
-from stepwell.bench.fidelity.constructed import Made, measure
 from stepwell.cli.commands import app
+from stepwell.fidelity import indexes
+from stepwell.fidelity.constructed import Made, measure
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.landmark import MeanLandmark
 from stepwell.longctx.parts.index.minmax import MinMax
@@ -79,18 +79,18 @@ def test_records_that_do_not_fit_are_refused() -> None:
 
 def test_the_command_compares_indexes() -> None:
     options = ["--lengths", "1K", "--records", "2", "--budgets", "6.25%", "--queries", "3"]
-    done = CliRunner().invoke(app, ["bench", "indexes", *options, "--json"])
+    done = CliRunner().invoke(app, ["indexes", *options, "--json"])
     assert done.exit_code == 0, done.output
     assert done.stdout.count("\n") == 1
     rows = json.loads(done.stdout)["rows"]
     kinds = sum(len(kinds) for kinds in indexes.KINDS.values())
     assert len(rows) == len(indexes.WORLDS) * kinds
     assert {row["index"] for row in rows} == {name for kinds in indexes.KINDS.values() for name in kinds}
-    shown = CliRunner().invoke(app, ["bench", "indexes", *options])
+    shown = CliRunner().invoke(app, ["indexes", *options])
     assert all(name in shown.stdout for name in indexes.WORLDS)
 
 
 @pytest.mark.parametrize("option", [["--records", "0"], ["--records", "x"], ["--records", "9999"]])
 def test_the_command_refuses_what_cannot_be(option: list[str]) -> None:
-    done = CliRunner().invoke(app, ["bench", "indexes", "--lengths", "4K", *option])
+    done = CliRunner().invoke(app, ["indexes", "--lengths", "4K", *option])
     assert "SW-128" in str(done.exception)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stepwell.bench.fidelity import bootstrap
-from stepwell.bench.fidelity.document import Document, Field
-from stepwell.bench.fidelity.metrics import compare, summarise
-from stepwell.bench.fidelity.text2json import mean_score, score
+from stepwell.fidelity import bootstrap
+from stepwell.fidelity.document import Document, Field
+from stepwell.fidelity.metrics import compare, summarise
+from stepwell.fidelity.text2json import mean_score, score
 
 STEPS, VOCABULARY = 100, 50
 FIELDS = (Field("digits", "a", 3, 5, ""), Field("digits", "b", 10, 13, ""))

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.longctx.tiny_text import tiny_text
 
-from stepwell.bench.fidelity.tasks import own
 from stepwell.errors import ConfigError
+from stepwell.fidelity.tasks import own
+from tests.longctx.tiny_text import tiny_text
 
 
 def read(tmp_path: Path, *lines: object) -> list[own.Own]:

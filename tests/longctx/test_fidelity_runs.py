@@ -13,22 +13,22 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 import torch
-from tests.longctx.tiny_text import VOCABULARY, tiny_text
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from stepwell.bench.fidelity import matrix, program, report, tasks, wishes
-from stepwell.bench.fidelity.matrix import Plan
-from stepwell.bench.fidelity.metrics import compare
-from stepwell.bench.fidelity.plots import Line, Mark, chart
-from stepwell.bench.fidelity.prefill import LAST_QUERIES, Prefilled, prefill
-from stepwell.bench.fidelity.rows import Row
-from stepwell.bench.fidelity.runner import Full, Tiered, policy_of
-from stepwell.bench.fidelity.tasks import own
-from stepwell.bench.fidelity.wishes import Config
 from stepwell.cli.commands import app
 from stepwell.errors import ConfigError, StepwellError
+from stepwell.fidelity import matrix, program, report, tasks, wishes
+from stepwell.fidelity.matrix import Plan
+from stepwell.fidelity.metrics import compare
+from stepwell.fidelity.plots import Line, Mark, chart
+from stepwell.fidelity.prefill import LAST_QUERIES, Prefilled, prefill
+from stepwell.fidelity.rows import Row
+from stepwell.fidelity.runner import Full, Tiered, policy_of
+from stepwell.fidelity.tasks import own
+from stepwell.fidelity.wishes import Config
 from stepwell.longctx import policies
+from tests.longctx.tiny_text import VOCABULARY, tiny_text
 
 CONTRACT = [
     *("task", "policy", "tier", "granularity", "budget", "tokens", "digits", "kl_mean", "top1", "field_accuracy"),
@@ -299,7 +299,7 @@ def small(model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
     yield CliRunner()
 
 
-SMALL = ["bench", "fidelity", "--tasks-named", "kvtable(2)", "--lengths", "600", "--documents", "1", "--seeds", "1",
+SMALL = ["fidelity", "--tasks-named", "kvtable(2)", "--lengths", "600", "--documents", "1", "--seeds", "1",
          "--budgets", "25%"]  # fmt: skip
 
 
@@ -353,6 +353,6 @@ def test_lengths_and_budgets_may_be_written_in_two_ways() -> None:
 def test_kept_rows_say_how_to_make_them_again() -> None:
     wanted = program.Wanted(model=Path("/a/b/model"), policies="stepwell,full", tasks="kvtable(3)", seeds=1, audit=True)
     assert program.command(wanted) == (
-        "stepwell bench fidelity --model model --policies stepwell,full --tasks-named 'kvtable(3)' --seeds 1 --audit"
+        "stepwell fidelity --model model --policies stepwell,full --tasks-named 'kvtable(3)' --seeds 1 --audit"
     )
-    assert program.command(program.Wanted(quick=True)) == "stepwell bench fidelity --quick"
+    assert program.command(program.Wanted(quick=True)) == "stepwell fidelity --quick"

@@ -6,17 +6,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.longctx.tiny_text import tiny_text
 
-from stepwell.bench.fidelity import tasks
-from stepwell.bench.fidelity.document import SINKS, WINDOW
-from stepwell.bench.fidelity.tasks.copy_span import CopySpan
-from stepwell.bench.fidelity.tasks.multi_needle import MultiNeedle
-from stepwell.bench.fidelity.tasks.variable_tracking import VariableTracking
-from stepwell.bench.fidelity.tasks.words import words
-from stepwell.bench.fidelity.text import Text
 from stepwell.demo.model import DEFAULT_MODEL, cache_folder
 from stepwell.errors import ConfigError
+from stepwell.fidelity import tasks
+from stepwell.fidelity.document import SINKS, WINDOW
+from stepwell.fidelity.tasks.copy_span import CopySpan
+from stepwell.fidelity.tasks.multi_needle import MultiNeedle
+from stepwell.fidelity.tasks.variable_tracking import VariableTracking
+from stepwell.fidelity.tasks.words import words
+from stepwell.fidelity.text import Text
+from tests.longctx.tiny_text import tiny_text
 
 MODEL = cache_folder() / "models" / DEFAULT_MODEL
 

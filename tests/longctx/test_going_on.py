@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import SMALL, full
-from tests.longctx.test_sparse import EVERYTHING, verified
 from transformers import DynamicCache
 
 from stepwell.errors import ConfigError, Unsupported
@@ -18,6 +15,9 @@ from stepwell.longctx import TieredCache, attach, policies
 from stepwell.longctx.kv import layer
 from stepwell.longctx.model.cache import TieredLayer
 from stepwell.longctx.parts.codec.quantised import Quantised
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import SMALL, full
+from tests.longctx.test_sparse import EVERYTHING, verified
 
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
 

@@ -9,8 +9,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.longctx.constructed import chosen, planted
-from tests.longctx.contracts import IndexContract
 
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.index.base import IndexKind
@@ -21,6 +19,8 @@ from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import GRIDS, RotatedKeys
 from stepwell.longctx.parts.index.rotation import padded, rotation
 from stepwell.longctx.shape import PageShape
+from tests.longctx.constructed import chosen, planted
+from tests.longctx.contracts import IndexContract
 
 KINDS: list[IndexKind] = [
     TrueKeys(),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.longctx.models import make, tokens
-from tests.longctx.test_sparse import verified
 
 from stepwell.longctx import attach
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.metrics import prometheus
+from tests.longctx.models import make, tokens
+from tests.longctx.test_sparse import verified
 
 
 def test_metrics_say_what_the_snapshot_says():

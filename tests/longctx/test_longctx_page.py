@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.longctx.test_anchors import kept
 
-from stepwell.bench import report
-from stepwell.bench.report import Result, Row, Target
-from stepwell.bench.stats import Estimate
+from lab.bench import report
+from lab.bench.report import Result, Row, Target
+from stepwell.demo.stats import Estimate
+from tests.longctx.test_anchors import kept
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def full(policy: str, **other: Any) -> dict[str, Any]:
 
 
 def keep(folder: Path, name: str, *rows: dict[str, Any]) -> None:
-    facts = {"revision": "abcdef0123", "cores": 2, "load_average_before": [1.0], "command": "stepwell bench fidelity"}
+    facts = {"revision": "abcdef0123", "cores": 2, "load_average_before": [1.0], "command": "stepwell fidelity"}
     (folder / f"{name}.json").write_text(json.dumps({"model": "some model", "machine": facts, "rows": rows}))
 
 

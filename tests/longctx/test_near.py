@@ -17,9 +17,6 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from tests.longctx.models import make, tokens
-from tests.longctx.store_kit import PAGES, StoreMachine, check_shapes
-from tests.longctx.test_exact import stepped
 
 from stepwell.errors import BackendDown, CapacityError, ConfigError, StepwellError
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
@@ -37,6 +34,9 @@ from stepwell.longctx.parts.select.threshold import BelowMax
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.parts.select.topp import TopP
 from stepwell.longctx.shape import PageShape
+from tests.longctx.models import make, tokens
+from tests.longctx.store_kit import PAGES, StoreMachine, check_shapes
+from tests.longctx.test_exact import stepped
 
 HERE = Policy("here", index=RotatedKeys(4), selector=TopK(0.15), page_tokens=1, joint=False, window=16, draft_tokens=4)
 PARTS = [150, *[1] * 60]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import stepped
 
 from stepwell.longctx import attach, policies
 from stepwell.longctx.kv.pool import Pool
 from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.shape import PageShape
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import stepped
 
 
 def test_layers_that_select_the_same_again_need_fewer_slots():

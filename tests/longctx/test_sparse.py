@@ -7,9 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import full, stepped
-from tests.longctx.tiny_text import tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from stepwell.longctx import Mode, Policy, attach, policies
@@ -19,6 +16,9 @@ from stepwell.longctx.parts.residency.lru import Lru
 from stepwell.longctx.parts.select.controls import Recent
 from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.topk import TopK
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import full, stepped
+from tests.longctx.tiny_text import tiny_tokenizer
 
 EVERYTHING = Policy(
     "everything", index=MinMax(), selector=All(), residency=Lru(), page_tokens=8, window=16, draft_tokens=4

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.longctx.models import make, tokens
-from tests.longctx.test_exact import SMALL
-from tests.longctx.test_sparse import EVERYTHING, verified
 from transformers import GenerationConfig
 
 from stepwell.errors import Unsupported
 from stepwell.longctx import attach
 from stepwell.longctx.parts.select.topk import TopK
+from tests.longctx.models import make, tokens
+from tests.longctx.test_exact import SMALL
+from tests.longctx.test_sparse import EVERYTHING, verified
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 

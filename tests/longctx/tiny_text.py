@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from stepwell.bench.fidelity.text import Text
+from stepwell.fidelity.text import Text
 
 BOS = "<s>"
 

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lab.rig.members import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId
@@ -38,7 +39,6 @@ from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
 from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.executor import Faults
-from stepwell.testing.rig import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell.tiers.base import Tier
 from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.tiers.null import NullTier

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from lab.rig.members import PLACES, FakeEngine, Model, Refs, Rig, read, write
 from stepwell.block.digest import Chain
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
@@ -14,7 +15,6 @@ from stepwell.policies.writing.base import WritePolicy
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.dict_tier import DictTier, Kept
-from stepwell.testing.rig import PLACES, FakeEngine, Model, Refs, Rig, read, write
 from stepwell.tiers.base import Tier
 from stepwell.tiers.faulty import FaultyTier, TierFaults
 from stepwell.vault.keyring import Keyring

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepwell.bench import machine, processes, report, stats
-from stepwell.bench.__main__ import NAMES, main
-from stepwell.bench.noreuse import Cost, rows
-from stepwell.bench.report import Result, Row, Target
-from stepwell.bench.stats import Estimate
+from lab.bench import processes, report
+from lab.bench.__main__ import NAMES, main
+from lab.bench.noreuse import Cost, rows
+from lab.bench.report import Result, Row, Target
+from stepwell.demo import stats
+from stepwell.demo.stats import Estimate
+from stepwell.ops import machine
 
 SEED = 5
 
@@ -274,7 +276,7 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     assert main([name, "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / f"{name}.json").read_text())
-    assert kept["quick"] and kept["command"] == f"python -m stepwell.bench {name} --quick"
+    assert kept["quick"] and kept["command"] == f"python -m lab.bench {name} --quick"
     assert [row for row in kept["rows"] if row["target"] and row["measured"] is not None]
     assert str(tmp_path) not in json.dumps(kept)
 

@@ -16,26 +16,26 @@ from typing import Any
 import pytest
 import torch
 
-from stepwell.bench import report, storage
-from stepwell.bench.gpu import card, copies, interference, ready, recall, run
-from stepwell.bench.gpu.compute import Marks, Work
-from stepwell.bench.gpu.halves import open_halves
-from stepwell.bench.gpu.kv import COMPACT, Kv, Layout, Shape
-from stepwell.bench.gpu.lane import Peak, Slab
-from stepwell.bench.gpu.pool import PagePool, prefixes
-from stepwell.bench.gpu.prefill import Prefills
-from stepwell.bench.gpu.recalls import Recalls
-from stepwell.bench.gpu.stage import SKIPPED, Stage
-from stepwell.bench.longctx import gpu as longctx
-from stepwell.bench.report import Result, Row, Target
-from stepwell.bench.stats import Estimate
+from lab.bench import report, storage
+from lab.bench.gpu import card, copies, interference, ready, recall, run
+from lab.bench.gpu.compute import Marks, Work
+from lab.bench.gpu.halves import open_halves
+from lab.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from lab.bench.gpu.lane import Peak, Slab
+from lab.bench.gpu.pool import PagePool, prefixes
+from lab.bench.gpu.prefill import Prefills
+from lab.bench.gpu.recalls import Recalls
+from lab.bench.gpu.stage import SKIPPED, Stage
+from lab.bench.longctx import gpu as longctx
+from lab.bench.report import Result, Row, Target
+from lab.rig.late_device import LateDevice
+from lab.rig.well import RealWell, apart, eventually
+from stepwell.demo.stats import Estimate
 from stepwell.engines.paged.base import Mark
 from stepwell.engines.paged.device import Direction, Event, Way
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places
-from stepwell.testing.late_device import LateDevice
-from stepwell.testing.well import RealWell, apart, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.bench import itl, peer_samples, storage, systems
-from stepwell.bench.__main__ import main
-from stepwell.bench.itl import Half, Pair
-from stepwell.bench.peer_samples import Kind, Read, Sample, order
-from stepwell.bench.peers import OUTPUT, Workload
-from stepwell.bench.report import Row
-from stepwell.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
+from lab.bench import itl, peer_samples, storage, systems
+from lab.bench.__main__ import main
+from lab.bench.itl import Half, Pair
+from lab.bench.peer_samples import Kind, Read, Sample, order
+from lab.bench.peers import OUTPUT, Workload
+from lab.bench.report import Row
+from lab.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
 from stepwell.demo.documents import Document
 from stepwell.demo.engine_main import Arrivals
 from stepwell.demo.page_cache import drop_page_cache

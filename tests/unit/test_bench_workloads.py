@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from stepwell.bench import half, stats, validate, workloads
-from stepwell.bench.foreseen import Costs, fitted, foreseen, trace_of
-from stepwell.bench.inturn import Asked, Blocks, First
-from stepwell.bench.validate import Both
+from lab.bench import half, validate, workloads
+from lab.bench.foreseen import Costs, fitted, foreseen, trace_of
+from lab.bench.inturn import Asked, Blocks, First
+from lab.bench.validate import Both
+from stepwell.demo import stats
 from stepwell.policies.prefill import pairs
 from stepwell.simulate.trace import Trace
 

@@ -35,6 +35,7 @@ from test_clear import (
 from test_hierarchy import _keys
 from wells import eventually
 
+from lab.rig.members import FakeEngine, Model, Rig
 from stepwell import events as e
 from stepwell.client import control
 from stepwell.client.socket import dial
@@ -62,7 +63,6 @@ from stepwell.serve.quarantine import LIST_NAME, MOST_LISTED, NEW_LIST_NAME, Qua
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.clock import SetClock
-from stepwell.testing.rig import FakeEngine, Model, Rig
 from stepwell.vault.keyring import Keyring
 
 BF16 = "bfloat16"

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
 
 import golden
+from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.cli.commands import app
 from stepwell.client import control
 from stepwell.client.socket import dial
@@ -31,7 +32,6 @@ from stepwell.io.files import SystemFiles
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT
 from stepwell.testing.clock import SetClock
-from stepwell.testing.rig import FakeEngine, Model, Rig
 from stepwell.tiers.base import Tier
 from stepwell.tiers.disk.tier import DiskTier, Site
 

@@ -13,16 +13,16 @@ from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, SPACE, FaultyFiles, Life, fa
 from test_disk_faults import poke
 
 import golden
+from lab.sim.disk import Disk
+from lab.sim.fibres import Fibres
+from lab.sim.files import SimFiles
+from lab.sim.trace import Trace
 from stepwell.block.layout import PAGE
 from stepwell.io.executor import Done, Job
 from stepwell.io.files import SystemFiles
 from stepwell.ops.fsck import examine
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
-from stepwell.testing.sim.disk import Disk
-from stepwell.testing.sim.fibres import Fibres
-from stepwell.testing.sim.files import SimFiles
-from stepwell.testing.sim.trace import Trace
 from stepwell.testing.tier_kit import NAMESPACE, OTHER, AnyKeys, Hands, block_id
 from stepwell.tiers.base import Forgotten, Reading, Writing
 from stepwell.tiers.disk.segment import Phase, Segment

@@ -11,8 +11,8 @@ import pytest
 from deep import chain
 from wells import MIB, PATIENCE, InThread
 
+from lab.rig.members import FakeEngine, Rig
 from stepwell.io.files import SystemFile
-from stepwell.testing.rig import FakeEngine, Rig
 
 BLOCKS = 4
 QUIET_S = 0.05

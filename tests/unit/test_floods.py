@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_hierarchy import chain, joined, make_rig
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
 
+from lab.rig.members import FakeEngine, FakeMember, Rig
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.socket import dial
 from stepwell.client.worker import Identity, WorkerClient
@@ -31,7 +32,6 @@ from stepwell.serve import door as door_module
 from stepwell.serve.connection import MAX_HELLO, Connection
 from stepwell.serve.gates import Gate
 from stepwell.testing.arena_kit import SLAB
-from stepwell.testing.rig import FakeEngine, FakeMember, Rig
 
 MANY = [7] * (m.MOST_LISTED + 1)
 TOO_LONG: dict[str, tuple[str, Any]] = {

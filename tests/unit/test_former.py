@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from deep import chain
 
+from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import arena, former
 from stepwell.hierarchy.former import most_of_all
 from stepwell.policies.past import LEAST
 from stepwell.testing.arena_kit import SLAB
-from stepwell.testing.rig import FakeEngine, Model, Rig
 
 FEW = 14
 """Blocks of the past that all owners may remember, in place of 65,536."""

@@ -10,6 +10,7 @@ import pytest
 from blake3 import blake3
 from deep import PLAIN, TWO, at, chain
 
+from lab.rig.members import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import hierarchy as hierarchy_module
@@ -20,7 +21,6 @@ from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
-from stepwell.testing.rig import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 

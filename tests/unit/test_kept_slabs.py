@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from deep import chain
 
+from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell import events as e
 from stepwell.events import Event
 from stepwell.hierarchy.retired import KEPT_S
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
-from stepwell.testing.rig import FakeEngine, FakeMember, Model, Rig
 
 PINS = Model(pins=True)
 OTHER = Model(weights=b"x" * 32)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
+from lab.rig.members import FakeEngine, Model
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.mover import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
-from stepwell.testing.rig import FakeEngine, Model
 from stepwell.tiers.faulty import TierFaults
 
 READERS = 4  # batches that are read at the same time

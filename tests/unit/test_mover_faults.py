@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, told, written
 
+from lab.rig.members import FakeEngine, Model
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
@@ -15,7 +16,6 @@ from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
 from stepwell.testing.executor import Faults
-from stepwell.testing.rig import FakeEngine, Model
 from stepwell.testing.sparse import SparseShared
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
@@ -487,6 +487,6 @@ def test_seconds_of_the_tier_are_those_from_call_to_answer() -> None:
 
 
 def test_a_well_without_a_tier_says_nothing_of_one() -> None:
-    from stepwell.testing.rig import Rig
+    from lab.rig.members import Rig
 
     assert not [name for name in Rig(1 << 26, seed=1).hierarchy.stats() if name.startswith(("null", "disk"))]

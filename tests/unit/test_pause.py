@@ -25,6 +25,7 @@ from test_prefetch import made as guessing
 from test_writing import below, drain
 from wells import InThread, Raw, home_apart, scheduler
 
+from lab.rig.members import FakeEngine
 from stepwell.client import control
 from stepwell.client.holder import HOLDER_NAME
 from stepwell.client.start import lock, rendezvous
@@ -48,7 +49,6 @@ from stepwell.serve.kept import Keeper
 from stepwell.serve.pauses import PAUSED_NAME, PauseList
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLOTS
-from stepwell.testing.rig import FakeEngine
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import Keyring
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told
 
+from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy import prefetch as p
 from stepwell.policies.prefetch import record
 from stepwell.policies.prefetch.record import LEAST_GUESSES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
-from stepwell.testing.rig import FakeEngine, Model
 from stepwell.tiers.faulty import TierFaults
 
 GAP_S = 20.0

@@ -56,17 +56,18 @@ def test_what_is_counted(ratchet: ModuleType, tmp_path: Path, monkeypatch: pytes
         "hierarchy/a.py": "class Same:\n    x: Callable[[], int]\n",
         "client/b.py": "class Same: ...\nclass _Own: ...\n" + "\n" * 400,
         "client/c.py": "class _Own: ...\n",
-        "trust/d.py": "class Same: ...\n" + "\n" * 500,
+        "../../lab/d.py": "class Same: ...\n" + "\n" * 500,
     }.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     for number in range(13):
         (source / "client" / f"n{number}.py").touch()
     monkeypatch.setattr(ratchet, "SOURCE", source)
-    assert ratchet.names_used_twice() == 1, "private ones and the laboratory's are not counted"
+    monkeypatch.setattr(ratchet, "LAB", tmp_path / "lab")
+    assert ratchet.names_used_twice() == 1, "private ones and those of the lab are not counted"
     assert ratchet.long_files() == 1
     assert ratchet.full_folders() == 1
     assert ratchet.callables_in_hierarchy() == 1
-    assert ratchet.package_lines() == 2 + 402 + 1 + 501
+    assert ratchet.package_lines() == 2 + 402 + 1
     assert ratchet.core_lines() == 2 + 402 + 1
     assert ratchet.lab_lines() == 501

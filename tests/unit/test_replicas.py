@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from deep import DeepRig, chain, fill, told
 
+from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
-from stepwell.testing.rig import FakeEngine, FakeMember, Model, Rig
 
 MIXED = Model(world=4, replicas=2)
 """Two shards: ranks 0 and 1 hold the first, 2 and 3 the second."""

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from deep import at, chain
 
+from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.block.state import Event
 from stepwell.config.settings import Settings
 from stepwell.hierarchy.entry import Entry
@@ -16,7 +17,6 @@ from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, name
 from stepwell.testing.dict_tier import DictTier
-from stepwell.testing.rig import FakeEngine, Model, Rig
 
 PROMPTS, BLOCKS, SLABS = 16, 4, 4
 """Twice what host memory holds."""

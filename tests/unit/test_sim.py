@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.sim.disk import Disk
+from lab.sim.fibres import Fibres, Killed
+from lab.sim.life import Surroundings
+from lab.sim.oracle import Oracle, Violation, content
+from lab.sim.walk import Walked, walk
 from stepwell.client.patience import Patience
 from stepwell.client.scheduler import Ask, SchedulerClient
 from stepwell.codecs import seal
@@ -30,11 +35,6 @@ from stepwell.hierarchy.spills import Spills
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.policies.prefetch import record, rhythm
-from stepwell.testing.sim.disk import Disk
-from stepwell.testing.sim.fibres import Fibres, Killed
-from stepwell.testing.sim.life import Surroundings
-from stepwell.testing.sim.oracle import Oracle, Violation, content
-from stepwell.testing.sim.walk import Walked, walk
 from stepwell.tiers.base import Forgotten, Reading
 from stepwell.tiers.disk import recovery
 from stepwell.tiers.disk.directory import Directory
@@ -59,7 +59,7 @@ def test_a_seed_does_the_same_twice() -> None:
 def test_a_seed_does_the_same_in_any_process(arguments: list[str]) -> None:
     said = set()
     for hashes in ("0", "1", "2"):
-        command = [sys.executable, "-m", "stepwell.testing.sim", "--seed", "21", *arguments]
+        command = [sys.executable, "-m", "lab.sim", "--seed", "21", *arguments]
         done = subprocess.run(
             command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
         )

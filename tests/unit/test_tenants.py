@@ -16,6 +16,7 @@ from test_shared_well import GUEST, HOST, ROOT, STRANGER, as_user, folder, join,
 from typer.testing import CliRunner
 from wells import eventually, scheduler, worker
 
+from lab.rig.members import FakeEngine, Rig
 from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
@@ -29,7 +30,6 @@ from stepwell.protocol.messages import Hello, Ready, SlabShared
 from stepwell.serve.gates import opened, ways
 from stepwell.serve.process import run
 from stepwell.testing.clock import SetClock
-from stepwell.testing.rig import FakeEngine, Rig
 from stepwell.vault.keyring import Keyring
 
 __all__ = ["folder", "open_folder", "serve"]  # fixtures

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.trust import __main__ as program
-from stepwell.trust.budget import Budget
-from stepwell.trust.report import Row, broken, table
+from lab.trust import __main__ as program
+from lab.trust.budget import Budget
+from lab.trust.report import Row, broken, table
 
 
 def test_sizes_follow_the_scale() -> None:
@@ -48,7 +48,7 @@ def campaign(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     def run(budget: Budget) -> Iterator[Row]:
         yield from rows
 
-    module = types.ModuleType("stepwell.trust.made_up")
+    module = types.ModuleType("lab.trust.made_up")
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(program, "NAMES", ("made_up",))
@@ -62,7 +62,7 @@ def test_the_record_has_all_rows_and_the_status_tells(campaign: list[Row], tmp_p
     kept = json.loads(out.read_text())
     assert [(r["promise"], r["cases"], r["violations"], r["seed"]) for r in kept["rows"]] == [("never wrong", 10, 0, 7)]
     assert kept["machine"]["cores"] >= 1
-    assert kept["command"] == f"python -m stepwell.trust --seed 7 --out {out}"
+    assert kept["command"] == f"python -m lab.trust --seed 7 --out {out}"
     campaign.append(Row("never late", 10, 1, 7))
     assert program.main(["made_up", "--seed", "7"]) == 1
 
@@ -74,7 +74,7 @@ def test_a_campaign_that_breaks_down_is_a_violation_and_keeps_its_rows(
         yield Row("never wrong", 10, 0, 7)
         raise ValueError("a bug of the campaign")
 
-    monkeypatch.setattr(sys.modules["stepwell.trust.made_up"], "run", run)
+    monkeypatch.setattr(sys.modules["lab.trust.made_up"], "run", run)
     out = tmp_path / "trust.json"
     assert program.main(["--out", str(out)]) == 1
     rows = json.loads(out.read_text())["rows"]

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from lab.trust import peer
+from lab.trust.budget import Budget
+from lab.trust.engine import said
+from lab.trust.engine.faults import Fault, kinds
+from lab.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
+from lab.trust.engine.tally import Tally
+from lab.trust.engine.well import TestedWell
+from lab.trust.peer import disk
 from stepwell.demo.documents import Document
 from stepwell.demo.wire import Answer
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
-from stepwell.trust import peer
-from stepwell.trust.budget import Budget
-from stepwell.trust.engine import said
-from stepwell.trust.engine.faults import Fault, kinds
-from stepwell.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
-from stepwell.trust.engine.tally import Tally
-from stepwell.trust.engine.well import TestedWell
-from stepwell.trust.peer import disk
 
 RIGHT = Prompt((1, 2, 3), tuple(range(OUTPUT)), (-0.5,) * OUTPUT)
 ANSWER = Answer(0.1, 0.2, 3, [0, 1, 2], "", "length", 0, 0, 0, logprobs=[-0.5, -0.5, -0.50001])

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 import pytest
 
+from lab.trust import engine as campaign
+from lab.trust.budget import Budget
+from lab.trust.canary import engine as canary
+from lab.trust.engine.trial import Trial
+from lab.trust.engine.well import TestedWell
+from lab.trust.report import Row
 from stepwell.demo.engine import EngineFailed
 from stepwell.errors import ConfigError, ProtocolError
-from stepwell.trust import engine as campaign
-from stepwell.trust.budget import Budget
-from stepwell.trust.canary import engine as canary
-from stepwell.trust.engine.trial import Trial
-from stepwell.trust.engine.well import TestedWell
-from stepwell.trust.report import Row
 
 NONSENSE = ProtocolError("SW-804", what="nonsense", why="", fix="")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from lab.trust.budget import Budget
+from lab.trust.engine import hang
+from lab.trust.engine.prompts import Prompt
+from lab.trust.engine.well import TestedWell
+from lab.trust.report import Row
 from stepwell.demo.engine import EngineFailed
 from stepwell.demo.wire import Answer, Question
 from stepwell.testing.fuse import Report
-from stepwell.trust.budget import Budget
-from stepwell.trust.engine import hang
-from stepwell.trust.engine.prompts import Prompt
-from stepwell.trust.engine.well import TestedWell
-from stepwell.trust.report import Row
 
 PROMPTS = [Prompt((n,), (), ()) for n in range(4)]
 SMALL = replace(Budget(1), scale=4 / 1400)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stepwell.testing.well import RealWell, until
-from stepwell.trust.engine import well as wells
-from stepwell.trust.engine.rivals import Descriptors, Rivals
-from stepwell.trust.engine.well import DISK, HOST, TestedWell
+from lab.rig.well import RealWell, until
+from lab.trust.engine import well as wells
+from lab.trust.engine.rivals import Descriptors, Rivals
+from lab.trust.engine.well import DISK, HOST, TestedWell
 
 
 @pytest.fixture

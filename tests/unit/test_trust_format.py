@@ -8,6 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from lab.trust import format
+from lab.trust.budget import Budget
+from lab.trust.format import flips, fuzz, lives, moves, segments, talk, versions
+from lab.trust.format.pieces import Piece, Tally, Turn, run_all, shares
 from stepwell.block.frame import FrameHeader
 from stepwell.codecs.seal import Opened
 from stepwell.hierarchy import sealing
@@ -15,10 +19,6 @@ from stepwell.hierarchy.sealing import Sealing
 from stepwell.protocol import wire
 from stepwell.tiers.base import Reading
 from stepwell.tiers.disk import layout
-from stepwell.trust import format
-from stepwell.trust.budget import Budget
-from stepwell.trust.format import flips, fuzz, lives, moves, segments, talk, versions
-from stepwell.trust.format.pieces import Piece, Tally, Turn, run_all, shares
 
 TURN = Turn("a test", 7, float("inf"))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.testing.mutant import replaced
-from stepwell.trust.guards import Guard, Nursery, _survived, table
+from lab.rig.mutant import replaced
+from lab.trust.guards import Guard, Nursery, _survived, table
 
 TESTS = Path(__file__).parent.parent
 REFUSED = "unit/test_seal.py::test_a_plain_frame_is_refused_where_frames_are_sealed"

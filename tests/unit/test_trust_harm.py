@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.trust.disks.harm import DAMAGE, MIB
+from lab.trust.disks.harm import DAMAGE, MIB
 
 
 def segments(folder: Path) -> dict[str, bytes]:

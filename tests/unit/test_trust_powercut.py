@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell.trust import powercut
-from stepwell.trust.budget import Budget
+from lab.trust import powercut
+from lab.trust.budget import Budget
 
 
 @pytest.mark.parametrize("xfs", ["", "no mkfs.xfs"])

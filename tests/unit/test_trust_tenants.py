@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.trust import tenants
+from lab.trust.budget import Budget
+from lab.trust.tenants import strangers
+from lab.trust.tenants.strangers import auc
 from stepwell.protocol import messages
-from stepwell.trust import tenants
-from stepwell.trust.budget import Budget
-from stepwell.trust.tenants import strangers
-from stepwell.trust.tenants.strangers import auc
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open")
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from deep import DeepRig, at, chain, fill, written
 
+from lab.rig.members import FakeEngine
 from stepwell import events as e
 from stepwell.hierarchy.decisions import KEPT, Decisions
 from stepwell.policies.decide import UNKNOWN_LIMIT_S
@@ -15,7 +16,6 @@ from stepwell.policies.prefill import PrefillCost, pairs
 from stepwell.policies.probe import PAUSE_S, PROBE_BYTES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
-from stepwell.testing.rig import FakeEngine
 
 TOKENS = 128  # of a block
 BLOCK_S = 0.1  # to compute it

@@ -7,6 +7,7 @@ from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy.arena import MOST_NEXT
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.hierarchy.writing import MOST_BEFORE
@@ -16,7 +17,6 @@ from stepwell.policies.writing.second_touch import SecondTouch
 from stepwell.policies.writing.through import Through
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
-from stepwell.testing.rig import FakeEngine, Model
 from stepwell.tiers.faulty import TierFaults
 
 TARGET = -(-2 * SLAB // SHARE // SLOT)  # blocks that `back` keeps clean or free, of an arena of two slabs

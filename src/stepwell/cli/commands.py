@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import bench, clear, config, explain, switch
+from stepwell.cli import clear, config, explain, fidelity, switch
 from stepwell.cli.fleet import simulate_fleet
 from stepwell.cli.options import (
     Config,
@@ -43,10 +43,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(config.app, name="config")
-app.add_typer(bench.app, name="bench")
+app.add_typer(fidelity.moved, name="bench", hidden=True)
 app.command()(clear.clear)
 app.command()(clear.namespaces)
 app.command()(simulate)
+app.command()(fidelity.fidelity)
+app.command()(fidelity.indexes)
 app.command("simulate-fleet")(simulate_fleet)
 app.command()(explain.explain)
 app.command()(switch.pause)

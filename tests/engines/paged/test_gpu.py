@@ -15,12 +15,12 @@ pytest.importorskip("torch", reason="pages are torch's tensors")
 
 import torch
 
+from lab.rig.late_device import LateDevice
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.device import Direction, Way
 from stepwell.engines.paged.gpu import Flight, GpuCopies
 from stepwell.engines.paged.pool import pool_of
-from stepwell.testing.late_device import LateDevice
 
 LAYERS, PAGES, SIZE, PER_BLOCK, SLOTS = 2, 10, 48, 2, 6
 WAYS = {Direction.OUT: Way.ENGINE, Direction.IN: Way.ENGINE}

@@ -11,12 +11,12 @@ pytest.importorskip("torch", reason="pages are torch's tensors")
 
 import torch
 
+from lab.rig.late_device import LateDevice
 from stepwell.engines.paged import way as way_module
 from stepwell.engines.paged.device import Direction, Way
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.way import faster, measure
 from stepwell.errors import Unsupported
-from stepwell.testing.late_device import LateDevice
 
 ENGINES = dict.fromkeys(Direction, Way.ENGINE)
 

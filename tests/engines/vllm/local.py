@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from lab.rig.late_device import LateDevice
 from stepwell.engines.paged.device import Direction, Way
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import pool_of
@@ -18,7 +19,6 @@ from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well
 from stepwell.policies.decide import Mode
-from stepwell.testing.late_device import LateDevice
 
 from .build import Setup
 from .harness import Harness

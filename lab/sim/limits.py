@@ -1,0 +1,106 @@
+"""How long a request may be told to wait, said again, apart from the client that decides it (docs/design/adr/0015).
+
+What others do is judged by what a person would say of a queue: those in front of me got something, or my turn is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.sim.oracle import Violation
+from stepwell.client.scheduler import Ask
+
+NOTHING_MOVED_S = 0.05 + 0.25
+"""Neither this request nor one before it in the queue has got anything, though a read may take its time."""
+
+NOTHING_SAID_S = 0.05 + 0.1
+"""The well has not said a word about this request."""
+
+TURN_S = 2.0
+"""Since this request came to be asked about, or since one before it last had all that it asked for; and altogether, for
+itself and for each that waited before it in the line when it was first asked about."""
+
+EVER_S = 60.0
+"""Altogether, whoever is before it."""
+
+QUEUED = ("staging", "pins", "no_room")
+
+
+@dataclass(slots=True)
+class _Place:
+    """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
+    wait for, too. `over`: it need not wait any more."""
+
+    order: int
+    first: float = 0.0
+    ahead: int = 0
+    news: float = 0.0
+    turn: float = 0.0
+    said: bool = False
+    queued: bool = False
+    over: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """For those behind it, as one that waits before them: it does, or may well."""
+        return not self.over and (self.queued or (self.first > 0 and not self.said))
+
+
+class Queue:
+    """The requests of one engine that wait, by ticket."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, _Place] = {}
+
+    def entered(self, ask: Ask | None, order: int) -> None:
+        if ask is not None:
+            self._places[ask.ticket] = _Place(order)
+
+    def told(self, ticket: int, reason: str, now: float, *, blocks: bool, more: bool) -> None:
+        """The well has said something about it. `blocks`: that some were found; `more`: that others may be."""
+        place = self._places.get(ticket)
+        if place is None:
+            return
+        if blocks:
+            place.news = now
+            if place.queued:
+                self._behind(place, now)
+        place.queued = place.queued or reason in QUEUED
+        place.said, place.over = True, place.over or not more
+
+    def _behind(self, place: _Place, now: float, *, turn: bool = False) -> None:
+        for other in self._places.values():
+            if other.order > place.order:
+                other.news = now
+                other.turn = now if turn else other.turn
+
+    def offered(self, ask: Ask) -> None:
+        """Its wait has ended with something."""
+        self._places[ask.ticket].over = True
+
+    def left(self, ask: Ask, now: float, *, all_of_it: bool) -> None:
+        """It was recalled or given up, and what it had pinned is for others. `all_of_it`: it got all it asked for."""
+        place = self._places.pop(ask.ticket, None)
+        if place is not None and ask.blocks:
+            self._behind(place, now, turn=all_of_it and place.queued)
+
+    def polled(self, ask: Ask, now: float) -> None:
+        """The engine comes to this request."""
+        place = self._places[ask.ticket]
+        if not place.first:
+            place.first = now
+            place.ahead = sum(other.order < place.order and other.counts for other in self._places.values())
+
+    def still_in_time(self, ask: Ask, now: float) -> None:
+        """The request was told to wait at this moment. Raises Violation if it should not have been."""
+        place = self._places[ask.ticket]
+        waited = now - place.first
+        late = ""
+        if not ask.answered and waited >= NOTHING_SAID_S:
+            late = f"unanswered after {waited:.3f} s"
+        elif (idle := now - max(place.first, place.news)) >= NOTHING_MOVED_S:
+            late = f"nothing moved for {idle:.3f} s ({ask.reason})"
+        elif now - max(place.first, place.turn) >= TURN_S or waited >= min((1 + place.ahead) * TURN_S, EVER_S):
+            late = f"waits for {waited:.3f} s ({ask.reason}), {place.ahead} before it"
+        if late:
+            raise Violation("late", f"request {ask.ticket}: {late}")

@@ -1,0 +1,192 @@
+"""The end of a walk: faults stop, everything that is under way ends, nothing is left over, and hits come back."""
+
+from __future__ import annotations
+
+from lab.sim.bounds import balance, directories, has_room
+from lab.sim.engine import Engine, Phase, Request
+from lab.sim.oracle import Violation
+from lab.sim.world import World
+
+_POLL_S = 0.01
+_PATIENCE_S = 60.0
+"""Of the simulated clock: everything that an engine does ends in far less."""
+
+_PAUSE_S = 30.0
+"""The longest that a tier is not asked after its last failure (docs/trust.md, Limits)."""
+
+_LEFT_ALONE_S = 300.0
+"""The longest that a directory, whose device has refused writes, is given none."""
+
+_EPOCH = 99
+"""From here on nobody has spilled anything."""
+
+
+def comes_back(world: World) -> None:
+    """Raises Violation."""
+    _end_what_is_under_way(world)
+    _nothing_is_left(world)
+    _hits(world)
+    if not world.stop_well(_PATIENCE_S):
+        raise Violation("late", "a well on good disks does not drain")
+    for engine in list(world.engines):
+        world.exit(engine)
+    settle(world)
+
+
+def settle(world: World) -> None:
+    """All that happens without a new request and without time."""
+    for _ in range(10_000):
+        busy = False
+        if world.life is not None:
+            busy = world.life.hierarchy.turn()
+            busy = world.life.fibres.step() or busy
+        for line in world.lines:
+            busy = line.up() or busy
+            busy = line.down() or busy
+        world.tell_exits()
+        world.tidy()
+        for engine in world.engines:
+            for each in engine.workers:
+                busy = each.map() or busy
+            for copy in engine.copies:
+                world.copy(engine, copy)
+                busy = True
+        if not busy:
+            return
+    raise Violation("late", "it never comes to rest")
+
+
+def _pass(world: World) -> None:
+    settle(world)
+    for engine in world.engines:
+        world.look_at_spills(engine)
+        for request in list(engine.requests):
+            world.poll(engine, request)
+            if request.phase is Phase.OFFERED:
+                world.recall(engine, request)
+    settle(world)
+    world.clock.advance(_POLL_S)
+
+
+def _end_what_is_under_way(world: World) -> None:
+    """Still in whatever weather there is: requests end although nothing else gets better."""
+    until = world.clock.now() + _PATIENCE_S
+    while any(engine.busy for engine in world.engines):
+        _pass(world)
+        if world.clock.now() > until:
+            waiting = [request.number for engine in world.engines for request in engine.requests]
+            raise Violation("late", f"requests {waiting} never end")
+
+
+def _nothing_is_left(world: World) -> None:
+    world.heal()
+    if world.life is None:
+        world.open()
+    life = world.life
+    assert life is not None
+    for engine in list(world.engines):
+        world.exit(engine)
+    settle(world)
+    world.clock.advance(_PAUSE_S)  # a tier that failed is tried again, by time alone
+    settle(world)
+    life.hierarchy.check()
+    counted = life.hierarchy.arena.count()
+    mover = life.hierarchy.mover
+    left = {what: counted[what] for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling")}
+    left |= {"staging": len(mover.staging), "reading": len(mover.reading), "writing": len(mover.writing)}
+    left |= {"queued_bytes": mover.queued_bytes, "sessions": life.hierarchy.sessions}
+    left["quarantines"] = len(life.hierarchy.roster.quarantines)
+    if any(left.values()):
+        raise Violation("books", "left when nobody is there any more: " + str({k: n for k, n in left.items() if n}))
+
+
+def _hits(world: World) -> None:
+    """The well that has lived through all that takes blocks in again: they are found at once, whatever its disks say,
+    and, when the disks are asked again, by the next well, from disk. That one does the same, for the one after it. One
+    of both is killed, the other stops: what was written, as its completion said, is found after either. What a kill
+    loses of a well that writes back, nobody has promised."""
+    assert world.life is not None
+    faults = sum(files.met for files in world.life.files)
+    world.whims = False
+    digests = max(world.setup.prompts, key=len)[: 32 * 2]
+    _spill(world, digests, _EPOCH)
+    if _found(world, _joined(world), digests, _EPOCH) < 2:
+        raise Violation("hits", "what was spilled in fair weather is not found in host memory")
+    if world.setup.write == "back":
+        return
+    asked = has_room(world)
+    if asked:
+        _renew(world)
+    killed = world.dice.random() < 0.5
+    for turn, kill in enumerate((killed, not killed)):
+        balance(world)
+        room = has_room(world)
+        _spill(world, digests, _EPOCH + 1 + turn)
+        _end(world, kill=kill)
+        found = _found(world, _joined(world), digests, _EPOCH + 1 + turn)
+        how = "kill" if kill else "stop"
+        if room and found < 2:
+            raise Violation("warm", f"of 2 blocks that were written in fair weather {found} are found after a {how}")
+        world.seen[f"found after a {how}" if room else "no room on disk"] += 1
+    settle(world)
+    balance(world)
+    if asked:
+        world.seen["asked after faults" if faults else "asked without faults"] += 1
+
+
+def _end(world: World, *, kill: bool) -> None:
+    assert world.life is not None
+    if kill:
+        if not world.life.hierarchy.mover.idle:
+            raise Violation("late", "blocks are never written to good disks")
+        world.end_well()
+    else:
+        world.stop_well()
+    settle(world)
+    world.open()
+
+
+def _renew(world: World) -> None:
+    """Fills what segments were open when the faults stopped. The disk may have lost such a one's head, or somebody its
+    name: what goes in there is lost, and nobody can know."""
+    part = [directory for directory in directories(world) if directory.ready]
+    open_then = [directory.open_segment for directory in part]
+    digests = max(world.setup.prompts, key=len)[: 32 * 4]
+    most = 4 * len(part) * world.setup.segment // world.setup.models[0].frames
+    for turn in range(most):
+        if any(directory.space.ill for directory in part):
+            world.clock.advance(_LEFT_ALONE_S)
+            settle(world)
+        if all(d.open_segment not in (None, then) for d, then in zip(part, open_then, strict=True)):
+            return
+        _spill(world, digests, _EPOCH + 10 + turn)
+    raise Violation("hits", "a well that has seen faults does not write to good disks again")
+
+
+def _spill(world: World, digests: bytes, epoch: int) -> None:
+    engine = _joined(world)
+    world.spill(engine, digests, epoch, 0)
+    for _ in range(4):
+        _pass(world)
+    if world.setup.write == "second_touch":
+        _found(world, engine, digests, epoch)
+
+
+def _joined(world: World) -> Engine:
+    for engine in list(world.engines):
+        world.exit(engine)
+    engine = world.join(0)
+    settle(world)
+    if not engine.scheduler.live:
+        raise Violation("hits", "an engine cannot join")
+    return engine
+
+
+def _found(world: World, engine: Engine, digests: bytes, epoch: int) -> int:
+    request: Request = world.ask(engine, digests, epoch, 0)
+    until = world.clock.now() + _PATIENCE_S
+    while request.phase is not Phase.ENDED:
+        _pass(world)
+        if world.clock.now() > until:
+            raise Violation("late", f"request {request.number} never ends")
+    return request.first + request.good  # it had the first ones already

@@ -1,0 +1,389 @@
+"""Everything that there is in one simulation, and what its parts do when they are told to; `walk` says when.
+
+The rules of the oracle are checked where things happen: bytes when a recall's copies have ended, limits whenever a
+request is told to wait, slots whenever somebody copies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+from lab.sim.disk import Disk
+from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, empty, halves
+from lab.sim.life import Life, Surroundings, keyring
+from lab.sim.line import Line
+from lab.sim.oracle import Fill, Oracle, Violation, content
+from lab.sim.setup import Setup
+from lab.sim.trace import Trace
+from lab.sim.weather import FAIR
+from stepwell.errors import BackendDown, IntegrityError, StepwellError
+from stepwell.hierarchy.clearing import Sum
+from stepwell.protocol import messages as m
+from stepwell.protocol.link import Dial, Link, Receiver
+
+HOLD_S = 0.1
+"""How long an engine waits for slots before it gives a spill up."""
+
+
+class World:
+    """`life`: the well that there is, if there is one."""
+
+    def __init__(self, setup: Setup, dice: Random, trace: Trace) -> None:
+        self.setup = setup
+        self.dice = dice
+        self.trace = trace
+        self.seen: Counter[str] = Counter()
+        self.oracle = Oracle()
+        self.around = Surroundings(setup, dice, keyring(dice))
+        self.clock = self.around.clock
+        total = setup.segment * (setup.segments + 2) + setup.reserve
+        self.disks = [Disk(total, setup.reserve) for _ in range(setup.directories)]
+        self.models = list(setup.models)  # and those that came with other weights
+        self.engines: list[Engine] = []
+        self.lines: list[Line] = []
+        self.watched: list[Line] = []  # whose processes' exits the well wants to see
+        self.exited: set[int] = set()  # processes
+        self.fills: dict[tuple[int, int], Fill] = {}  # by session and lease
+        self.sessions: set[int] = set()  # of the well that there is
+        self.requests = 0
+        self.whims = True  # engines give some of their spills up
+        self.life: Life | None = None
+
+    # the well ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Life:
+        for disk in self.disks:
+            disk.limit = self.setup.segment * self.around.segments
+        self.life = Life(self.around, self.disks, self.trace, self.seen)
+        return self.life
+
+    def end_well(self, *, power: bool = False) -> None:
+        """The well is killed; or the power goes, and with it all engines."""
+        if self.life is None:
+            return
+        self.life.kill()
+        self._well_gone()
+        if power:
+            for engine in list(self.engines):
+                self.exit(engine)
+            self.disks = [disk.after_power_cut(self.dice) for disk in self.disks]
+
+    def stop_well(self, patience_s: float = 5.0) -> bool:
+        """Whether it had written everything by then."""
+        drained = True
+        if self.life is not None:
+            for line in self.lines:
+                line.cut()
+            for line in self.lines:
+                while line.up():
+                    pass
+            self.tell_exits()
+            drained = self.life.stop(patience_s)
+            self._well_gone()
+        return drained
+
+    def heal(self) -> None:
+        """Nothing is wrong with disks and memory any more."""
+        for disk in self.disks:
+            disk.taken = 0
+        if self.life is not None:
+            self.life.memory.refuse = False
+            self.life.fibres.halting = 0.25
+            self.life.fibres.release()
+            for files in self.life.files:
+                files.weather = FAIR
+
+    def abandon(self) -> None:
+        """Gives back what the simulation itself holds of this machine, whatever state it is in."""
+        if self.life is not None:
+            self.life.kill()
+            self._well_gone()
+        for engine in list(self.engines):
+            self.exit(engine)
+        for line in self.lines:
+            while line.down():
+                pass
+
+    def _well_gone(self) -> None:
+        for line in self.lines:
+            line.well_gone()
+        self.watched.clear()
+        self.sessions.clear()
+        self.life = None
+
+    # connections ------------------------------------------------------------------------------------------------------
+
+    def dial(self, engine: Engine, process: int) -> Dial:
+        def dial(hello: m.Hello, receiver: Receiver) -> Link:
+            if self.life is None:
+                raise BackendDown("SW-503", what="no well", why="it is dead at the moment", fix="wait")
+            line = Line(self.life, 10 * engine.number + process, hello, receiver, self._heard)
+            self.lines.append(line)
+            self.watched.append(line)
+            return line
+
+        return dial
+
+    def _heard(self, line: Line, message: m.Message) -> None:
+        self.trace(line.process, message)
+        match message:
+            case m.Welcome(session=session):
+                if line.life is self.life:
+                    self.sessions.add(session)
+            case m.Filled(leases=leases, dropped=dropped) if line.member is not None:
+                for lease in (*leases, *dropped):
+                    fill = self.fills.get((line.member.session.number, lease))
+                    if fill is not None:
+                        fill.landed.add(line.member.hello.rank)
+                        fill.dropped |= lease in dropped
+            case m.Found(ticket=ticket, slots=slots, more=more, reason=reason):
+                for engine in self.engines:
+                    if line.process == 10 * engine.number:
+                        engine.queue.told(ticket, reason, self.clock.now(), blocks=bool(slots), more=more)
+
+    def trouble(self, error: StepwellError) -> None:
+        self.seen[f"engine told {error.code}"] += 1
+
+    def tidy(self) -> None:
+        self.lines = [line for line in self.lines if not line.over]
+
+    # engines ----------------------------------------------------------------------------------------------------------
+
+    def join(self, kind: int) -> Engine:
+        self.seen["engines"] += 1
+        engine = Engine(self.seen["engines"], kind, self.models[kind], self.clock, self.dial, self.trouble)
+        self.engines.append(engine)
+        return engine
+
+    def renew(self, kind: int) -> Engine:
+        """An engine like those of this kind, with weights that no other has."""
+        self.seen["new weights"] += 1
+        self.models.append(replace(self.models[kind], weights=self.dice.randbytes(32)))
+        return self.join(len(self.models) - 1)
+
+    def exit(self, engine: Engine) -> None:
+        engine.exit()
+        self.engines.remove(engine)
+        for request in engine.requests:
+            request.phase = Phase.ENDED
+        self.exited |= set(range(10 * engine.number, 10 * engine.number + 10))
+
+    def tell_exits(self) -> None:
+        """The well sees which processes are no more."""
+        watched, self.watched = self.watched, []
+        for line in watched:
+            if line.process in self.exited and line.member is not None:
+                self.trace("exited", line.process)
+                line.life.hierarchy.exited(line.member)
+            elif not line.over or line.member is not None:
+                self.watched.append(line)
+
+    # requests ---------------------------------------------------------------------------------------------------------
+
+    def ask(self, engine: Engine, digests: bytes, epoch: int, order: int) -> Request:
+        self.requests += 1
+        request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
+        engine.requests.append(request)
+        engine.queue.entered(request.ask, order)
+        return request
+
+    def poll(self, engine: Engine, request: Request) -> None:
+        """The engine's scheduler comes to this request."""
+        ask, now = request.ask, self.clock.now()
+        if request.phase is not Phase.WAITING:
+            return
+        if ask is None:
+            self._finish(engine, request, "no session")
+            return
+        engine.queue.polled(ask, now)
+        if not engine.scheduler.settle(ask, 0):
+            engine.queue.still_in_time(ask, now)
+        else:
+            request.offered = engine.scheduler.offer(ask)
+            request.phase = Phase.OFFERED
+            engine.queue.offered(ask)
+            if not request.offered:
+                engine.queue.left(ask, now, all_of_it=False)
+                engine.scheduler.release(ask)
+                self._finish(engine, request, ask.reason)
+
+    def recall(self, engine: Engine, request: Request) -> None:
+        """The engine has room for what was offered, and recalls it; at times it has the first of it already."""
+        ask = request.ask
+        assert ask is not None
+        request.first = 0 if self.dice.random() < 0.8 else self.dice.randrange(request.offered)
+        blocks, final = request.offered - request.first, ask.final
+        transfer, refs = engine.scheduler.recall(ask, request.first, blocks)
+        engine.queue.left(ask, self.clock.now(), all_of_it=final)
+        request.phase, request.good = Phase.COPYING, blocks
+        request.missing = set(range(engine.model.world))
+        for rank, each in enumerate(engine.workers):
+            shard = rank // engine.model.replicas
+            each.copies.append(Copy(each, rank, shard, ask.session, refs[:, shard], [], [], request, transfer))
+
+    def release(self, engine: Engine, request: Request) -> None:
+        """Aborted, while it waits or was offered something."""
+        if request.ask is not None and request.phase in (Phase.WAITING, Phase.OFFERED):
+            engine.queue.left(request.ask, self.clock.now(), all_of_it=False)
+            engine.scheduler.release(request.ask)
+            self._finish(engine, request, "aborted")
+
+    def _finish(self, engine: Engine, request: Request, why: str) -> None:
+        request.phase = Phase.ENDED
+        if request in engine.requests:
+            engine.requests.remove(request)
+        self.seen[f"ended: {why or 'unanswered'}"] += 1
+        self.trace("request", request.number, why, request.good)
+
+    # spills -----------------------------------------------------------------------------------------------------------
+
+    def spill(self, engine: Engine, digests: bytes, epoch: int, first: int) -> None:
+        parent = digests[32 * first - 32 : 32 * first]
+        spill = engine.scheduler.reserve(parent, digests[32 * first :], epoch)
+        if spill is not None:
+            engine.spills.append(Spilling(epoch, digests[32 * first :], spill, self.clock.now()))
+
+    def look_at_spills(self, engine: Engine) -> None:
+        for spilling in list(engine.spills):
+            spill = spilling.spill
+            if not spill.granted:
+                if self.clock.now() - spilling.since > HOLD_S:
+                    engine.scheduler.abandon(spill, 0)
+                    engine.spills.remove(spilling)
+                continue
+            engine.spills.remove(spilling)
+            keep = (
+                spill.blocks if not self.whims or self.dice.random() < 0.85 else self.dice.randrange(spill.blocks + 1)
+            )
+            if keep < spill.blocks:
+                engine.scheduler.abandon(spill, keep)
+            self._copy_out(engine, spilling, keep)
+
+    def _copy_out(self, engine: Engine, spilling: Spilling, keep: int) -> None:
+        spill = spilling.spill
+        leases = [(block, lease) for block, lease in enumerate(spill.leases) if lease]
+        mine = [(block, lease) for block, lease in leases if block < keep]
+        if not mine or spill.refs is None:
+            return
+        fills = []
+        for block, lease in mine:
+            fill = self.oracle.begin(engine.identity(spilling.epoch, spilling.digests, block), engine.model.shards)
+            self.fills[spill.session, lease] = fill
+            fills.append(fill)
+        rows = spill.refs[: len(mine)]
+        for shard, each in enumerate(engine.workers[:: engine.model.replicas]):
+            rank = shard * engine.model.replicas
+            each.copies.append(
+                Copy(each, rank, shard, spill.session, rows[:, shard], [lease for _, lease in mine], list(fills))
+            )
+
+    # copies -----------------------------------------------------------------------------------------------------------
+
+    def copy(self, engine: Engine, copy: Copy) -> None:
+        """A part of a copy: its beginning, a half of its bytes, or its end."""
+        if not copy.running:
+            copy.begin()
+        elif copy.half < 2:
+            nbytes = engine.model.shard_bytes
+            part = halves(nbytes)[copy.half]
+            for at, slot in enumerate(copy.slots):
+                if copy.request is None:
+                    self._still_theirs(copy, at)
+                    slot[part] = content(copy.fills[at].nonce, copy.shard, nbytes)[part]
+                else:
+                    if not copy.half:
+                        copy.buffers.append(empty(nbytes))
+                    copy.buffers[at][part] = slot[part]
+            copy.half += 1
+        elif copy.request is None:
+            self._copied_out(engine, copy)
+        else:
+            self._copied_in(engine, copy, copy.request)
+
+    def _still_theirs(self, copy: Copy, at: int) -> None:
+        """What a process writes, zombie or not, was given to nobody else meanwhile."""
+        if self.life is None or copy.session not in self.sessions:
+            return
+        number, slot, generation = list(copy.where())[at]
+        slab = self.life.hierarchy.arena.slab(number)
+        if slab is None or slab.generation(slot) != generation:
+            raise Violation("books", f"slot {slot} of slab {number} was given away while a process writes it")
+        self.seen["zombie writes"] += copy.session not in self.life.hierarchy.roster.sessions
+
+    def _copied_out(self, engine: Engine, copy: Copy) -> None:
+        written = len(copy.slots)
+        if self.whims and self.dice.random() < 0.05:
+            written = self.dice.randrange(written + 1)
+        copy.end()
+        for at, fill in enumerate(copy.fills):
+            if at < written:
+                fill.sent.add(copy.rank)
+            else:
+                fill.dropped = True
+        copy.worker.filled(copy.session, copy.leases[:written], copy.leases[written:])
+
+    def _copied_in(self, engine: Engine, copy: Copy, request: Request) -> None:
+        good = 0
+        try:
+            for place in list(copy.where())[: len(copy.buffers)]:
+                copy.worker.verify(copy.session, *place)
+                good += 1
+        except IntegrityError:
+            self.seen["failed loads"] += 1
+        copy.end()
+        request.good = min(request.good, good)
+        request.got[copy.rank] = copy.buffers
+        request.missing.discard(copy.rank)
+        copy.worker.recalled(copy.session, [copy.transfer])
+        if not request.missing and request.phase is Phase.COPYING:
+            self._recalled(engine, request)
+
+    def _recalled(self, engine: Engine, request: Request) -> None:
+        for at in range(request.good):
+            for alike in range(engine.model.replicas):
+                ranks = range(alike, engine.model.world, engine.model.replicas)
+                shards = [request.got[rank][at] for rank in ranks]
+                self.oracle.judge(
+                    engine.identity(request.epoch, request.digests, request.first + at), shards, request.asked
+                )
+        assert request.ask is not None
+        if request.first + request.good < request.offered:
+            bad = 32 * (request.first + request.good)
+            engine.scheduler.forget(request.ask.session, request.digests[bad : bad + 32], request.epoch)
+        self._finish(engine, request, "recalled")
+
+    # an operator ------------------------------------------------------------------------------------------------------
+
+    def clear(self, kind: int, epoch: int) -> None:
+        """Of one namespace, or, with kind -1, of everything. When it is done, and all of it, nothing comes back. It is
+        not held against a disk with a file that has lied: what it deleted may not be what lay there. A lie in a file
+        that is gone by then brings nothing back, nor does one that comes after it."""
+        life = self.life
+        if life is None:
+            return
+        tag = b"" if kind < 0 else self._tag(life, kind, epoch)
+        if tag is None:
+            return
+        concerned = self.oracle.clearing(kind, epoch)
+
+        def done(sums: dict[str, Sum]) -> None:
+            whole = all(each.whole for each in sums.values())
+            self.trace("cleared", whole, len(concerned))
+            self.seen["cleared" if whole else "cleared in part"] += 1
+            lied = any(disk.lied for disk in self.disks)
+            if whole:
+                self.seen["clears not held" if lied else "clears held"] += 1
+            if whole and not lied:
+                for fill in concerned:
+                    fill.cleared = self.trace.events
+
+        life.hierarchy.clear(life.hierarchy.tiers, tag, done)
+
+    def _tag(self, life: Life, kind: int, epoch: int) -> bytes | None:
+        """Of the namespace that this model has at this moment; None: no engine of it is connected."""
+        for session in life.hierarchy.roster.sessions.values():
+            if session.namespace is not None and session.namespace.weights == self.models[kind].weights:
+                return life.sealing.origins("default", session.namespace.at_epoch(epoch))[0].tag
+        return None

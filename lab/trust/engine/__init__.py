@@ -1,0 +1,124 @@
+"""Campaign: real vLLM engines serve while everything goes wrong with their well and its disk.
+
+A plain vLLM says what is right (`prompts`). Then engines with the connector, several processes each, are asked
+the same in random rounds: alone and together, some aborted at a random moment, with a pool so small that requests are
+preempted, and with a host tier that holds less than half of what is asked for, so that much comes from the disk. One
+fault after the other befalls the well (`engine_faults`). Whatever happens, a request that is not aborted is answered
+with the right tokens, and when nobody asks for anything, nothing is held for anybody.
+
+Nothing is tried only where no plain vLLM can be run. Once one has answered, whatever ends the trial early is ours, a
+machine that is far too busy included, and counts; what was counted before is told all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from lab.trust.budget import Budget
+from lab.trust.engine import hang, said
+from lab.trust.engine.prompts import Prompt, answered, draw
+from lab.trust.engine.tally import Findings, Tally
+from lab.trust.engine.trial import NotStarted, Trial
+from lab.trust.engine.well import TestedWell, tested_well
+from lab.trust.report import Row, ended_by
+from stepwell.demo import documents as library
+from stepwell.demo import model as models
+from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
+from stepwell.demo.progress import PlainProgress
+from stepwell.errors import StepwellError
+
+STARTED = "engines with stepwell start, and recall"
+ANSWERED = "an engine's requests are answered, outputs equal"
+HELD = "aborts, preemptions and killed engines: nothing stays held"
+LEFT = "engines and wells leave no process, file or shared memory"
+
+_PAGE, _POOL, _MOST_TOKENS = 32, 12, 352
+
+
+def run(budget: Budget) -> Iterator[Row]:
+    if find_spec("vllm") is None:
+        yield from _untried(budget, "vLLM is not installed")
+        return
+    with tested_well(budget.seed) as well:
+        try:
+            config, prompts = _setting(well, budget)
+        except (EngineFailed, StepwellError) as error:
+            yield from _untried(budget, f"no plain engine could be tried: {error}")
+            return
+        yield from _tried(well, config, prompts, budget)
+
+
+def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget: Budget) -> Iterator[Row]:
+    requests, lives = budget.of(200, 10_000), budget.of(2, 20)
+    trial = Trial(well, config, prompts, budget)
+    tally, hung = trial.tally, hang.untried("no engine came so far", budget.seed)
+    try:
+        trial.begin()
+        trial.fill()
+        for life in range(lives):
+            if life:
+                trial.kill_engine()
+            trial.serve((requests - tally.requests) // (lives - life))
+        hung = hang.rows(trial.engine, well, prompts, budget)
+    except NotStarted as error:
+        _ends(tally, tally.unstarted, error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
+        _ends(tally, tally.wrong, error)
+    try:
+        trial.close()
+    except Exception as error:  # noqa: BLE001 - the same
+        _ends(tally, tally.left, error)
+    yield from _rows(tally, well, budget)
+    yield from hung
+    yield said.row(well.folder, prompts, budget.seed)
+
+
+def _ends(tally: Tally, promise: Findings, error: Exception) -> None:
+    promise.add(ended_by(error))
+    tally.ended = str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
+    """The engine under test, and what a plain one answers."""
+    model = models.prepare(None, PlainProgress())
+    documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), _PAGE)
+    plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
+    with Engine.start(plain, well.folder / "plain.log") as engine:
+        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), _PAGE))
+    budget.tell(f"engine: {len(prompts)} prompts")
+    return EngineConfig(model, _PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
+
+
+def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:
+    seed, missing = budget.seed, [f"faults of the disk itself could not be tried: {well.why}"] if well.why else []
+    held = (
+        f"looked {tally.looks} times, while nobody asked for anything, for pins, leases, slots and sessions; "
+        f"{tally.aborted.total()} requests aborted, {tally.preempted} preempted, {tally.resets} prefix caches reset, "
+        f"{tally.killed} engines killed while they served"
+    )
+    started = f"a case is a start: the first, one after each of {tally.killed} kills, and after each failure"
+    return [
+        Row(STARTED, tally.starts, tally.unstarted.count, seed, started, tally.unstarted.first),
+        Row(
+            ANSWERED,
+            tally.answered.total(),
+            tally.wrong.count,
+            seed,
+            "; ".join([tally.remark(), *missing]),
+            tally.wrong.first,
+        ),
+        Row(
+            HELD,
+            tally.aborted.total() + tally.preempted + tally.killed,
+            tally.leaks.count,
+            seed,
+            held,
+            tally.leaks.first,
+        ),
+        Row(LEFT, tally.ends, tally.left.count, seed, "a case is an engine that ended", tally.left.first),
+    ]
+
+
+def _untried(budget: Budget, why: str) -> list[Row]:
+    return [Row(promise, 0, 0, budget.seed, why) for promise in (STARTED, ANSWERED, HELD, LEFT, said.TOLD)]

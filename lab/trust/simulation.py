@@ -1,0 +1,146 @@
+"""The whole well in a deterministic simulation: walks in which everything may go wrong, and states of disks after power
+cuts (`lab.sim`). A seed that breaks a promise replays exactly; the evidence says with which command."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+
+from lab.sim.walk import STEPS, Walked, walk
+from lab.trust.budget import Budget
+from lab.trust.report import Row
+
+LONG = 3000
+"""Steps of a walk in foul weather."""
+
+CUTS = 400
+"""States after power cuts in a walk that is there for them, at most."""
+
+_EVIDENCE = 5
+_AHEAD = 4
+_FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", "kills", "power cuts",
+           "lost connections", "exits", "stops", "clears held", "clears not held")  # fmt: skip
+
+
+def run(budget: Budget) -> Iterable[Row]:
+    walks, states = budget.of(ci=100, full=20_000), budget.of(ci=25_000, full=1_000_000)
+    beside = budget.of(ci=25, full=5_000)
+    with ProcessPoolExecutor(budget.processes, multiprocessing.get_context("spawn")) as pool:
+        foul = _Sum(f"--steps {LONG}")
+        for walked in _in_order(pool, budget, "walks", LONG):
+            foul.add(walked)
+            if foul.walks % 100 == 0:
+                budget.tell(f"{foul.walks} of {walks} walks, {foul.right:,} blocks recalled")
+            if foul.walks >= walks:
+                break
+        busy = _Sum(f"--steps {LONG} --traffic")
+        for walked in _in_order(pool, budget, "traffic", LONG, traffic=True):
+            busy.add(walked)
+            if busy.walks >= beside:
+                break
+        paused = _Sum(f"--steps {LONG} --pauses")
+        for walked in _in_order(pool, budget, "pauses", LONG, pauses=True):
+            paused.add(walked)
+            if paused.walks >= beside:
+                break
+        cut = _Sum(f"--steps {STEPS} --cuts {CUTS}")
+        for walked in _in_order(pool, budget, "cuts", STEPS, cuts=CUTS):
+            told, cut.told = cut.told, (cut.states + walked.states) // 20_000
+            cut.add(walked)
+            if cut.told > told:
+                budget.tell(f"{cut.states:,} of {states:,} states after power cuts")
+            if cut.states >= states:
+                break
+    return _rows(budget.seed, foul, busy, paused, cut)
+
+
+class _Sum:
+    """What walks of one kind have found together."""
+
+    def __init__(self, how: str) -> None:
+        self.walks = self.requests = self.right = self.states = self.told = 0
+        self.seen: Counter[str] = Counter()
+        self.broken: Counter[str] = Counter()
+        self.evidence: dict[str, list[str]] = {}
+        self._how = how
+
+    def add(self, walked: Walked) -> None:
+        self.walks += 1
+        self.requests += walked.requests
+        self.right += walked.right
+        self.states += walked.states
+        self.seen += walked.seen
+        if walked.violation is not None:
+            promise = walked.violation.promise
+            self.broken[promise] += 1
+            told = self.evidence.setdefault(promise, [])
+            if len(told) < _EVIDENCE:
+                command = f"python -m lab.sim --seed {walked.seed} {self._how}"
+                told.append(f"{walked.violation.what}: {command}")
+
+
+def _in_order(
+    pool: ProcessPoolExecutor,
+    budget: Budget,
+    name: str,
+    steps: int,
+    *,
+    cuts: int = 0,
+    traffic: bool = False,
+    pauses: bool = False,
+) -> Iterator[Walked]:
+    """Walks of one seed after the other, until there is no time left or nobody wants more."""
+    dice = budget.dice("simulation", name)
+    running: deque[Future[Walked]] = deque()
+    try:
+        while not budget.over:
+            while len(running) < _AHEAD * budget.processes:
+                seed = dice.randrange(1 << 32)
+                running.append(pool.submit(walk, seed, steps, cuts=cuts, traffic=traffic, pauses=pauses))
+            yield running.popleft().result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, cut: _Sum) -> list[Row]:
+    faults = ", ".join(f"{foul.seen[what]:,} {what}" for what in _FAULTS)
+    seen = foul.seen + busy.seen + paused.seen + cut.seen
+
+    def tried(promise: str, *ends: str) -> int:
+        """Cases that came to one of these ends, and those that broke the promise: not walks that broke another one."""
+        return sum(seen[end] for end in ends) + sum(one.broken[promise] for one in (foul, busy, paused, cut))
+
+    def row(promise: str, cases: int, key: str, sums: tuple[_Sum, ...], remark: str) -> Row:
+        evidence = tuple(each for one in sums for each in one.evidence.get(key, ()))
+        return Row(promise, cases, sum(one.broken[key] for one in sums), seed, remark, evidence)
+
+    after_faults = tried("hits", "asked after faults")
+    found_again = tried("warm", "found after a kill", "found after a stop")
+    return [
+        row("recalls are right or misses, simulated faults", foul.right + busy.right + paused.right, "wrong",
+            (foul, busy, paused),
+            f"blocks recalled in {foul.walks + busy.walks + paused.walks:,} walks of {LONG:,} steps: {faults} against "
+            "disks that had lied"),
+        row("recalls are right or misses, simulated power cuts", cut.states, "wrong", (cut,),
+            f"different states of disks, each opened by a fresh well and asked for all; {cut.right:,} blocks recalled"),
+        row("requests end within their limits, simulated clock", foul.requests + cut.requests, "late", (foul, cut),
+            "requests whose every wait was compared with ADR 0015, tiers that hang included"),
+        row("requests end within their limits while others recall and a tier hangs", busy.requests, "late", (busy,),
+            f"requests in {busy.walks:,} walks, in which tiers hung {busy.seen['hung beside traffic']:,} times"),
+        row("requests end within their limits while recalls and spills are paused and resumed", paused.requests, "late",
+            (paused,), f"requests in {paused.walks:,} walks; {paused.seen['ended: paused']:,} were answered `paused`"),
+        row("nothing begins that is paused", paused.seen["paused recalls"] + paused.seen["paused spills"], "paused",
+            (paused,), f"pauses, of which {paused.seen['began paused']:,} went on in the next life of a well"),
+        row("books balance, nothing is left or raised", tried("books", "came to the end"), "books",
+            (foul, busy, paused, cut),
+            "walks; pins, leases, quarantines, queues and descriptors at the end, bytes on each disk after each step"),
+        row("hits come back after faults stop", after_faults, "hits", (foul, busy, paused, cut),
+            "walks, asked in the very well that saw the faults, in host memory, and for what it wrote then in the next "
+            f"one; {seen['asked without faults']:,} others were asked in a well that had seen none"),
+        row("what was written is found by the next well", found_again, "warm", (foul, busy, paused, cut),
+            f"ends of wells: {seen['found after a kill']:,} kills, {seen['found after a stop']:,} stops; "
+            f"{seen['no room on disk']:,} others had too little room beside what is kept"),
+    ]  # fmt: skip
