@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.canaries import Tags
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
@@ -105,7 +106,7 @@ class Rig:
         else:
             raise RuntimeError("the rig does not come to rest")
         if check:
-            self.hierarchy.check()
+            audit.hierarchy(self.hierarchy)
 
 
 class FakeMember:

@@ -18,6 +18,7 @@ from lab.sim.setup import EPOCHS, Model
 from lab.sim.trace import Trace
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.session import Member, Peer
 from stepwell.protocol import messages as m
@@ -90,7 +91,7 @@ def recall_everything(around: Surroundings, disks: Sequence[Disk], oracle: Oracl
             for digests in around.setup.prompts:
                 recalled += reader.recall(kind, epoch, digests, oracle, now)
         reader.leave()
-    hierarchy.check()
+    audit.hierarchy(hierarchy)
     hierarchy.close()
     for shared in memory.made:
         shared.close()

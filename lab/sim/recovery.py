@@ -6,6 +6,7 @@ from lab.sim.bounds import balance, directories, has_room
 from lab.sim.engine import Engine, Phase, Request
 from lab.sim.oracle import Violation
 from lab.sim.world import World
+from stepwell.hierarchy import audit
 
 _POLL_S = 0.01
 _PATIENCE_S = 60.0
@@ -89,7 +90,7 @@ def _nothing_is_left(world: World) -> None:
     settle(world)
     world.clock.advance(_PAUSE_S)  # a tier that failed is tried again, by time alone
     settle(world)
-    life.hierarchy.check()
+    audit.hierarchy(life.hierarchy)
     counted = life.hierarchy.arena.count()
     mover = life.hierarchy.mover
     left = {what: counted[what] for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling")}

@@ -22,6 +22,7 @@ from lab.sim.trace import Trace
 from lab.sim.weather import CHANGES, ERRORS, EVERYTHING, FAIR, Weather
 from lab.sim.world import World
 from stepwell.errors import IntegrityError
+from stepwell.hierarchy import audit
 
 STEPS = 1500
 """Of a walk, unless something else is said."""
@@ -141,7 +142,7 @@ class Walk:
             if world.clock.now() < self._traffic_until:
                 self._ask(later=True)
             if dice.random() < self._checks and world.life is not None:
-                world.life.hierarchy.check()
+                audit.hierarchy(world.life.hierarchy)
             bounds.look()
             if pausing is not None:
                 pausing.step()

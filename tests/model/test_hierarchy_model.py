@@ -31,7 +31,7 @@ from lab.rig.members import PLACES, FakeEngine, FakeMember, Model, Rig, read, wr
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy import recalls
+from stepwell.hierarchy import audit, recalls
 from stepwell.hierarchy.breaker import LONGEST_PAUSE_S
 from stepwell.io.executor import Executor
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
@@ -597,7 +597,7 @@ class Well(RuleBasedStateMachine):
     def books_balance(self) -> None:
         if hasattr(self, "rig"):
             self.listen()
-            self.rig.hierarchy.check()
+            audit.hierarchy(self.rig.hierarchy)
             assert self.rig.resident_bytes <= self.rig.hierarchy.limits.host_bytes
             self.seen["kept"] += self.rig.hierarchy.arena.retired.kept > 0
 

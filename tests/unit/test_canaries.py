@@ -41,6 +41,7 @@ from stepwell.client import control
 from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
 from stepwell.config import Settings
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.canaries import (
     ALARM_EVERY_S,
     FLOOR,
@@ -269,7 +270,7 @@ def test_what_is_under_way_when_the_alarm_comes_goes_nowhere(tmp_path: Path) -> 
     rig.settle()
     stats = rig.hierarchy.stats()
     assert [stats[name] for name in ("blocks", "disk_blocks", "filling", "leased_blocks", "pinned_bytes")] == [0] * 5
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
 
 
 def test_what_comes_up_from_disk_when_the_alarm_comes_goes_too(tmp_path: Path) -> None:

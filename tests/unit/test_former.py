@@ -7,7 +7,7 @@ from deep import chain
 
 from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy import arena, former
+from stepwell.hierarchy import arena, audit, former
 from stepwell.hierarchy.former import most_of_all
 from stepwell.policies.past import LEAST
 from stepwell.testing.arena_kit import SLAB
@@ -120,14 +120,14 @@ def test_the_books_show_an_owner_that_is_kept_for_nothing(rig: Rig) -> None:
     holding = books.holdings[next(iter(books.holdings))]
     holding.present = False
     with pytest.raises(IntegrityError, match="engines connected"):
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
     slabs, holding.slabs, holding.free = holding.slabs, [], 0
     with pytest.raises(IntegrityError, match="neither engines nor slabs"):
-        books.check()
+        audit.arena(books)
     holding.slabs, holding.present, holding.free = slabs, True, sum(len(slab.free) for slab in slabs)
     books.tally.blocks += 1
     with pytest.raises(IntegrityError, match="blocks remembered"):
-        books.check()
+        audit.arena(books)
     books.tally.blocks -= 1
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     assert engine.live

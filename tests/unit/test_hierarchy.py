@@ -13,8 +13,8 @@ from deep import PLAIN, TWO, at, chain
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy import audit, recalls, roster
 from stepwell.hierarchy import hierarchy as hierarchy_module
-from stepwell.hierarchy import recalls, roster
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.sealing import Sealing
 from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
@@ -426,7 +426,7 @@ def test_fills_are_quarantined_until_every_copier_has_exited(rig: Rig, lost: str
     engine.workers[0].exit()
     engine.scheduler.exit()
     assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     engine.workers[1].exit()
     assert rig.hierarchy.arena.count()["quarantined_slots"] == 0
     rig.settle()
@@ -518,7 +518,7 @@ def test_a_long_runs_pins_are_let_go_in_slices(rig: Rig, monkeypatch: pytest.Mon
     assert rig.hierarchy.arena.pins == 3
     engine.release(long)
     assert rig.hierarchy.arena.pins == 3, "not within the message"
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     rig.turns()
     assert rig.hierarchy.arena.pins == 0
 

@@ -11,6 +11,7 @@ from deep import chain
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell import events as e
 from stepwell.events import Event
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.retired import KEPT_S
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
@@ -38,7 +39,7 @@ def heir(rig: Rig, model: Model = OTHER) -> FakeEngine:
 
 
 def kept(rig: Rig) -> int:
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     assert rig.resident_bytes <= rig.hierarchy.limits.host_bytes
     return int(rig.hierarchy.stats()["kept_bytes"])
 

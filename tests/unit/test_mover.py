@@ -7,6 +7,7 @@ from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, t
 
 from lab.rig.members import FakeEngine, Model
 from stepwell.block.namespace import BlockId
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.mover import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
@@ -287,7 +288,7 @@ def test_blocks_are_told_as_they_land() -> None:
         while rig.executor.step():
             engine.workers[0].map()
             rig.turns()
-            rig.hierarchy.check()
+            audit.hierarchy(rig.hierarchy)
             now = len(engine.answer(ticket).refs)
             assert told(engine, engine.answer(ticket).refs) == [100 + n for n in range(now)]
             told_so_far += now not in (0, 14)
@@ -575,7 +576,7 @@ def test_what_nobody_waits_for_any_more_is_not_read() -> None:
     assert (rig.stat("filling"), rig.stat("free_slots")) == (filling + 4, free - 4), "at once"
     engine.release(second)
     assert rig.stat("filling") == filling + 2
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     assert order_of_reads(rig, engine, runs) == [(1, 0), (1, 1)]
     assert len(engine.answer(shared).refs) == 2
 
@@ -608,7 +609,7 @@ def test_a_session_that_is_lost_while_blocks_are_staged_for_it(begun: bool) -> N
     rig.turns()
     waiting = rig.stat("filling")
     engine.workers[0].leave()
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     assert rig.stat("pinned_bytes") == 0
     assert rig.stat("filling") == (waiting if begun else READERS)
     rig.faulty.faults = HEALTHY

@@ -9,7 +9,7 @@ from lab.rig.members import FakeEngine, Model
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
-from stepwell.hierarchy import healthy
+from stepwell.hierarchy import audit, healthy
 from stepwell.hierarchy.breaker import FIRST_PAUSE_S, OVERDUE_S
 from stepwell.hierarchy.healthy import KNOWN, HealthyReads
 from stepwell.protocol.messages import MOST_ALLOWED_S
@@ -59,9 +59,9 @@ def test_a_run_ends_before_what_is_not_as_it_was_written(what: str, model: Model
     ticket = engine.ask(digests)
     rig.turns()
     while rig.executor.step():
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
         rig.turns()
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
     answer = engine.answer(ticket)
     assert (len(answer.refs), answer.more, answer.reason) == (bad, False, "not_readable")
     assert told(engine, answer.refs) == [100, 101, 102]
@@ -200,7 +200,7 @@ def test_requests_that_wait_for_a_tier_are_answered_when_its_breaker_opens() -> 
     answers = [engine.answer(ticket) for ticket in tickets]
     assert [(answer.more, answer.reason) for answer in answers] == [(False, "tier_down")] * 3
     assert [len(answer.refs) for answer in answers] == [2, 2, 0]
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
 
 
 def test_a_write_that_hangs_stops_writes_and_no_reads() -> None:
@@ -240,7 +240,7 @@ def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_bein
     engine.release(first)
     rig.settle()
     assert not rig.hierarchy.mover.staging
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
 
 
 def test_what_nobody_filled_meanwhile_is_there_when_the_tier_comes_back() -> None:

@@ -6,6 +6,7 @@ import pytest
 from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told
 
 from lab.rig.members import FakeEngine, Model
+from stepwell.hierarchy import audit
 from stepwell.hierarchy import prefetch as p
 from stepwell.policies.prefetch import record
 from stepwell.policies.prefetch.record import LEAST_GUESSES
@@ -35,7 +36,7 @@ def pass_time(rig: DeepRig, seconds: float, step: float = 0.1) -> None:
         for _ in range(4):
             rig.hierarchy.turn()
             rig.settle(check=False)
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
 
 
 def talk(rig: DeepRig, engine: FakeEngine, start: int = 0, turns: int = TURNS, gap: float = GAP_S) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from deep import DeepRig, chain, fill, told
 
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig
+from stepwell.hierarchy import audit
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
 
@@ -95,7 +96,7 @@ def test_the_loss_of_a_rank_ends_the_session_and_frees_nothing_that_is_written(r
     engine.workers[lost].leave()
     assert not engine.live
     assert rig.hierarchy.arena.count()["quarantined_slots"] == 4
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
     for worker in engine.workers:
         worker.exit()
     assert rig.hierarchy.arena.count()["quarantined_slots"] == 0

@@ -11,6 +11,7 @@ from deep import at, chain
 from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.block.state import Event
 from stepwell.config.settings import Settings
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.residents import Residents
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
@@ -103,7 +104,7 @@ def test_what_is_not_let_in_passes_through_to_the_tier_or_is_refused() -> None:
     shallow, below = Rig(SLABS * SLAB, seed=1, policy="second_touch"), deep(policy="second_touch")
     for rig in (shallow, below):
         list(replay(rig, range(PROMPTS)))
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
     assert shallow.hierarchy.stats()["spills_refused_not_worth_it"] == BLOCKS * PROMPTS
     assert len(below.tier.blocks) == BLOCKS * PROMPTS  # type: ignore[attr-defined]
 
@@ -128,7 +129,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     (holding,) = rig.hierarchy.arena.holdings.values()
     residents: Residents = holding.residents
     assert len(residents._standings) <= 20 + 8
-    rig.hierarchy.check()
+    audit.hierarchy(rig.hierarchy)
 
 
 @pytest.mark.timeout(20)

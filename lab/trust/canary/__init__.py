@@ -19,6 +19,7 @@ from lab.trust.budget import Budget
 from lab.trust.canary import engine
 from lab.trust.report import Row
 from stepwell.engines.paged.compare import relative_error
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.canaries import KNOWN
 from stepwell.protocol import messages as m
 
@@ -138,7 +139,7 @@ def _clean(budget: Budget) -> Row:
         stats = rig.hierarchy.stats()
         wrong = int(stats.get("canaries_mismatched", 0)) + int(stats["quarantined_namespaces"])
         evidence += [f"clean/{number}: {wrong} false alarms"] * wrong
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
         budget.tell(f"{cases:,} of {wanted:,} clean canaries, {len(evidence)} violations")
     remark = "canaries of engines of the same weights; rounding drawn, bfloat16"
     return Row("clean canaries raise no alarm", cases, len(evidence), budget.seed, remark, evidence[:EVIDENCE])
@@ -171,7 +172,7 @@ def _others(budget: Budget) -> Row:
         if needed != 2 or stats["blocks"] or not closed:
             what = f"in quarantine after {needed or 'more than 3'} canaries, {stats['blocks']} blocks left"
             evidence.append(f"others/{number}: {changed:.2f} of layer {layer}: {what}, closed: {closed}")
-        rig.hierarchy.check()
+        audit.hierarchy(rig.hierarchy)
         if cases % 20 == 0:
             budget.tell(f"{cases:,} of {wanted:,} namespaces with other weights, {len(evidence)} violations")
     remark = "namespaces that other weights join; at the second canary, and nothing is recalled from them then"

@@ -17,7 +17,6 @@ from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
 from stepwell.errors import StepwellError
-from stepwell.hierarchy import audit
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.former import A_FEW, Former
 from stepwell.hierarchy.residents import Residents
@@ -593,10 +592,6 @@ class Arena:
     def blocks(self) -> int:
         """Resident blocks."""
         return self.sums.blocks
-
-    def check(self) -> None:
-        """Raises IntegrityError unless the books balance. For tests and idle moments: walks everything."""
-        audit.arena(self)
 
     def close(self) -> None:
         """Unmaps and closes everything. No job may be running any more."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError
+from stepwell.hierarchy.arena import Arena
 from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.shares import OVERHEAD
 from stepwell.hierarchy.slab import Phase
 from stepwell.hierarchy.sums import Sums
-
-if TYPE_CHECKING:
-    from stepwell.hierarchy.arena import Arena
-    from stepwell.hierarchy.hierarchy import Hierarchy
 
 
 def arena(arena: Arena) -> None:
@@ -93,7 +90,8 @@ def _recount(arena: Arena) -> Sums:
 
 
 def hierarchy(well: Hierarchy) -> None:
-    """Raises IntegrityError unless index, sessions and arena agree on who holds what."""
+    """Raises IntegrityError unless index, sessions and arena agree on who holds what, and the arena with itself."""
+    arena(well.arena)
     wrong: list[str] = []
     for key, entry in well.index.items():
         if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):

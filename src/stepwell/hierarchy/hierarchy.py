@@ -20,7 +20,7 @@ from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
-from stepwell.hierarchy import audit, clearing
+from stepwell.hierarchy import clearing
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.canaries import MOST_ERRORS, Canaries, Tags
 from stepwell.hierarchy.costs import Calibrations, Costs
@@ -651,11 +651,6 @@ class Hierarchy:
     def _paused(self) -> dict[str, int]:
         paused = [pause.kind for pause in self.pauses.all]
         return {f"paused_{kind}": int(kind in paused) for kind in KINDS}
-
-    def check(self) -> None:
-        """Raises IntegrityError unless all books balance. Walks everything: for tests and idle moments."""
-        self.arena.check()
-        audit.hierarchy(self)
 
     def close(self) -> None:
         """Ends all sessions and frees all shared memory. No job may be running any more."""

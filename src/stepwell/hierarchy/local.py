@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import BackendDown
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sealing import Sealing
@@ -110,7 +111,7 @@ class LocalWell:
     def check(self) -> None:
         """Raises IntegrityError unless all books balance."""
         with self._lock:
-            self.hierarchy.check()
+            audit.hierarchy(self.hierarchy)
 
     def close(self) -> None:
         """Ends all sessions and frees the shared memory."""

@@ -42,7 +42,7 @@ class Retirement:
 
 
 class Slab:
-    """Slots are free, held by an entry (`held`), or quarantined; `check` adds them up.
+    """Slots are free, held by an entry (`held`), or quarantined; `audit` adds them up.
 
     `mapped` are the members that have it mapped and prefaulted; `keepers` those that may keep its pages in memory, from
     when it is shared with them until they say that they do not, or their process ends. Generations only grow and are

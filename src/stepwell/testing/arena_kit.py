@@ -13,6 +13,7 @@ import pytest
 from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
+from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena import Arena, Watch
 from stepwell.hierarchy.entry import Entry
 from stepwell.hierarchy.slab import Owner, Slab
@@ -58,7 +59,7 @@ class Bench:
 
     def settle(self) -> None:
         self.executor.drain()
-        self.arena.check()
+        audit.arena(self.arena)
 
     def grow(self, of: Owner) -> None:
         self.arena.came(of)
@@ -115,13 +116,13 @@ class ArenaKit(ABC):
         for mapped, room in ((set(), False), ({1}, False), ({2}, False), ({1, 2}, True)):
             slab.mapped = mapped
             assert (bench.arena.reserve(owner(), name(1), None, 1, members) is not None) is room
-        bench.arena.check()
+        audit.arena(bench.arena)
 
     def test_bytes_are_bounded(self) -> None:
         bench = self.bench(5 * SLAB // 2)
         for n in range(6):
             bench.arena.came(owner(n))
-            bench.arena.check()
+            audit.arena(bench.arena)
             bench.settle()
             for block in range(3):
                 bench.arena.reserve(owner(n), name(100 * n + block), None, 1, MEMBER)
@@ -151,7 +152,7 @@ class ArenaKit(ABC):
         assert bench.gone() == [24, 23, 22, 21, 20, 12]
         assert first[0].state is State.RESIDENT
         assert second[0].state is State.ABSENT
-        bench.arena.check()
+        audit.arena(bench.arena)
 
     @pytest.mark.parametrize("hold", ["pin", "lease"])
     def test_what_is_held_is_not_evicted(self, hold: str) -> None:
@@ -164,7 +165,7 @@ class ArenaKit(ABC):
         (bench.arena.unpin if hold == "pin" else bench.arena.release)(entries[4])
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is not None
         assert bench.gone() == [4]
-        bench.arena.check()
+        audit.arena(bench.arena)
 
     def test_what_is_being_filled_is_not_evicted(self) -> None:
         bench = self.bench()
@@ -172,7 +173,7 @@ class ArenaKit(ABC):
         entries = [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(SLOTS)]
         assert None not in entries
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
-        bench.arena.check()
+        audit.arena(bench.arena)
 
     def test_what_is_being_filled_is_not_evicted_when_its_child_has_failed(self) -> None:
         bench = self.bench()
@@ -183,7 +184,7 @@ class ArenaKit(ABC):
         bench.arena.fail(child, quarantine=False)
         assert None not in [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(2, SLOTS + 1)]
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
-        bench.arena.check()
+        audit.arena(bench.arena)
 
     def test_a_slot_has_another_generation_with_each_life(self) -> None:
         bench = self.bench()
@@ -209,11 +210,11 @@ class ArenaKit(ABC):
             assert taken is None or taken.slots[0] != (slab, slot)
         bench.arena.unpin(entry)
         assert slab.held[slot] is entry
-        bench.arena.check()
+        audit.arena(bench.arena)
         bench.arena.release(entry)
         assert slot in slab.free
         assert slab.generation(slot) == generation  # changed when it is used again
-        bench.arena.check()
+        audit.arena(bench.arena)
         again = bench.arena.reserve(owner(), name(99), None, 1, MEMBER)
         assert again is not None and again.slots == ((slab, slot),)
         assert slab.generation(slot) == generation + 1
@@ -224,12 +225,12 @@ class ArenaKit(ABC):
         entry = bench.arena.reserve(owner(), name(1), None, 1, MEMBER)
         assert entry is not None
         bench.arena.fail(entry, quarantine=True)
-        bench.arena.check()
+        audit.arena(bench.arena)
         for n in range(20, 40):
             taken = bench.fill(owner(), n)
             assert taken.slots != entry.slots
         bench.arena.cleanse(entry.slots)
-        bench.arena.check()
+        audit.arena(bench.arena)
         assert bench.fill(owner(), 50).slots == entry.slots
 
     def test_a_failed_fill_is_free_at_once(self) -> None:
@@ -239,7 +240,7 @@ class ArenaKit(ABC):
         entry = bench.arena.reserve(owner(), name(2), parent, 1, MEMBER)
         assert entry is not None
         bench.arena.fail(entry, quarantine=False)
-        bench.arena.check()
+        audit.arena(bench.arena)
         assert parent.children == 0
         assert bench.arena.count()["free_slots"] == SLOTS - 1
 
@@ -251,7 +252,7 @@ class ArenaKit(ABC):
         free = bench.arena.count()["free_slots"]
         assert bench.arena.reserve(owner(), name(50), None, 3, MEMBER) is None
         assert bench.arena.count()["free_slots"] == free == 2
-        bench.arena.check()
+        audit.arena(bench.arena)
         entry = bench.arena.reserve(owner(), name(50), None, 2, MEMBER)
         assert entry is not None and len(set(entry.slots)) == 2
 
