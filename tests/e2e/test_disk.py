@@ -68,7 +68,8 @@ def story(model: Path, folder: Path, well: Well, disk: Path) -> Iterator[Story]:
     with ExitStack() as stack:
 
         def new(number: int) -> Engine:
-            connector = well.connector(host="96MiB", disk=f"{disk}:512MiB")  # half of one text's KV fits the pins
+            # Half of one text's KV fits the pins. Whether a busy machine's disk is worth it is not asked here.
+            connector = well.connector(host="96MiB", disk=f"{disk}:512MiB", recall="always")
             settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
             engine = stack.enter_context(start(settings, folder, f"engine{number}"))
             warm_up(engine, PAGE)
@@ -97,9 +98,12 @@ def test_what_is_spilled_goes_down_to_the_disk(story: Story, texts: list[list[in
 
 
 def test_more_than_fits_host_memory_is_recalled_from_disk(story: Story, texts: list[list[int]]) -> None:
-    for text, cold in zip(texts, story.cold, strict=False):
-        again = asked(story, text)
-        assert again.token_ids == cold.token_ids
+    for _ in range(RECALL_ATTEMPTS):
+        for text, cold in zip(texts, story.cold, strict=False):
+            again = asked(story, text)
+            assert again.token_ids == cold.token_ids
+        if story.well.stats()["hits_staged"] > 0:
+            break
     assert story.well.stats()["hits_staged"] > 0
 
 

@@ -335,6 +335,22 @@ def test_no_tenant_takes_all_places_for_connections(tmp_path: Path, monkeypatch:
     well.close()
 
 
+def test_forgotten_commands_keep_no_operator_out(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(door_module, "MAX_ASKING", 3)
+    peers = []
+    for _ in range(20):
+        peers.append(Raw(well.path))
+        peers[-1].send(m.Hello(m.PROTOCOL, "admin"))
+        assert isinstance(peers[-1].read(), m.Welcome)
+        if len(peers) > 1:
+            peers[0].send(m.StatsQuery())
+            assert isinstance(peers[0].read(), m.Stats), "one that goes on asking stays"
+    assert _stats(well)["connections"] <= 4, "with the one that asks this"
+    for peer in peers:
+        peer.close()
+
+
 def test_what_waits_for_all_peers_together_is_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may have its answers waiting, and all of them together no more than there is room for."""
     monkeypatch.setattr(door_module, "_WAITS_A_LOT", 1 << 12)

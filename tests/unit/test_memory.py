@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import mmap
@@ -10,6 +11,7 @@ import os
 import re
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,3 +200,29 @@ def test_slots_are_views_of_one_mapping(shared: Shared) -> None:
     assert shared.bytes[24] == 9
     del words
     shared.close()
+
+
+@pytest.mark.parametrize("kind", ["slab", "buffer"])
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_a_forked_child_keeps_what_it_has_at_its_parents_addresses(kind: str, how: str) -> None:
+    """There is nothing of the parent's there: the next that is mapped may well lie there."""
+    held: list[Any] = [Shared(1 << 21) if kind == "slab" else staging.make(1 << 21)]
+    address = (held[0].bytes if kind == "slab" else held[0]).ctypes.data
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        fixed_noreplace, private_anonymous = 0x100000, 0x22
+        mine = libc.mmap(address, 1 << 21, 3, fixed_noreplace | private_anonymous, -1, 0)
+        if mine != address:
+            os._exit(2)
+        if how == "closed" and kind == "slab":
+            held[0].close()
+        held.clear()
+        gc.collect()
+        ctypes.memset(mine, 1, 1 << 21)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    if kind == "slab":
+        held[0].close()

@@ -35,6 +35,7 @@ from stepwell.engines.vllm.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, Pauses, one_line
+from stepwell.hierarchy.survey import Survey
 from stepwell.io.paths import prepare_home
 from stepwell.log import RateLimited
 from stepwell.ops import places, switch
@@ -111,6 +112,26 @@ def test_a_request_that_waits_for_a_tier_is_answered_when_recalls_are_paused() -
     reads = len(second.asked)
     assert asked(engine, digests) == (0, False, PAUSED)
     assert len(second.asked) == reads, "nothing is read"
+
+
+def test_while_recalls_are_paused_a_tier_that_was_refused_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the pause comes while a request is being weighed."""
+    rig = DeepRig(3)
+    engine, digests = rig.join(), chain(6)
+    fill(engine, digests)
+    rig.settle()
+    second = rig.next_life(3)
+    engine = second.join()
+
+    def refused(self: Survey, session: Any, ticket: Any, stretches: Any) -> None:
+        ticket.most, ticket.short = 0, "recompute_cheaper"
+        pause(second, "recalls")
+
+    monkeypatch.setattr(Survey, "_weigh", refused)
+    ticket = engine.ask(digests)
+    second.settle()
+    assert engine.answer(ticket).reason == PAUSED
+    assert not second.asked
 
 
 def test_a_request_that_waits_for_room_or_for_what_its_engine_fills_is_answered_too() -> None:
@@ -539,6 +560,33 @@ def test_a_pause_that_home_does_not_take_is_in_force_and_said_not_to_last(home: 
             assert invoke("pause", "--home", str(home))[0] == 0, "repeated, it is kept"
         finally:
             control.stop(home)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("edited", ["linger: 1e400s", "socket: {other}", "host: 64MiB", "recal: never"])
+def test_the_switch_finds_its_well_whatever_the_settings_say_by_now(home: Path, named: bool, edited: str) -> None:
+    """As when an edit went wrong, and the well is to be switched off because of it."""
+    command = [sys.executable, "-m", "stepwell", "serve", "--home", str(home), "--host", "64MiB"]
+    own = ["--socket", str(home.parent / "own" / "s")] if named else []
+    (home.parent / "own").mkdir(mode=0o700)
+    with subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and "serving" in process.stdout.readline()
+        try:
+            (home / "stepwell.yaml").write_text(edited.format(other=home.parent / "own" / "t") + "\n")
+            for asked in ("pause", "stats", "resume"):
+                code, said = invoke(asked, "--home", str(home))
+                assert code == 0, said
+            assert "SW-1" not in said
+            assert invoke("stop", "--home", str(home))[0] == 0
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+
+
+def test_a_reason_of_any_length_is_cut_to_what_is_kept(home: Path) -> None:
+    prepare_home(home)
+    assert invoke("pause", "--home", str(home), "--reason", "a" * (1 << 16))[0] == 0
+    assert {len(pause.reason) for pause in PauseList(home).read()} == {MOST_REASON}
 
 
 def test_without_a_well_the_next_one_begins_paused_and_home_is_locked_meanwhile(home: Path) -> None:

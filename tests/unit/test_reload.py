@@ -117,6 +117,18 @@ def test_what_changed_and_what_needs_a_restart_is_said_in_one_line(caplog: pytes
     assert line([], []) == "settings read again: nothing has changed"
 
 
+def test_each_change_is_in_the_log_however_soon_it_comes_after_another(caplog: pytest.LogCaptureFixture) -> None:
+    reader = Reader()
+    with caplog.at_level(logging.INFO):
+        for recall in ("never", "default", "always"):
+            reader.wanted = Settings(recall=recall)
+            for _ in range(3):
+                reader.ask()
+    told = [record.getMessage() for record in caplog.records if "recall = " in record.getMessage()]
+    assert [text.split()[5] for text in told] == ["never", "default", "always"]
+    assert len(caplog.records) < 9, "what has not changed is said now and then"
+
+
 def test_a_bad_file_changes_nothing_and_says_what_why_and_how_to_fix_it(caplog: pytest.LogCaptureFixture) -> None:
     reader = Reader()
     reader.wanted = ConfigError("SW-101", what="stepwell.yaml:2: recal is not a setting", why="a reason", fix="a fix")

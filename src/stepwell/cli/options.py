@@ -40,8 +40,14 @@ def options_of(host: str | None, disk: list[str] | None, socket: Path | None) ->
 
 
 def socket_of(given: Path | None, home: Path, config: Path | None = None) -> Path | None:
-    """Where the well of `home` listens, if its operator gave it a place. Raises as `settings_of` does."""
-    return given.absolute() if given is not None else settings_of(home, config).socket
+    """Where the well of `home` listens, if its operator gave it a place; None where home says that itself. While a well
+    holds home that is so whatever the settings say by now. Raises as `settings_of` does."""
+    from stepwell.client.asking import within
+    from stepwell.client.holder import holder
+
+    if given is not None:
+        return given.absolute()
+    return None if within(home, lambda: holder(home)) is not None else settings_of(home, config).socket
 
 
 def settings_of(home: Path, config: Path | None = None) -> Settings:

@@ -12,7 +12,7 @@ import typer
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown
-from stepwell.hierarchy.pauses import KINDS, MOST_REASON, Kind, Pause
+from stepwell.hierarchy.pauses import KINDS, MOST_REASON, Kind, Pause, one_line
 from stepwell.protocol.messages import Paused, PauseRow
 
 
@@ -43,7 +43,7 @@ def pause(
 
     place, kinds = home_of(home), _kinds(what)
     try:
-        answer = control.pause(place, [*kinds], reason, socket=socket_of(socket, place))
+        answer = control.pause(place, [*kinds], one_line(reason), socket=socket_of(socket, place))
     except BackendDown as error:
         if not _absent(error, place, socket):
             raise

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -239,7 +240,7 @@ class SchedulerClient:
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
-        with self._lock:
+        with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
             if ask.lined_up:
                 self._got_on(ask, IN_LINE, all_of_it=ask.final)

@@ -104,7 +104,8 @@ def _elsewhere(home: Path, place: Rendezvous) -> Rendezvous:
 def _tell(home: Path, socket: Path) -> None:
     """Once."""
     log.warning(
-        "stepwell: the well of %s was started with another XDG_RUNTIME_DIR, and is met at %s: set it alike",
+        "stepwell: the well of %s is met at %s, since it was started with another XDG_RUNTIME_DIR or a socket of its "
+        "own: set that alike",
         home,
         socket,
     )

@@ -174,7 +174,7 @@ class Recalls:
             obstacle = self._grow(session, ticket, origins)
             if obstacle is _UNWEIGHED:
                 yield from self.survey.run(session, ticket, origins)
-                if ticket.short:
+                if ticket.short and not (self._pauses.recalls or self._barred(origins)):
                     self._probe(session, ticket, origins)
             elif obstacle is not None:
                 break

@@ -28,15 +28,29 @@ _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
 Bytes = npt.NDArray[np.uint8]
 
+_private: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_parents: list[mmap.mmap] = []
+"""In a forked child: its parent's. Were one let go, its addresses would be unmapped, where the child has something of
+its own by then."""
+
+os.register_at_fork(after_in_child=lambda: _parents.extend(_private))
+
+
+def keep_private(mapped: mmap.mmap) -> None:
+    """Out of forks and core dumps. Raises OSError."""
+    _private.add(mapped)
+    for advice in (_MADV_DONTFORK, _MADV_DONTDUMP):
+        mapped.madvise(advice)
+
 
 class Mapping:
     """One process's view of a slab's descriptor. Not inherited by forks, not in core dumps."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         mapped = mmap.mmap(fd, nbytes)
-        for advice in (_MADV_DONTFORK, _MADV_DONTDUMP):
-            mapped.madvise(advice)
+        keep_private(mapped)
         self._map: mmap.mmap | None = mapped
+        self._process = os.getpid()
         self.bytes: Bytes = np.frombuffer(mapped, np.uint8)
 
     def populate(self, start: int, length: int, *, write: bool) -> None:
@@ -58,7 +72,7 @@ class Mapping:
         """Unmaps; views of `bytes` that someone still holds keep the mapping until they are gone."""
         self.bytes = np.empty(0, np.uint8)
         held, self._map = self._map, None
-        if held is not None:
+        if held is not None and self._process == os.getpid():
             with contextlib.suppress(BufferError):  # the last view's death unmaps it
                 held.close()
 

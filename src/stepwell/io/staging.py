@@ -13,10 +13,10 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from stepwell.io.memory import Bytes
+from stepwell.io.memory import Bytes, keep_private
 
 HUGE, PAGE = 2 << 20, 4096
-_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 10, 14, 16
+_MADV_HUGEPAGE = 14
 
 
 class Staging:
@@ -47,9 +47,9 @@ def make(nbytes: int) -> Bytes:
     """Memory of its own, aligned to 2 MiB and populated. Freed with its last view."""
     whole = -(-nbytes // HUGE) * HUGE
     mapped = mmap.mmap(-1, whole + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in (_MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
-        with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong
-            mapped.madvise(advice)
+    with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong
+        mapped.madvise(_MADV_HUGEPAGE)
+    keep_private(mapped)
     everything = np.frombuffer(mapped, np.uint8)
     buffer = everything[-everything.ctypes.data % HUGE :][:whole]
     buffer[::PAGE] = 0

@@ -61,6 +61,10 @@ MAX_WATCHED = 4096
 """Processes whose exit is awaited, some of them set aside for each tenant; those of ended connections count until they
 have exited."""
 
+MAX_ASKING = 32
+"""Connections of one user's commands at a time: the one that has said nothing for longest makes room, so that no number
+of forgotten ones keeps an operator out."""
+
 HELLO_SECONDS = 2.0
 """For a hello to come, and for a refusal to be read."""
 
@@ -98,6 +102,7 @@ class Door:
         self._uid = os.geteuid()
         self._connections: set[Connection] = set()
         self._watched: dict[int, Connection] = {}  # by pidfd
+        self._asking: dict[Connection, None] = {}  # of commands; the one that spoke last is the last
         self._unread: deque[Connection] = deque()
         self._unsent: list[Connection] = []
         self._severed: list[Connection] = []
@@ -265,6 +270,8 @@ class Door:
 
     def _asked(self, connection: Connection, message: FromEngine) -> bool:
         """Something that only a person asks. False: it is nothing of that kind."""
+        if self._asking.pop(connection, connection) is None:
+            self._asking[connection] = None
         answer = functools.partial(self._send, connection)
         if isinstance(message, StatsQuery):
             answer(Stats(self._stats(connection)))
@@ -310,6 +317,7 @@ class Door:
         if hello.role == "admin":
             connection.admin = True
             self._discard_pidfd(connection)
+            self._make_room_to_ask(connection)
             self._send(connection, Welcome(0, hello.protocol, self._hierarchy.well, self._hierarchy.limits.host_bytes))
             return
         watched = connection.pidfd >= 0 and is_pidfd(connection.pidfd)
@@ -335,6 +343,13 @@ class Door:
             self._end(connection)
             return
         connection.join(member)
+
+    def _make_room_to_ask(self, connection: Connection) -> None:
+        self._asking[connection] = None
+        same = [each for each in self._asking if each.uid == connection.uid]
+        for idle in same[: max(0, len(same) - MAX_ASKING)]:
+            del self._asking[idle]
+            self._sever(idle)
 
     def _can_await(self, connection: Connection) -> bool:
         if len(self._watched) < MAX_WATCHED // 2:
@@ -447,6 +462,7 @@ class Door:
         self._selector.unregister(connection.sock)
         connection.close()
         self._connections.discard(connection)
+        self._asking.pop(connection, None)
         if connection.pidfd not in self._watched:
             self._discard_pidfd(connection)
         if connection.member is not None:

@@ -119,7 +119,7 @@ def _run(
             place = _named(way.path, shared=way.shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
         held.enter_context(_locked(home, by_home, locked))
-        held.enter_context(holding(home, by_home))
+        held.enter_context(holding(home, by_home if settings.socket is None else Rendezvous.named(doors[0].path)))
         host = _host_bytes(settings)
         dumps.forbid()  # before there are keys and KV in memory
         _raise_open_files()

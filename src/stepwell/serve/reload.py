@@ -111,7 +111,10 @@ class Reloading:
         live = [(name, *values) for name, values in news.items() if name not in self._idle]
         restart = list(changed(self._settings, wanted))
         self._apply(self._settings)
-        self._say(logging.INFO, "read", line(live, restart))
+        if live:
+            log.info("%s", line(live, restart))  # each change is told
+        else:
+            self._say(logging.INFO, "read", line(live, restart))
         return Reloaded(live, restart)
 
     def _say(self, level: int, kind: str, text: str) -> None:

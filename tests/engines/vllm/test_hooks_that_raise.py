@@ -20,6 +20,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.client import worker as client_worker
 from stepwell.engines.paged import gpu, lane
 from stepwell.engines.vllm import canaries, connector, requests, room, scheduler_half, steps, tasks, worker_half
+from stepwell.engines.vllm.plan import StepPlan
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, raising, statements
@@ -238,4 +239,88 @@ def test_what_is_told_may_be_some_steps_late(tmp_path: Path, take: str, late_by:
             seen = h.serve(prompt(200), max_tokens=3)
         assert raised[0] == late_by
         assert h.right(seen) and bool(h.failures) is spoilt
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("times", [4, 5, 9])
+def test_a_plan_that_no_hook_of_its_step_could_take_is_answered_later(tmp_path: Path, times: int) -> None:
+    with engine(tmp_path) as h:
+        h.serve(prompt(200))
+        h.forget()
+        real, raised = tasks.Step.of, [0]
+
+        def raising_at_first(plan: StepPlan) -> tasks.Step:
+            if plan.loads and raised[0] < times:
+                raised[0] += 1
+                raise MemoryError("on purpose")
+            return real(plan)
+
+        with patch.object(tasks.Step, "of", raising_at_first):
+            seen = h.serve(prompt(200), max_tokens=3)
+        assert raised[0] == times
+        assert h.right(seen)
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_plan_that_raises_twice_comes_with_the_next_step(tmp_path: Path, steps: int) -> None:
+    with engine(tmp_path, batch_tokens=64, num_pages=33) as h:
+        h.serve(prompt(200))
+        h.forget()
+        running = h.add(prompt(150, seed=4), max_tokens=40)
+        h.step()
+        loaded = h.add(prompt(200), max_tokens=3)
+        real, raised = h.half._taken, [0]
+
+        def raising_at_first() -> StepPlan:
+            if raised[0] < 2 * steps and (raised[0] or h.half._plan.now.loads):
+                raised[0] += 1
+                raise MemoryError("on purpose")
+            return real()
+
+        with patch.object(h.half, "_taken", raising_at_first):
+            h.run()
+        assert raised[0] == 2 * steps
+        assert h.right(h.requests[running]) and h.right(h.requests[loaded])
+        assert h.right(h.recall([*prompt(150, seed=4), *h.requests[running].tokens], max_tokens=3))
+        assert h.right(h.recall(prompt(200), max_tokens=3))
+        lose(h)
+        rejoin(h)
+        h.assert_quiet()
+
+
+def test_a_plan_that_comes_late_copies_nothing_out_of_pages(tmp_path: Path) -> None:
+    """They may be another block's by then."""
+    with engine(tmp_path, batch_tokens=64) as h:
+        rid = h.add(prompt(300), max_tokens=8)
+        real, late, copied = h.half._taken, [], []
+
+        def raising_at_first() -> StepPlan:
+            if len(late) < 2 and h.half._plan.now.saves:
+                late.append({save.lease for save in h.half._plan.now.saves})
+                raise MemoryError("on purpose")
+            plan = real()
+            copied.extend(save.lease for save in plan.saves)
+            return plan
+
+        with patch.object(h.half, "_taken", raising_at_first):
+            h.run()
+        assert len(late) == 2 and late[0].isdisjoint(copied)
+        assert h.right(h.requests[rid])
+        assert h.right(h.recall(prompt(300), max_tokens=3))
+
+
+def test_what_was_copied_out_while_no_page_was_held_back_is_not_stored(tmp_path: Path) -> None:
+    with late(None), engine(tmp_path, num_pages=25) as h:
+        h.serve(prompt(200))
+        h.forget()
+        copies = h.workers[0].connector._work._copies
+        with patch.object(copies, "hold_back", side_effect=RuntimeError("on purpose")):
+            h.serve(prompt(300, seed=2))
+        h.settle()
+        h.forget()
+        for tokens in (prompt(200), prompt(300, seed=2)):
+            assert h.right(h.serve(tokens, max_tokens=3))
+        assert not h.violations
+        h.settle()
         h.assert_quiet()

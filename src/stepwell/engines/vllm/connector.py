@@ -379,7 +379,11 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             return self._sched.plan(scheduler_output) if self._sched is not None else StepPlan()
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._caught("build_connector_meta", error)
+        try:
             return self._sched.plan_as_it_is() if self._sched is not None else StepPlan()
+        except Exception as error:  # noqa: BLE001 - the same: what was gathered comes with the plan of the next step
+            self._caught("build_connector_meta", error)
+            return StepPlan(any_page=True)
 
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -65,6 +65,7 @@ class SchedulerHalf:
         self._tracked: dict[str, Tracked] = {}
         numbers = count(1)
         self._plan: Handover[StepPlan] = Handover(lambda: StepPlan(next(numbers)))  # of the next step
+        self._begun = 0  # the step that was planned last
         self._steps = Steps(shape.world)
         self._times = StepTimes()
         self._spilling: dict[str, Tracked] = {}  # with reserved blocks, a canary, or lingering
@@ -249,6 +250,11 @@ class SchedulerHalf:
         """The plan of this step. Called once a step, also for empty ones. If this raises, the caller must take the plan
         `as_it_is`: one that is lost would leave requests waiting for ever."""
         plan = self._plan.now
+        if plan.step == self._begun:
+            # The plan of the last step could not be had: it comes now, too late for copies out of its pages. Their
+            # leases end with the session.
+            plan.urgent, plan.saves, plan.compares = [], [], []
+        self._begun = plan.step
         plan.fresh += fresh_pages(out)
         self._observe(plan.step, out)
         self._times.begin(plan.step, out)

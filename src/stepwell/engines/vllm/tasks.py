@@ -45,7 +45,8 @@ class Handover(Generic[T]):
 @dataclass(eq=False)
 class Task:
     """`hold`: of the slots that it copies from or to. `begun`: its copies. `answered`: to the well, perhaps by the job
-    itself. `told`: all that waits for it has its answer."""
+    itself. `told`: all that waits for it has its answer. `distrusted`: pages that it copied from may have been written
+    meanwhile."""
 
     job: Job | None = None
     hold: Hold | None = None
@@ -53,6 +54,7 @@ class Task:
     skipped: bool = False
     answered: bool = False
     told: bool = False
+    distrusted: bool = False
 
     @property
     def idle(self) -> bool:

@@ -55,6 +55,7 @@ class WorkerHalf:
         self._client = client
         self._asleep = False
         self._naps = 0
+        self._plans: deque[StepPlan] = deque()  # that have come and are no steps yet
         self._steps: list[Step] = []  # with tasks that are not told yet; and the last one
         self._received: Handover[set[str]] = Handover(set)
         self._bad_pages: Handover[set[int]] = Handover(set)
@@ -80,16 +81,36 @@ class WorkerHalf:
         for step in self._steps:
             if step.plan is plan:
                 return step
-        self._steps.append(Step.of(plan))
+        if not any(known is plan for known in self._plans):
+            self._plans.append(plan)
+        return self._accept_all()
+
+    def _accept_all(self) -> Step:
+        """The last step."""
+        while self._plans:
+            if not self._steps or self._steps[-1].plan is not self._plans[0]:
+                self._steps.append(Step.of(self._plans[0]))
+            self._plans.popleft()
         return self._steps[-1]
 
     def fence(self, plan: StepPlan) -> None:
-        """The forward waits for copies that touch pages which it takes. Nothing is done the second time."""
-        step = self.accept(plan)
-        step.handled = sys.exc_info()[1]
-        if not step.fenced:
-            self._copies.hold_back(range(self._copies.num_pages) if plan.any_page else plan.fresh)
-            step.fenced = True
+        """The forward waits for copies that touch pages which it takes. Nothing is done the second time. Where that
+        cannot be had, what is copied out of pages now counts as not copied."""
+        try:
+            step = self.accept(plan)
+            step.handled = sys.exc_info()[1]
+            if not step.fenced:
+                self._copies.hold_back(range(self._copies.num_pages) if plan.any_page else plan.fresh)
+                step.fenced = True
+        except BaseException:
+            self._distrust_copies()
+            raise
+
+    def _distrust_copies(self) -> None:
+        """The forward may write the pages that are being copied out."""
+        for step in self._steps:
+            for task in (*step.urgent, *step.saves, *step.compares):
+                task.distrusted = True
 
     def start_loads(self, plan: StepPlan) -> None:
         """Comes right after the forward, since no load is a synchronous one. On a CPU the forward has ended then; on a
@@ -107,6 +128,8 @@ class WorkerHalf:
         """Called from a `finally` too: a forward that raised has left half-written pages. What was being handled when
         the step began is another matter: an engine in the process of its user may be driven by a handler."""
         step = self.accept(plan)
+        if not step.fenced:
+            self._distrust_copies()
         raised = sys.exc_info()[1] is not step.handled
         for late in [*step.urgent, *(step.saves if raised else ())]:
             late.skip()  # was not asked for in time: its pages are written anew by now
@@ -277,7 +300,7 @@ class WorkerHalf:
                 finally:
                     shards.clear()  # views of slots: none may outlive the hold
                 yield task.begun[-1]
-            task.filled = filled
+            task.filled = [] if task.distrusted else filled
         except Exception as error:  # noqa: BLE001 - a failed spill is a few blocks less, never an engine less
             log.debug("blocks were not spilled: %s", error)
         self._answer(task)
@@ -345,7 +368,7 @@ class WorkerHalf:
                     yield copying
                     more = self._errors(compare.session, self._ref(refs), fresh, hold)
                     errors = [max(pair) for pair in zip(errors, more, strict=True)] if errors else more
-            task.errors = errors
+            task.errors = [] if task.distrusted else errors
         except Exception as error:  # noqa: BLE001 - one canary less
             log.debug("a canary was not compared: %s", error)
         self._answer(task)
