@@ -185,8 +185,10 @@ def test_a_directory_that_cannot_be_used_costs_the_engine_nothing(
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(in_one_process(settings), folder, "bad-directory") as engine:
         assert engine.ask(texts[0][:PROMPT], 16).token_ids == story.cold[0].token_ids
-        log = engine.log.read_text()
-    assert "SW-609" in log and "raise `host`" in log
+        eventually(
+            lambda: "SW-609" in engine.log.read_text(), "the engine's log says what keeps the well from starting"
+        )
+        assert "raise `host`" in engine.log.read_text()
     assert not place.exists()
     assert well.processes() == []
     assert names(well.home) <= {"keyring", "README.txt", "stepwell.log", "fingerprints.json"}
