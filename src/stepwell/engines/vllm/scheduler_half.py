@@ -226,7 +226,8 @@ class SchedulerHalf:
         for i, row in zip(range(first, last), refs.tolist(), strict=True):
             low, high = max(start, i * bt), min(end, (i + 1) * bt)
             load.blocks.append((row, tracked.pages[low // page : high // page]))
-        self._suspect.difference_update(tracked.pages[start // page :])
+        if self._suspect:
+            self._suspect.difference_update(tracked.pages[start // page :])
         tracked.wait_s += tracked.offered_at - tracked.asked_at
         self._plan.now.loads.append(load)
 
@@ -322,9 +323,10 @@ class SchedulerHalf:
         if more:
             before, hit = len(tracked.pages), -(-computed // self._shape.page)
             tracked.pages.extend(more[0])
-            self._suspect.difference_update(tracked.pages[max(before, hit) :])  # are written anew
-            if before < hit and not self._suspect.isdisjoint(tracked.pages[:hit]):
-                self._mute(tracked)
+            if self._suspect:
+                self._suspect.difference_update(tracked.pages[max(before, hit) :])  # are written anew
+                if before < hit and not self._suspect.isdisjoint(tracked.pages[:hit]):
+                    self._mute(tracked)
         with self._apart(request_id):
             self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], computes)
 
