@@ -25,7 +25,7 @@ _FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", 
 
 
 def run(budget: Budget) -> Iterable[Row]:
-    walks, states = budget.of(ci=100, full=20_000), budget.of(ci=25_000, full=1_000_000)
+    walks, states = budget.of(ci=100, full=20_000), budget.of(ci=50_000, full=1_000_000)
     beside = budget.of(ci=25, full=5_000)
     with ProcessPoolExecutor(budget.processes, multiprocessing.get_context("spawn")) as pool:
         foul = _Sum(f"--steps {LONG}")

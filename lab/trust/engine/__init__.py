@@ -50,7 +50,7 @@ def run(budget: Budget) -> Iterator[Row]:
 
 
 def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget: Budget) -> Iterator[Row]:
-    requests, lives = budget.of(200, 10_000), budget.of(2, 20)
+    requests, lives = budget.of(300, 10_000), budget.of(2, 20)
     trial = Trial(well, config, prompts, budget)
     tally, hung = trial.tally, hang.untried("no engine came so far", budget.seed)
     try:

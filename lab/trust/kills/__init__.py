@@ -18,8 +18,8 @@ def run(budget: Budget) -> Iterable[Row]:
 
 
 def _wells(budget: Budget) -> Iterable[Row]:
-    tally = spread(budget, "kills of wells by fork", wells.by_fork, budget.of(450, 90_000), 100)
-    tally += spread(budget, "kills of wells by exec", wells.by_exec, budget.of(100, 10_000), 50)
+    tally = spread(budget, "kills of wells by fork", wells.by_fork, budget.of(900, 90_000), 100)
+    tally += spread(budget, "kills of wells by exec", wells.by_exec, budget.of(200, 10_000), 50)
     n = tally.n
     seen = f"blocks compared, {n['staged']:,} from disk; {n['kills']:,} kills, {n['early']:,} before it served"
     kept = f"lives that were asked; {n['kept']:,} of {n['told']:,} blocks that the life before had stored were there"
