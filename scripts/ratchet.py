@@ -10,7 +10,7 @@ import ast
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grimp
@@ -34,8 +34,8 @@ def part(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0]
 
 
-def product() -> Iterator[Path]:
-    return iter(sorted(SOURCE.rglob("*.py")))
+def product() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
 
 
 def package_lines() -> int:

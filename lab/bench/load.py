@@ -56,11 +56,11 @@ class Members:
         )
         until(lambda: self.scheduler.live and self.worker.mapped > 0, "no session, or no slab")
 
-    def reserve(self, digests: bytes, parent: bytes = b"") -> Spill:
-        """Leases slots for at most MOST_RESERVED blocks and waits for the answer."""
+    def reserve(self, digests: bytes, parent: bytes = b"", every_s: float = 0.002) -> Spill:
+        """Leases slots for at most MOST_RESERVED blocks and waits for the answer, looking for it every so often."""
         spill = self.scheduler.reserve(parent, digests, 0)
         assert spill is not None, "the session has ended"
-        until(lambda: spill.granted, "a reservation is not answered")
+        until(lambda: spill.granted, "a reservation is not answered", every_s=every_s)
         return spill
 
     def acknowledge(self, spill: Spill) -> None:

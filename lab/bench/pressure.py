@@ -24,10 +24,13 @@ from pathlib import Path
 import msgspec
 
 from lab.bench.load import Members
+from lab.bench.processes import cpu_seconds
 from lab.bench.wells import PATIENCE_S, process, until
-from stepwell.client.scheduler import MOST_RESERVED, Spill
+from stepwell.client.scheduler import MOST_RESERVED, Ask
 
 DIGEST_BYTES = 32
+_LOOK_S = 50e-6
+"""Between two looks for the answer to a reservation: an engine looks once a step."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -102,9 +105,7 @@ class Engine(threading.Thread):
 
 def lookup(members: Members, prompt: bytes, order: int) -> int:
     """A request that asks, is told all of its run, and lets go of it."""
-    ask = members.scheduler.ask(prompt, 0, order)
-    assert ask is not None, "the session has ended"
-    until(partial(members.scheduler.settle, ask, PATIENCE_S), "an ask is not answered")
+    ask = _asked(members, prompt, order)
     members.scheduler.release(ask)
     return ask.blocks
 
@@ -117,9 +118,7 @@ def miss(members: Members, prompt: bytes, order: int) -> int:
 
 def recall(members: Members, prompt: bytes, order: int) -> int:
     """As `lookup`, and all blocks are leased, and the leases ended as after a copy."""
-    ask = members.scheduler.ask(prompt, 0, order)
-    assert ask is not None, "the session has ended"
-    until(partial(members.scheduler.settle, ask, PATIENCE_S), "an ask is not answered")
+    ask = _asked(members, prompt, order)
     if blocks := members.scheduler.offer(ask):
         session = ask.session
         transfer, _ = members.scheduler.recall(ask, 0, blocks)
@@ -134,21 +133,18 @@ def spill(members: Members, prompt: bytes, order: int) -> int:
     fresh, granted = os.urandom(len(prompt)), 0
     for at in range(0, len(fresh), DIGEST_BYTES * MOST_RESERVED):
         parent = fresh[max(0, at - DIGEST_BYTES) : at]
-        reserved = members.scheduler.reserve(parent, fresh[at : at + DIGEST_BYTES * MOST_RESERVED], 0)
-        assert reserved is not None, "the session has ended"
-        _soon(reserved)
+        reserved = members.reserve(fresh[at : at + DIGEST_BYTES * MOST_RESERVED], parent, _LOOK_S)
         members.acknowledge(reserved)
         granted += sum(map(bool, reserved.leases))
     return granted
 
 
-def _soon(reserved: Spill) -> None:
-    """Waits for the answer, and looks for it more often than an engine does, once a step."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not reserved.granted:
-        if time.monotonic() > deadline:
-            raise TimeoutError("a reservation is not answered")
-        time.sleep(50e-6)
+def _asked(members: Members, prompt: bytes, order: int) -> Ask:
+    """With its whole answer."""
+    ask = members.scheduler.ask(prompt, 0, order)
+    assert ask is not None, "the session has ended"
+    until(partial(members.scheduler.settle, ask, PATIENCE_S), "an ask is not answered")
+    return ask
 
 
 OPERATIONS: dict[str, Callable[[Members, bytes, int], int]] = {
@@ -161,10 +157,9 @@ RESIDENT = ("lookup", "recall")
 
 
 def on_cpu(process: int) -> tuple[float, float]:
-    """Seconds on a processor of all threads of this process that live, and of its first one."""
-    tasks = Path(f"/proc/{process}/task")
-    seconds = {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks.iterdir()}
-    return sum(seconds.values()), seconds[str(process)]
+    """Seconds on a processor of all threads of this process, and of its first one."""
+    first = Path(f"/proc/{process}/task/{process}/schedstat")
+    return cpu_seconds([process])[process], int(first.read_text().split()[0]) / 1e9
 
 
 def main() -> None:

@@ -44,10 +44,10 @@ def process(home: Path) -> int:
     return int(control.stats(home, seconds=10)["pid"])
 
 
-def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Raises TimeoutError, `what` being its text, when it does not come true in time."""
+def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, every_s: float = 0.002) -> None:
+    """Raises TimeoutError, `what` being its text, when it does not come true in time. `every_s`: between two looks."""
     deadline = time.monotonic() + patience_s
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
-        time.sleep(0.002)
+        time.sleep(every_s)

@@ -8,6 +8,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -267,13 +268,18 @@ def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert all(name in error for name in NAMES)
 
 
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A runtime directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="sw", dir="/tmp") as folder:  # short, as socket paths must be
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.mark.skipif(find_spec("vllm") is None, reason="the adapter's halves need vLLM")
 @pytest.mark.parametrize("name", ["lookup", "hooks", "firstspill"])
-def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, runtime: None) -> None:
     """In a few seconds, over real wells: every row is there, whatever it says."""
-    run = tmp_path / "run"
-    run.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     assert main([name, "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / f"{name}.json").read_text())
     assert kept["quick"] and kept["command"] == f"python -m lab.bench {name} --quick"
@@ -281,10 +287,7 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, monkeypat
     assert str(tmp_path) not in json.dumps(kept)
 
 
-def test_a_blocks_cost_is_measured_for_each_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tmp_path / "run"
-    run.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+def test_a_blocks_cost_is_measured_for_each_operation(tmp_path: Path, runtime: None) -> None:
     assert main(["blockcost", "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "blockcost.json").read_text())
     assert {row["operation"] for row in kept["rows"]} == {"lookup", "recall", "spill", "miss"}

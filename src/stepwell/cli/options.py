@@ -42,12 +42,11 @@ def options_of(host: str | None, disk: list[str] | None, socket: Path | None) ->
 def socket_of(given: Path | None, home: Path, config: Path | None = None) -> Path | None:
     """Where the well of `home` listens, if its operator gave it a place; None where home says that itself. While a well
     holds home that is so whatever the settings say by now. Raises as `settings_of` does."""
-    from stepwell.client.asking import within
-    from stepwell.client.holder import holder
+    from stepwell.client.start import holder_of
 
     if given is not None:
         return given.absolute()
-    return None if within(home, lambda: holder(home)) is not None else settings_of(home, config).socket
+    return None if holder_of(home) is not None else settings_of(home, config).socket
 
 
 def settings_of(home: Path, config: Path | None = None) -> Settings:

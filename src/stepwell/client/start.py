@@ -85,13 +85,14 @@ def _own(home: Path) -> Rendezvous:
     return within(home, lambda: Rendezvous.of(home, runtime))
 
 
-def _holder(home: Path) -> Holder | None:
+def holder_of(home: Path) -> Holder | None:
+    """The well that holds `home`. Raises as `holder` does, and BackendDown SW-514 if home does not answer."""
     return within(home, lambda: holder(home))
 
 
 def _elsewhere(home: Path, place: Rendezvous) -> Rendezvous:
     """Asked only where nobody listens at `place`: home may hang while its well runs."""
-    well = _holder(home)
+    well = holder_of(home)
     if well is None or well.place is None or well.place == place:
         return place
     if not os.path.lexists(well.place.lock):
@@ -154,7 +155,7 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
     while not (listens or _listens(place.socket)):
         with lock(place.lock) as taken:
             if taken is not None:
-                if (well := _holder(home)) is not None:
+                if (well := holder_of(home)) is not None:
                     raise held_by(home, well)
                 _start(home, wishes, taken, deadline)
                 return Found(place.socket, started=True)

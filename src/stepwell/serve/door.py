@@ -270,8 +270,8 @@ class Door:
 
     def _asked(self, connection: Connection, message: FromEngine) -> bool:
         """Something that only a person asks. False: it is nothing of that kind."""
-        if self._asking.pop(connection, connection) is None:
-            self._asking[connection] = None
+        if connection in self._asking:
+            self._asking[connection] = self._asking.pop(connection)
         answer = functools.partial(self._send, connection)
         if isinstance(message, StatsQuery):
             answer(Stats(self._stats(connection)))
