@@ -6,11 +6,20 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import pytest
 from hypothesis import settings
 
 # Random on every run, so that many runs see more than one. A failure prints what repeats it.
 settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("ci")
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test's own folder, with a shorter path than pytest gives by itself: sockets lie below it, and the system
+    allows their paths 107 bytes, whatever the user's name and the number of test runs before this one."""
+    return tmp_path_factory.mktemp("t")
+
 
 _OURS = str(Path(__file__).parents[1] / "src" / "stepwell") + "/"
 
