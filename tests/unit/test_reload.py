@@ -361,6 +361,7 @@ def test_a_terminal_that_is_closed_ends_the_well_that_was_started_in_it(monkeypa
     saved = os.dup(0)
     try:
         os.dup2(terminal, 0)
+        monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # whatever these tests run under
         hung_up = process._hang_up(loop)
         monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
         with_nohup = process._hang_up(loop)
