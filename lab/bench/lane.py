@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from lab.bench.passes import Pass, timed
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import MOST_BATCH, WRITERS
-from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.levels.mover import MOST_BATCH, WRITERS
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import staging
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.files import SystemFiles

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.canaries import Tags
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.session import Peer
+from stepwell.hierarchy.sessions.canaries import Tags
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.hierarchy.sessions.session import Peer
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Bytes, Mapping
 from stepwell.policies.catalog import PLACEMENTS, POLICIES

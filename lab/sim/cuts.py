@@ -20,7 +20,7 @@ from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.session import Member, Peer
+from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.protocol import messages as m
 from stepwell.testing.sparse import SparseMemory
 

@@ -16,7 +16,7 @@ from lab.sim.trace import Trace
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.pauses import Pause
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
 from stepwell.policies.catalog import PLACEMENTS, POLICIES

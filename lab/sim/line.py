@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lab.sim.life import Life
 from stepwell.block.namespace import DEFAULT_TENANT
-from stepwell.hierarchy.session import Member, Peer
+from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Receiver
 

@@ -19,7 +19,7 @@ from lab.sim.setup import Setup
 from lab.sim.trace import Trace
 from lab.sim.weather import FAIR
 from stepwell.errors import BackendDown, IntegrityError, StepwellError
-from stepwell.hierarchy.clearing import Sum
+from stepwell.hierarchy.requests.clearing import Sum
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial, Link, Receiver
 

@@ -31,8 +31,9 @@ from lab.rig.members import PLACES, FakeEngine, FakeMember, Model, Rig, read, wr
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy import audit, recalls
-from stepwell.hierarchy.breaker import LONGEST_PAUSE_S
+from stepwell.hierarchy import audit
+from stepwell.hierarchy.levels.breaker import LONGEST_PAUSE_S
+from stepwell.hierarchy.requests import recalls
 from stepwell.io.executor import Executor
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m

@@ -7,10 +7,10 @@ import pytest
 from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena import Arena, Watch
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.slab import Owner, Phase
-from stepwell.hierarchy.slab_queue import LOOK_S, MOST_PASSES, TURN_S
+from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Owner, Phase
+from stepwell.hierarchy.arena.slab_queue import LOOK_S, MOST_PASSES, TURN_S
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, DeepRig, chain, fill, written
 
-from stepwell.hierarchy.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, OVERDUE_S, Breaker, State, Verdict
+from stepwell.hierarchy.levels.breaker import (
+    FAILURES,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    OVERDUE_S,
+    Breaker,
+    State,
+    Verdict,
+)
 from stepwell.testing.clock import SetClock
 from stepwell.tiers.faulty import TierFaults
 

@@ -42,7 +42,8 @@ from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
 from stepwell.config import Settings
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.canaries import (
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.sessions.canaries import (
     ALARM_EVERY_S,
     FLOOR,
     KNOWN,
@@ -52,8 +53,7 @@ from stepwell.hierarchy.canaries import (
     Calibration,
     Canaries,
 )
-from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.ops import places
 from stepwell.protocol import messages as m

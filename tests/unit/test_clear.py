@@ -24,8 +24,8 @@ from stepwell.client import control
 from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
 from stepwell.errors import StepwellError
-from stepwell.hierarchy.clearing import Sum
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.requests.clearing import Sum
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.io.executor import Executor
 from stepwell.io.files import SystemFiles

@@ -22,9 +22,9 @@ from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.socket import dial
 from stepwell.client.worker import Identity, WorkerClient
 from stepwell.errors import ProtocolError
-from stepwell.hierarchy import roster, shares
 from stepwell.hierarchy.local import open_well
-from stepwell.hierarchy.shares import OVERHEAD, Shares
+from stepwell.hierarchy.sessions import roster, shares
+from stepwell.hierarchy.sessions.shares import OVERHEAD, Shares
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
 from stepwell.serve import connection as connection_module

@@ -7,8 +7,9 @@ from deep import chain
 
 from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy import arena, audit, former
-from stepwell.hierarchy.former import most_of_all
+from stepwell.hierarchy import audit
+from stepwell.hierarchy.arena import arena, former
+from stepwell.hierarchy.arena.former import most_of_all
 from stepwell.policies.past import LEAST
 from stepwell.testing.arena_kit import SLAB
 

@@ -9,7 +9,7 @@ import pytest
 
 import golden
 from stepwell.codecs.seal import Expected, Opened, unseal
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.files import SystemFiles
 from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging

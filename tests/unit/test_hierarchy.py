@@ -13,10 +13,12 @@ from deep import PLAIN, TWO, at, chain
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
-from stepwell.hierarchy import audit, recalls, roster
+from stepwell.hierarchy import audit
 from stepwell.hierarchy import hierarchy as hierarchy_module
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.requests import recalls
+from stepwell.hierarchy.sessions import roster
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m

@@ -12,7 +12,7 @@ from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell import events as e
 from stepwell.events import Event
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.retired import KEPT_S
+from stepwell.hierarchy.arena.retired import KEPT_S
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
 

@@ -8,7 +8,7 @@ from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, t
 from lab.rig.members import FakeEngine, Model
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.mover import WRITERS
+from stepwell.hierarchy.levels.mover import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.tiers.faulty import TierFaults

@@ -9,9 +9,10 @@ from lab.rig.members import FakeEngine, Model
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
-from stepwell.hierarchy import audit, healthy
-from stepwell.hierarchy.breaker import FIRST_PAUSE_S, OVERDUE_S
-from stepwell.hierarchy.healthy import KNOWN, HealthyReads
+from stepwell.hierarchy import audit
+from stepwell.hierarchy.levels import healthy
+from stepwell.hierarchy.levels.breaker import FIRST_PAUSE_S, OVERDUE_S
+from stepwell.hierarchy.levels.healthy import KNOWN, HealthyReads
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept

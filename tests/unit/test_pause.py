@@ -35,7 +35,7 @@ from stepwell.engines.vllm.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, Pauses, one_line
-from stepwell.hierarchy.survey import Survey
+from stepwell.hierarchy.requests.survey import Survey
 from stepwell.io.paths import prepare_home
 from stepwell.log import RateLimited
 from stepwell.ops import places, switch

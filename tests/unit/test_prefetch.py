@@ -7,7 +7,7 @@ from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told
 
 from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy import audit
-from stepwell.hierarchy import prefetch as p
+from stepwell.hierarchy.levels import prefetch as p
 from stepwell.policies.prefetch import record
 from stepwell.policies.prefetch.record import LEAST_GUESSES
 from stepwell.protocol import messages as m

@@ -12,8 +12,8 @@ from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.block.state import Event
 from stepwell.config.settings import Settings
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.residents import Residents
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.residents import Residents
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, name
@@ -123,7 +123,7 @@ def test_what_follows_a_refused_block_is_refused_too() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.hierarchy.residents.MOST_REMEMBERED", 20)
+    monkeypatch.setattr("stepwell.hierarchy.arena.residents.MOST_REMEMBERED", 20)
     rig = Rig(SLAB, seed=1, policy="default")
     list(replay(rig, cyclic(6)))
     (holding,) = rig.hierarchy.arena.holdings.values()

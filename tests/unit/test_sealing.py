@@ -13,7 +13,7 @@ from lab.rig.members import Model
 from stepwell.block.frame import MAX_PAYLOAD, FrameHeader
 from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import NO_COMMITMENT
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.dict_tier import Kept
 from stepwell.tiers.base import Place

@@ -27,9 +27,9 @@ from stepwell.client.socket import dial
 from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
-from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.session import Member, Peer
-from stepwell.hierarchy.shares import Shares
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.session import Member, Peer
+from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
 from stepwell.ops import places
 from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome

@@ -21,17 +21,17 @@ from stepwell.client.patience import Patience
 from stepwell.client.scheduler import Ask, SchedulerClient
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
-from stepwell.hierarchy import prefetch
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.retired import Retired
+from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.levels import prefetch
+from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.levels.prefetch import Guess, Prefetch
 from stepwell.hierarchy.pauses import KINDS, Pauses
-from stepwell.hierarchy.prefetch import Guess, Prefetch
-from stepwell.hierarchy.recalls import Recalls
-from stepwell.hierarchy.retired import Retired
-from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.session import Fill, Session
-from stepwell.hierarchy.slab import Slab
-from stepwell.hierarchy.spills import Spills
+from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.session import Fill, Session
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.policies.prefetch import record, rhythm

@@ -21,9 +21,9 @@ from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
 from stepwell.config import Settings, Tenant, check_together, load, texts
-from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.session import Member, Peer
-from stepwell.hierarchy.shares import Shares
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.session import Member, Peer
+from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.ops import places
 from stepwell.ops.check import guarded
 from stepwell.protocol.messages import Hello, Ready, SlabShared

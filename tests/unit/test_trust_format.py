@@ -14,8 +14,8 @@ from lab.trust.format import flips, fuzz, lives, moves, segments, talk, versions
 from lab.trust.format.pieces import Piece, Tally, Turn, run_all, shares
 from stepwell.block.frame import FrameHeader
 from stepwell.codecs.seal import Opened
-from stepwell.hierarchy import sealing
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions import sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.protocol import wire
 from stepwell.tiers.base import Reading
 from stepwell.tiers.disk import layout

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.rig.members import FakeEngine, Model
-from stepwell.hierarchy.arena import MOST_NEXT
+from stepwell.hierarchy.arena.arena import MOST_NEXT
+from stepwell.hierarchy.levels.writing import MOST_BEFORE
 from stepwell.hierarchy.work import TURN_BLOCKS
-from stepwell.hierarchy.writing import MOST_BEFORE
 from stepwell.policies.writing.back import SHARE, Back
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.policies.writing.second_touch import SecondTouch

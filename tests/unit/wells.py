@@ -19,7 +19,7 @@ import pytest
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.memory import SystemMemory
 from stepwell.protocol import wire

@@ -20,7 +20,7 @@ from lab.trust.canary import engine
 from lab.trust.report import Row
 from stepwell.engines.paged.compare import relative_error
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.canaries import KNOWN
+from stepwell.hierarchy.sessions.canaries import KNOWN
 from stepwell.protocol import messages as m
 
 LAYERS = 4

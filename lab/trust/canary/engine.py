@@ -23,7 +23,7 @@ from stepwell.demo.engine import Engine, EngineConfig
 from stepwell.demo.progress import PlainProgress
 from stepwell.demo.wire import Question
 from stepwell.errors import BackendDown, StepwellError
-from stepwell.hierarchy.canaries import KNOWN
+from stepwell.hierarchy.sessions.canaries import KNOWN
 
 PAGE, POOL = 32, 60
 TEXTS, LONGEST = 6, 200

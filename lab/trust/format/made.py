@@ -13,10 +13,10 @@ from blake3 import blake3
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import Namespace
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Owner, Slab
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.memory import Bytes, SystemMemory
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys

@@ -1,1 +1,9 @@
-"""The well without its process: index, residency, arena, sessions, as one single-threaded state machine."""
+"""The well without its process, as one single-threaded state machine.
+
+    arena/      host memory: slabs, slots, and which block lies where
+    sessions/   connected engines, their identity and keys
+    levels/     the tier below the arena: reads and writes, what they cost, what is written and fetched ahead
+    requests/   recalls, spills and the decisions on them
+
+Each folder may use those before it, and all of them use the modules beside this one.
+"""

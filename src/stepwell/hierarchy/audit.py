@@ -6,12 +6,12 @@ from collections import Counter
 
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Phase
+from stepwell.hierarchy.arena.sums import Sums
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.shares import OVERHEAD
-from stepwell.hierarchy.slab import Phase
-from stepwell.hierarchy.sums import Sums
+from stepwell.hierarchy.sessions.shares import OVERHEAD
 
 
 def arena(arena: Arena) -> None:

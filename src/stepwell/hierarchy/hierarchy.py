@@ -20,29 +20,29 @@ from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
-from stepwell.hierarchy import clearing
-from stepwell.hierarchy.arena import Arena, Watch
-from stepwell.hierarchy.canaries import MOST_ERRORS, Canaries, Tags
-from stepwell.hierarchy.costs import Calibrations, Costs
+from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Slab
 from stepwell.hierarchy.counters import Counters, Ghosts
-from stepwell.hierarchy.decisions import Decisions
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.levels.costs import Calibrations, Costs
+from stepwell.hierarchy.levels.mover import MOST_BATCH, Mover
+from stepwell.hierarchy.levels.prefetch import Prefetch
+from stepwell.hierarchy.levels.writing import Writing
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.mover import MOST_BATCH, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import KINDS, Kind, Pause, Pauses
-from stepwell.hierarchy.prefetch import Prefetch
-from stepwell.hierarchy.recalls import Recalls
-from stepwell.hierarchy.roster import Roster
-from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
-from stepwell.hierarchy.shares import OVERHEAD, Held, Shares
-from stepwell.hierarchy.slab import Slab
-from stepwell.hierarchy.spills import Spills
-from stepwell.hierarchy.survey import Survey
-from stepwell.hierarchy.weighing import Weighing
+from stepwell.hierarchy.requests import clearing
+from stepwell.hierarchy.requests.decisions import Decisions
+from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.requests.weighing import Weighing
+from stepwell.hierarchy.sessions.canaries import MOST_ERRORS, Canaries, Tags
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session, Ticket
+from stepwell.hierarchy.sessions.shares import OVERHEAD, Held, Shares
 from stepwell.hierarchy.work import Step, Work, WorkQueue
-from stepwell.hierarchy.writing import Writing
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory

@@ -18,8 +18,8 @@ from stepwell.errors import BackendDown
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.sealing import Sealing
-from stepwell.hierarchy.session import Member, Peer
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.io.clock import Clock, MonotonicClock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory, SystemMemory

@@ -11,9 +11,9 @@ import msgspec
 
 from stepwell.errors import ProtocolError
 from stepwell.events import Expected, RecallDecided, RecallEnded
-from stepwell.hierarchy.clearing import HOST, NamespaceSum, Sum
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, Kind, Pause, one_line
+from stepwell.hierarchy.requests.clearing import HOST, NamespaceSum, Sum
 from stepwell.protocol.messages import (
     Clear,
     Cleared,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
-from stepwell.hierarchy.session import Member
+from stepwell.hierarchy.sessions.session import Member
 from stepwell.io import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.messages import MOST_ACKNOWLEDGED, MOST_ASKED, FromEngine, Message, pieces

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.session import Peer, Phase, Session
+from stepwell.hierarchy.sessions.session import Peer, Phase, Session
 from stepwell.io.clock import Clock
 from stepwell.log import RateLimited
 from stepwell.protocol.messages import (

@@ -27,7 +27,7 @@ from stepwell.config import Settings, check_host, check_together, queue_bytes
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import dumps
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed

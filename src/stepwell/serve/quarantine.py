@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.config.access import MAX_TENANTS
-from stepwell.hierarchy.canaries import MOST_NAMESPACES, Tags
+from stepwell.hierarchy.sessions.canaries import MOST_NAMESPACES, Tags
 from stepwell.serve.kept import Keeper, KeptFile
 
 LIST_NAME = "quarantine.json"

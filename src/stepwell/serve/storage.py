@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from stepwell.config import Settings
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.paths import OVERLAY, filesystem

@@ -14,9 +14,9 @@ from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena import Arena, Watch
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.slab import Owner, Slab
+from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Owner, Slab
 from stepwell.io.memory import Memory
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.sparse import SparseMemory

@@ -15,7 +15,7 @@ from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well
 from stepwell.policies.decide import Mode

@@ -12,11 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy import mover
 from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.levels import mover
 from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.policies.decide import Mode
 from stepwell.testing.clock import SetClock
 from stepwell.testing.dict_tier import DictTier

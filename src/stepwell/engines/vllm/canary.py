@@ -5,8 +5,8 @@ with what is stored.
                                                                                     -> the well is told the errors
 
 This catches what a fingerprint cannot: weights that are not those of their name. The well judges, because it knows what
-other engines of the namespace have seen (`stepwell.hierarchy.canaries`); here errors are made and no more. A canary
-costs its request the recall that it did not get, and nothing else: one that does not end well is one less.
+other engines of the namespace have seen (`stepwell.hierarchy.sessions.canaries`); here errors are made and no more. A
+canary costs its request the recall that it did not get, and nothing else: one that does not end well is one less.
 """
 
 from __future__ import annotations

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stepwell.block.state import State
 from stepwell.events import BlockNotWritten, Sink
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.clearing import held
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
@@ -122,7 +121,7 @@ class Writing:
     def _finish(self, done: Callable[[], None]) -> Work:
         """What was used last is written first, in case that there is no time for all."""
         entries: list[Entry] = []
-        for entry in held(self._arena):
+        for entry in self._arena.walk():
             entries.append(entry)
             yield Step.DONE
         yield from self._clean(sorted(entries, key=lambda entry: -entry.standing.used))

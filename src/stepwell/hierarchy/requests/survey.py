@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.block.state import State
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.session import Phase, Session, Ticket
-from stepwell.hierarchy.weighing import Engine, Weighing
+from stepwell.hierarchy.requests.weighing import Weighing
+from stepwell.hierarchy.sessions.decision import EngineLoad
+from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import HOST, Stretch
 
@@ -74,11 +75,11 @@ class Survey:
 
     def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
         assert session.scheduler is not None
-        if session.costs is None:
-            session.costs = Engine(self._origins(session, LOADED_FROM_FILES)[0].tag)
+        if session.load is None:
+            session.load = EngineLoad(self._origins(session, LOADED_FROM_FILES)[0].tag)
         block_tokens = session.scheduler.hello.block_tokens
         mode = self._weighing.mode(ticket.recall)
-        weighed = self._weighing.weigh(session.costs, ticket.order, mode, ticket.tokens, block_tokens, stretches)
+        weighed = self._weighing.weigh(session.load, ticket.order, mode, ticket.tokens, block_tokens, stretches)
         ticket.weighed = weighed
         if weighed.decision.blocks < weighed.request.blocks:
             ticket.most, ticket.short = weighed.decision.blocks, weighed.decision.why.value

@@ -18,13 +18,13 @@ from itertools import count
 
 from stepwell.block.namespace import BlockId
 from stepwell.events import BlocksPrefetched, PrefetchEnded, Sink
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.costs import Costs
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import NOBODYS, Mover
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.levels.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import Pauses
-from stepwell.hierarchy.session import Phase, Session
+from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.io.clock import Clock
 from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations

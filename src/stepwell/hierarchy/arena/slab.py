@@ -12,7 +12,7 @@ from stepwell.block.layout import SlabLayout
 from stepwell.io.memory import PIECE, Bytes, Shared
 
 if TYPE_CHECKING:
-    from stepwell.hierarchy.entry import Entry
+    from stepwell.hierarchy.arena.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

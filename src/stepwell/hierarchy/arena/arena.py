@@ -10,21 +10,21 @@ A slot's life:   free -> reserve -> (entry FILLING) -> commit -> (RESIDENT) -> e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State
 from stepwell.errors import StepwellError
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.former import A_FEW, Former
-from stepwell.hierarchy.residents import Residents
-from stepwell.hierarchy.retired import Retired, Submit
-from stepwell.hierarchy.slab import Owner, Phase, Slab
-from stepwell.hierarchy.slab_queue import SlabQueue
-from stepwell.hierarchy.standing import Standing
-from stepwell.hierarchy.sums import Sums
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.former import A_FEW, Former
+from stepwell.hierarchy.arena.residents import Residents
+from stepwell.hierarchy.arena.retired import Retired, Submit
+from stepwell.hierarchy.arena.slab import Owner, Phase, Slab
+from stepwell.hierarchy.arena.slab_queue import SlabQueue
+from stepwell.hierarchy.arena.standing import Standing
+from stepwell.hierarchy.arena.sums import Sums
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Memory
@@ -576,6 +576,13 @@ class Arena:
     def entries(self) -> list[Entry]:
         """Everything that holds slots."""
         return list({id(e): e for s in self.slabs.values() for e in s.held.values()}.values())
+
+    def walk(self) -> Iterator[Entry]:
+        """Every entry, once; the walk may be interrupted, and leaves out slabs that come or go meanwhile."""
+        for slab in list(self.slabs.values()):
+            for slot, entry in list(slab.held.items()):
+                if entry.slots[0] == (slab, slot):
+                    yield entry
 
     def count(self) -> dict[str, int]:
         """What the arena holds, for `stats`: sums that are kept, so that asking costs nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from stepwell.hierarchy.session import Session
+from stepwell.hierarchy.sessions.session import Session
 
 MOST_HELD = 512 << 20
 """Bytes of digests that wait in a well, for an answer or to be recalled, with a little for each message."""

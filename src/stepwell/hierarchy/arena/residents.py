@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Final
 
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.standing import Standing
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.standing import Standing
 from stepwell.policies.catalog import Policy
 from stepwell.policies.past import Past, Tally, most_remembered
 

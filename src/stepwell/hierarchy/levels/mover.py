@@ -20,14 +20,14 @@ from itertools import count
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.breaker import OVERDUE_S, Breaker, Verdict
-from stepwell.hierarchy.breaker import State as Circuit
-from stepwell.hierarchy.costs import Costs
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.healthy import HealthyReads
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, Verdict
+from stepwell.hierarchy.levels.breaker import State as Circuit
+from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.levels.healthy import HealthyReads
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.sealing import Sealing
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import Clock
 from stepwell.tiers.base import Reading, Tier, Writing
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlockSpilled, Sink, SpillRefused
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import Mover
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED, Pauses
-from stepwell.hierarchy.session import Fill, Phase, Session
+from stepwell.hierarchy.sessions.session import Fill, Phase, Session
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.io.clock import Clock
 from stepwell.policies.placement.base import Place

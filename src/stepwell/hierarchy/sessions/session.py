@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stepwell.block.namespace import BlockId, Namespace
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.slab import Owner, Slab
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.slab import Owner, Slab
-from stepwell.hierarchy.weighing import Engine as Costs
-from stepwell.hierarchy.weighing import Weighed
+from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 Send = Callable[[Message, tuple[int, ...]], None]
@@ -107,7 +106,7 @@ class Ticket:
     counted: int = 0  # blocks of its run whose use is counted, as far as they were not here
     tokens: int = 0  # of the whole prompt, as far as its engine has said
     recall: str = ""  # a wish of its own
-    weighed: Weighed | None = None  # what was decided, once it is known where its run lies
+    weighed: OpenDecision | None = None  # what was decided, once it is known where its run lies
     most: int = MAX_DIGESTS  # blocks that are worth having
     short: str = ""  # why it is not to have more
 
@@ -130,7 +129,7 @@ class Session:
     shards: int = 0  # of a block, once live
     writers: frozenset[int] = frozenset()  # ranks that fill them, one each
     origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
-    costs: Costs | None = None  # what it is known to compute, once something was weighed for it
+    load: EngineLoad | None = None  # once something was weighed for it
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)

@@ -17,16 +17,16 @@ from typing import NamedTuple
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlocksRecalled, RunAnswered, Sink
-from stepwell.hierarchy.arena import Arena
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.counters import Ghosts
-from stepwell.hierarchy.entry import Entry
+from stepwell.hierarchy.levels.mover import NOBODYS, Mover
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED, Pauses
-from stepwell.hierarchy.session import Phase, Session, Ticket, Transfer
-from stepwell.hierarchy.survey import Survey
-from stepwell.hierarchy.weighing import Weighing
+from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.requests.weighing import Weighing
+from stepwell.hierarchy.sessions.session import Phase, Session, Ticket, Transfer
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode, Why
 from stepwell.policies.placement.base import Place

@@ -6,9 +6,9 @@ import struct
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
+from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.arena.standing import Standing
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.slab import Slab
-from stepwell.hierarchy.standing import Standing
 
 _REF = struct.Struct("<IIQ")
 

@@ -6,16 +6,16 @@ a run is known ──► decide ──► RecallDecided ──► blocks land: s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from stepwell.events import Expected, RecallDecided, RecallEnded, Sink
-from stepwell.hierarchy.costs import Costs
+from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.io.clock import Clock
 from stepwell.policies.decide import (
     HOST,
     Cost,
-    Decision,
     Mode,
     Request,
     Stretch,
@@ -26,41 +26,7 @@ from stepwell.policies.decide import (
 )
 
 MOST_TOKENS = 1 << 26
-MOST_BUSY_S = 60.0
-"""That an engine is believed to be."""
-
 _MODES = {mode.value: mode for mode in Mode}
-
-
-@dataclass(slots=True, eq=False)
-class Weighed:
-    """A decision of which the end is awaited. `landed_at`: when the last block came that the request had asked for."""
-
-    number: int
-    engine: Engine
-    request: Request
-    mode: Mode
-    decision: Decision
-    began: float
-    landed_at: float
-    landed: int
-    rest_s: float
-    gave_up: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One engine, as far as it is weighed: the namespace it is timed for, and when it will have computed what it was
-    left to compute."""
-
-    tag: bytes
-    until: float = 0.0
-
-    def busy_s(self, now: float) -> float:
-        return max(0.0, self.until - now)
-
-    def compute(self, now: float, seconds: float) -> None:
-        self.until = min(max(now, self.until) + seconds, now + MOST_BUSY_S)
 
 
 class Weighing:
@@ -85,20 +51,20 @@ class Weighing:
         return self._costs.probing.begin(self._clock.now())
 
     def weigh(
-        self, engine: Engine, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
-    ) -> Weighed:
+        self, load: EngineLoad, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
+    ) -> OpenDecision:
         """`tokens`: of the prompt, as its engine says. `stretches`: where its leading run lies."""
-        tag = engine.tag
+        tag = load.tag
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
         queued = {self._tier: self._ahead(order)}
-        request = Request(tokens, block_tokens, stretches, queued, engine.busy_s(self._clock.now()))
+        request = Request(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
         known = self._costs.known(tag, tokens)
         decision = decide(request, known, mode)
         now = self._clock.now()
         rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
-        engine.compute(now, rest_s)
-        weighed = Weighed(next(self._numbers), engine, request, mode, decision, now, now, 0, rest_s)
+        load.compute(now, rest_s)
+        weighed = OpenDecision(next(self._numbers), load, request, mode, decision, now, now, 0, rest_s)
         by_tier: dict[str, int] = {}
         for stretch in stretches:
             by_tier[stretch.tier] = by_tier.get(stretch.tier, 0) + stretch.blocks
@@ -123,7 +89,7 @@ class Weighing:
         )
         return weighed
 
-    def late(self, weighed: Weighed, order: int, landed: int) -> bool:
+    def late(self, weighed: OpenDecision, order: int, landed: int) -> bool:
         """`landed` blocks are in the arena by now: is the rest not worth waiting for any more?"""
         if landed == weighed.landed:
             return False
@@ -131,18 +97,18 @@ class Weighing:
         if weighed.mode is not Mode.DEFAULT or weighed.decision.none is None:
             return False
         rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
-        busy_s = weighed.engine.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
+        busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
         request = replace(
             weighed.request, stretches=rest, queued={self._tier: self._ahead(order)}, busy_s=max(0.0, busy_s)
         )
-        known = self._costs.known(weighed.engine.tag, request.tokens)
+        known = self._costs.known(weighed.load.tag, request.tokens)
         again = decide(request, known)
         if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
             return False
         weighed.gave_up = "late"
         return True
 
-    def ended(self, weighed: Weighed, recalled: int, waited_s: float) -> None:
+    def ended(self, weighed: OpenDecision, recalled: int, waited_s: float) -> None:
         """The engine has taken so many blocks, and its request has waited so long for them; 0: it did not need them."""
         waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
         wanted = weighed.decision.blocks
@@ -150,8 +116,8 @@ class Weighing:
             weighed.gave_up = "limit"
         regret_s = best_s = None
         if not waited_s:
-            weighed.engine.until -= weighed.rest_s
-        known = self._costs.known(weighed.engine.tag, weighed.request.tokens)
+            weighed.load.until -= weighed.rest_s
+        known = self._costs.known(weighed.load.tag, weighed.request.tokens)
         if waited_s and known.prefill is not None:
             best_s = least_cost(weighed.request, known).seconds
             took = cost_of(weighed.request, known, min(recalled, weighed.request.blocks))

@@ -12,9 +12,9 @@ from itertools import count
 
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
-from stepwell.hierarchy.session import Member, Peer, Phase, Quarantine, Send, Session
-from stepwell.hierarchy.shares import Shares
-from stepwell.hierarchy.slab import Owner
+from stepwell.hierarchy.arena.slab import Owner
+from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.clock import Clock
 from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.block.namespace import BlockId
 
 if TYPE_CHECKING:
-    from stepwell.hierarchy.entry import Entry
+    from stepwell.hierarchy.arena.entry import Entry
 
 
 class Standing:

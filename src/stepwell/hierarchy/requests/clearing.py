@@ -5,15 +5,14 @@ Both walk the whole arena, slot by slot in slices, so that no engine waits for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stepwell.block.state import State
-from stepwell.hierarchy.arena import Arena
-from stepwell.hierarchy.canaries import Tags
-from stepwell.hierarchy.entry import Entry
-from stepwell.hierarchy.mover import Mover
-from stepwell.hierarchy.session import Session
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.sessions.canaries import Tags
+from stepwell.hierarchy.sessions.session import Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.tiers.base import Forgotten
 
@@ -95,7 +94,7 @@ class Clearing:
     def _drop(self, *, staged: bool = False) -> Work:
         """All, or only what came up from the tier below."""
         total = self._sums.setdefault(HOST, Sum())
-        for entry in held(self._arena):
+        for entry in self._arena.walk():
             ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
             if ours and entry.state is State.RESIDENT and (entry.staged or not staged):
                 total.add(entry.nbytes)
@@ -118,17 +117,9 @@ def count(
             of = sums.setdefault(origins[0].tag, NamespaceSum())
             of.tenant = session.tenant
             of.engines.add(label)
-    for entry in held(arena):
+    for entry in arena.walk():
         if entry.origin is not None and entry.state is State.RESIDENT:
             tenant = entry.slots[0][0].owner.tenant
             sums.setdefault(entry.origin.tag, NamespaceSum(tenant=tenant)).add(entry.nbytes)
         yield Step.DONE
     done(sums)
-
-
-def held(arena: Arena) -> Iterator[Entry]:
-    """Every entry of the arena, once; slabs that come or go meanwhile may be left out."""
-    for slab in list(arena.slabs.values()):
-        for slot, entry in list(slab.held.items()):
-            if entry.slots[0] == (slab, slot):
-                yield entry

@@ -1,0 +1,1 @@
+"""Requests of engines: recalls, spills, the decision whether a recall is worth it, and clearing."""

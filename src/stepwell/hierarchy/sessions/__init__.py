@@ -1,0 +1,1 @@
+"""Connected engines: sessions and their members, namespaces and keys, shares, and namespaces in quarantine."""
