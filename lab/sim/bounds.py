@@ -51,7 +51,7 @@ def _memory(world: World, life: Life) -> None:
 
 def directories(world: World) -> list[Directory]:
     assert world.life is not None
-    found: list[Directory] = world.life.hierarchy.mover.tier._directories  # type: ignore[attr-defined]
+    found: list[Directory] = world.life.hierarchy.stack.mover.tier._directories  # type: ignore[attr-defined]
     return found
 
 

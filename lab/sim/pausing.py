@@ -78,12 +78,12 @@ class Pausing:
                     raise Violation("paused", f"request {request.number} is offered blocks while recalls are paused")
                 if ask.answered and not ask.final:
                     raise Violation("late", f"request {request.number} waits ({ask.reason}) while recalls are paused")
-        if well._work.more or well._recalls.changed:
+        if well._work.more or well._news.any:
             return  # it has not looked at all of them yet
         if well._recalls._waiting or well._recalls._awaiting:
             raise Violation("late", "requests wait in a well whose recalls are paused")
         if self._reads is None:
-            if all(order is None for order in well.mover.staging.values()):
-                self._reads = set(well.mover.reading)
-        elif set(well.mover.reading) - self._reads:
+            if all(order is None for order in well.stack.mover.staging.values()):
+                self._reads = set(well.stack.mover.reading)
+        elif set(well.stack.mover.reading) - self._reads:
             raise Violation("paused", "something was read while recalls are paused")

@@ -92,7 +92,7 @@ def _nothing_is_left(world: World) -> None:
     settle(world)
     audit.hierarchy(life.hierarchy)
     counted = life.hierarchy.arena.count()
-    mover = life.hierarchy.mover
+    mover = life.hierarchy.stack.mover
     left = {what: counted[what] for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling")}
     left |= {"staging": len(mover.staging), "reading": len(mover.reading), "writing": len(mover.writing)}
     left |= {"queued_bytes": mover.queued_bytes, "sessions": life.hierarchy.sessions}
@@ -138,7 +138,7 @@ def _hits(world: World) -> None:
 def _end(world: World, *, kill: bool) -> None:
     assert world.life is not None
     if kill:
-        if not world.life.hierarchy.mover.idle:
+        if not world.life.hierarchy.stack.mover.idle:
             raise Violation("late", "blocks are never written to good disks")
         world.end_well()
     else:

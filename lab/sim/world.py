@@ -384,6 +384,6 @@ class World:
     def _tag(self, life: Life, kind: int, epoch: int) -> bytes | None:
         """Of the namespace that this model has at this moment; None: no engine of it is connected."""
         for session in life.hierarchy.roster.sessions.values():
-            if session.namespace is not None and session.namespace.weights == self.models[kind].weights:
-                return life.sealing.origins("default", session.namespace.at_epoch(epoch))[0].tag
+            if session.keyed is not None and session.keyed.namespace.weights == self.models[kind].weights:
+                return session.keyed.at(epoch)[0].tag
         return None

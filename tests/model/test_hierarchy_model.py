@@ -562,7 +562,7 @@ class Well(RuleBasedStateMachine):
     @property
     def stuck(self) -> bool:
         """Blocks that are to come up do not."""
-        return bool(self.faulty.hanging) or self.rig.hierarchy.mover.down
+        return bool(self.faulty.hanging) or self.rig.hierarchy.stack.mover.down
 
     def _justify(self, engine: Engine, request: Request) -> None:
         told = 32 * len(request.rows)  # and behind them some may be on their way up
@@ -707,7 +707,7 @@ class Well(RuleBasedStateMachine):
         counted = hierarchy.arena.count()
         for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling"):
             assert counted[what] == 0, what
-        mover = hierarchy.mover
+        mover = hierarchy.stack.mover
         assert not (mover.staging or mover.reading or mover.writing or mover.queued_bytes)
         assert mover.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):

@@ -80,7 +80,9 @@ class DeepRig(Rig):
             write=write,
             prefetch=prefetch,
         )
-        self.hierarchy.mover._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
+        self.hierarchy.stack.mover._ended = (
+            16  # as if it had been read before: it is asked for all that it may be asked for
+        )
         self.hierarchy.recover()
         self.executor.drain()
 
@@ -99,7 +101,7 @@ class DeepRig(Rig):
     def name(self, engine: FakeEngine, digest: bytes, epoch: int = 0) -> BlockId:
         """The id of a block in the newest key epoch."""
         assert engine.scheduler.member is not None
-        return self.hierarchy._origins(engine.scheduler.member.session, epoch)[0].name(digest)
+        return engine.scheduler.member.session.origins(epoch)[0].name(digest)
 
     def damage(self, id: BlockId, byte: int) -> None:
         """Flips a bit of what lies in the tier."""

@@ -137,7 +137,9 @@ def test_one_namespace_is_cleared() -> None:
 
 def tag_of(engine: FakeEngine) -> bytes:
     assert engine.scheduler.member is not None
-    (origins,) = engine.scheduler.member.session.origins.values()
+    keyed = engine.scheduler.member.session.keyed
+    assert keyed is not None
+    (origins,) = keyed.known
     return origins[0].tag
 
 
@@ -235,7 +237,7 @@ def test_nothing_of_before_comes_back(tmp_path: Path, seed: int, by_namespace: b
     rig.hierarchy.drain(lambda: ended.append(True))
     rig.settle()
     assert ended == [True]
-    rig.hierarchy.mover.tier.close()
+    rig.hierarchy.stack.mover.tier.close()
     again = rig_with_disk(tmp_path, seed)
     engine, other = engine_of(again), engine_of(again, OTHER_MODEL, "other")
     assert [engine.found(digests(n)) for n in (0, 4, 8, 12, 100, 1, 2)] == [0, 0, 0, 0, 0, 1, 1]

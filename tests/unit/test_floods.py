@@ -147,10 +147,10 @@ def test_a_client_says_in_several_messages_what_is_too_long_for_one() -> None:
 
 def test_what_changes_nothing_has_nobody_look_again(rig: Rig) -> None:
     engine = joined(rig)
-    assert not rig.hierarchy._recalls.changed
+    assert not rig.hierarchy._news.any
     engine.scheduler.say(m.Abandon([1 << 40]))
     engine.workers[0].say(m.Mapped(next(iter(engine.workers[0].shared))))
-    assert not rig.hierarchy._recalls.changed
+    assert not rig.hierarchy._news.any
 
 
 # what waits -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from stepwell.hierarchy import hierarchy as hierarchy_module
 from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.requests import recalls
 from stepwell.hierarchy.sessions import roster
+from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
 from stepwell.io.clock import Clock
@@ -767,7 +768,7 @@ def test_names_of_few_epochs_are_kept_at_hand(rig: Rig) -> None:
     for epoch in range(20):
         engine.found(chain(1), epoch=epoch)
     (session,) = rig.hierarchy.roster.sessions.values()
-    assert len(session.origins) == hierarchy_module._EPOCHS_KEPT
+    assert session.keyed is not None and len(session.keyed.known) == EPOCHS_KEPT
 
 
 def test_sessions_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -888,7 +889,7 @@ def test_blocks_of_an_older_key_epoch_are_found_and_new_ones_get_the_newest(monk
     engine, digests = joined(rig), chain(4)
     engine.spill(digests[:64])
     rotated_keys = Sealing(_keys(b"b" * 32, b"a" * 32), sealed=True, wall=lambda: 0.0)
-    monkeypatch.setattr(rig.hierarchy, "_sealing", rotated_keys)
+    monkeypatch.setattr(rig.hierarchy.roster, "_sealing", rotated_keys)
     rotated = joined(rig, name="rotated")
     assert rotated.found(digests) == 2
     rotated.spill(digests[64:], parent=at(digests, 1))
@@ -919,5 +920,5 @@ def test_however_small_the_share_for_pins_one_block_is_recalled() -> None:
     rig = make_rig()
     engine = joined(rig)
     engine.spill(chain(3))
-    rig.hierarchy._recalls.pin_waiting = 0.001
+    rig.hierarchy._recalls.follow(pin_waiting=0.001)
     assert engine.found(chain(3)) == 1

@@ -287,13 +287,13 @@ def test_placement_is_asked_for_each_block() -> None:
 
 def test_prefetch_begins_and_ends() -> None:
     rig = DeepRig(3)
-    assert rig.hierarchy.prefetch is None
+    assert rig.hierarchy.stack.prefetch is None
     behave(rig, prefetch="on")
-    first = rig.hierarchy.prefetch
+    first = rig.hierarchy.stack.prefetch
     behave(rig, prefetch="on")
-    assert first is not None and rig.hierarchy.prefetch is first, "it remembers"
+    assert first is not None and rig.hierarchy.stack.prefetch is first, "it remembers"
     behave(rig)
-    assert rig.hierarchy.prefetch is None
+    assert rig.hierarchy.stack.prefetch is None
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     assert engine.found(digests) == 3

@@ -126,6 +126,6 @@ def test_a_namespace_has_a_tag_of_its_own_in_each_key_epoch() -> None:
         for n, model in enumerate((Model(), Model(weights=b"x" * 32), Model(block_tokens=256))):
             member = rig.join(model, name=str(n)).scheduler.member
             assert member is not None
-            tags |= {rig.hierarchy._origins(member.session, epoch)[0].tag for epoch in (0, 1)}
+            tags |= {member.session.origins(epoch)[0].tag for epoch in (0, 1)}
     assert len(tags) == 12
     assert all(len(tag) == 16 for tag in tags)

@@ -28,6 +28,7 @@ from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
@@ -35,6 +36,7 @@ from stepwell.ops import places
 from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome
 from stepwell.serve.process import run
 from stepwell.testing.clock import SetClock
+from stepwell.vault.keyring import Keyring
 
 ROOT = os.geteuid() == 0
 GUEST, STRANGER, GROUP = 65534, 65533, 65500  # numbers need no names
@@ -380,7 +382,7 @@ def test_no_users_process_speaks_for_an_engine_of_another_one(
 
 
 def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
-    roster = Roster(SetClock(), Shares(1))
+    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def session_of(uid: int, tenant: str, hello: Hello) -> object:
         return roster.enter(Peer(uid, 1, True, tenant), hello, lambda *_: None, lambda: None).session
@@ -392,7 +394,7 @@ def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
 
 
 def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> None:
-    roster = Roster(SetClock(), Shares(1))
+    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def enter(uid: int, hello: Hello) -> Member:
         peer = Peer(uid, 1, watched=True, tenant="default")

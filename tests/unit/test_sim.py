@@ -262,7 +262,7 @@ def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch)
                 other.news, other.turn, other.ahead = now, now if all_of_it else other.turn, 1 << 20
 
     monkeypatch.setattr(SchedulerClient, "_got_on", anyone)
-    monkeypatch.setattr(Recalls, "look_again", lambda self: None)
+    monkeypatch.setattr(Recalls, "_await_nothing", lambda self: None)
     assert "moved" in _finds("late", traffic=True).what
 
 

@@ -22,6 +22,7 @@ from stepwell.cli.output import stats_table
 from stepwell.client import control
 from stepwell.config import Settings, Tenant, check_together, load, texts
 from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.ops import places
@@ -200,7 +201,7 @@ def test_a_digest_has_another_id_and_other_slabs_for_each_tenant() -> None:
 
 
 def test_a_session_has_members_of_one_tenant_whatever_they_call_themselves() -> None:
-    roster = Roster(SetClock(), Shares(1))
+    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def enter(tenant: str, hello: Hello) -> Member:
         peer = Peer(1, 1, watched=True, tenant=tenant)

@@ -211,7 +211,7 @@ class _Well:
         for engine in self._engines:
             member = engine.scheduler.member
             assert member is not None
-            names = {origin.name(d) for origin in hierarchy._origins(member.session, 0) for d in self._chains}
+            names = {origin.name(d) for origin in member.session.origins(0) for d in self._chains}
             if any((id in names) != (tenant == engine.tenant) for id, tenant in owners.items()):
                 self.wrong.append(f"a block has the id of {engine.tenant} and is not its own, or the other way round")
             said = b"".join(engine.said)

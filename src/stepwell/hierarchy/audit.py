@@ -107,13 +107,15 @@ def hierarchy(well: Hierarchy) -> None:
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1
         filling |= {id(f.entry) for f in session.fills.values()}
-    for entry in well.mover.leased:
+    for entry in well.stack.mover.leased:
         leases[id(entry)] = leases.get(id(entry), 0) + 1
-    filling |= {id(entry) for entry in well.mover.staging}
-    if well.prefetch is not None and well.prefetch.held_bytes != sum(entry.nbytes for entry in well.prefetch.held):
-        wrong.append(f"{well.prefetch.held_bytes} bytes of guesses, of {len(well.prefetch.held)} blocks")
-    if well.mover.queued_bytes != sum(entry.nbytes for entry in well.mover.owed):
-        wrong.append(f"{well.mover.queued_bytes} bytes are to be written, of {len(well.mover.owed)} blocks")
+    filling |= {id(entry) for entry in well.stack.mover.staging}
+    if well.stack.prefetch is not None and well.stack.prefetch.held_bytes != sum(
+        entry.nbytes for entry in well.stack.prefetch.held
+    ):
+        wrong.append(f"{well.stack.prefetch.held_bytes} bytes of guesses, of {len(well.stack.prefetch.held)} blocks")
+    if well.stack.mover.queued_bytes != sum(entry.nbytes for entry in well.stack.mover.owed):
+        wrong.append(f"{well.stack.mover.queued_bytes} bytes are to be written, of {len(well.stack.mover.owed)} blocks")
     if (held := _held(well)) is not None and held != well.held.by_tenant:
         wrong.append(f"{dict(well.held.by_tenant)} bytes wait for the tenants' sessions, {held} found")
     quarantined = 0
@@ -133,7 +135,7 @@ def hierarchy(well: Hierarchy) -> None:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
         if (entry.state is State.FILLING) != (id(entry) in filling):
             wrong.append("a block is being filled by nobody")
-        lost = entry.state is State.DRAINING or entry in well.mover.staging  # of a read that hangs
+        lost = entry.state is State.DRAINING or entry in well.stack.mover.staging  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}

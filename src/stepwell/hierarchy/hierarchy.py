@@ -16,26 +16,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
-from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
+from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.errors import ConfigError, ProtocolError, StepwellError
 from stepwell.events import Event, Sink
-from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.levels.costs import Calibrations, Costs
-from stepwell.hierarchy.levels.mover import MOST_BATCH, Mover
-from stepwell.hierarchy.levels.prefetch import Prefetch
-from stepwell.hierarchy.levels.writing import Writing
+from stepwell.hierarchy.levels.mover import MOST_BATCH
+from stepwell.hierarchy.levels.stack import TierStack
 from stepwell.hierarchy.limits import Limits
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import KINDS, Kind, Pause, Pauses
 from stepwell.hierarchy.requests import clearing
 from stepwell.hierarchy.requests.decisions import Decisions
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
-from stepwell.hierarchy.requests.survey import Survey
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import MOST_ERRORS, Canaries, Tags
 from stepwell.hierarchy.sessions.roster import Roster
@@ -60,8 +58,6 @@ MAX_RESERVE = 256
 
 MAX_TICKETS = 4096
 """Requests of one session that may be waiting, and as many that may be copying."""
-
-_EPOCHS_KEPT = 4
 
 
 class Hierarchy:
@@ -100,99 +96,47 @@ class Hierarchy:
         paused: Iterable[Pause] = (),
         keep_paused: Callable[[Sequence[Pause]], None] = lambda paused: None,
     ) -> None:
-        self._sealing = sealing
         self._clock = clock
         self.judge = judge
         self._started = clock.now()
         self.well = well
         self.limits = limits
         self.counters = Counters()
-        self.index: dict[BlockId, Entry] = {}
-        self._ghosts = Ghosts()
+        self.decisions = Decisions()
         self._sink = sink
-        watch = Watch(
-            serving=self._share,
-            retired=self._unshare,
-            dropped=self._dropped,
-            troubled=lambda error: self._emit(e.ArenaTroubled(str(error))),
-        )
+        self.pauses = Pauses(self._emit, paused, keep_paused)
+        self._core = Core(clock, limits, self._emit, self.pauses, WorkQueue(clock))
+        self._work, self._news = self._core.work, self._core.news
+        self._ghosts = Ghosts()
+        self.shares = Shares(tenants)
+        self.held = Held(self.shares)
+        self.roster = Roster(clock, self.shares, sealing, entropy)
+        self.canaries = Canaries(clock, self._emit, barred, keep)
         self.arena = Arena(
             limits.host_bytes,
             memory,
             executor.submit,
-            watch,
+            _ArenaWatch(self),
             clock,
             slab_bytes=limits.slab_bytes,
             policy=policy,
             placement=placement,
         )
-        self.shares = Shares(tenants)
-        self.held = Held(self.shares)
-        self.roster = Roster(clock, self.shares, entropy)
-        self.canaries = Canaries(clock, self._emit, barred, keep)
-        self.pauses = Pauses(self._emit, paused, keep_paused)
-        self._work = WorkQueue(clock)
-        self._recalls = Recalls(
-            self.arena,
-            self.index,
-            limits,
-            self._emit,
-            self._ghosts,
-            self._origins,
-            self.canaries.bars,
-            self._work.add,
-            self._weight,
-            self.held.give,
-            self.pauses,
-        )
         below = NullTier() if tier is None else tier
-        self.costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
-        self.mover = self._recalls.mover = Mover(
-            self.arena,
-            self.index,
-            below,
-            sealing,
-            clock,
-            limits,
-            self._emit,
-            self._recalls.landed,
-            self._written,
-            self.costs,
-            self._recalls.look_again,
+        costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
+        self.stack = TierStack(
+            self._core, self.arena, below, sealing, self.canaries, costs, write or Through(), prefetch=prefetch
         )
-        weighing = Weighing(clock, self._emit, self.costs, below.name, self.mover.ahead, recall)
-        self._recalls.weighing = weighing
-        self._recalls.survey = Survey(self.index, self.mover, weighing, self._origins)
-        self.decisions = Decisions()
-        self._writing = Writing(self.arena, self.mover, write or Through(), self._emit, self._work.walk, self.pauses)
-        self.prefetch = self._prefetch() if prefetch else None
-        self._recalls.told = self._told
-        self._spills = Spills(
-            self.arena,
-            self.index,
-            clock,
-            self._emit,
-            self._origins,
-            self.canaries.bars,
-            self._published,
-            self.mover,
-            self._weight,
-            self.pauses,
+        self._weighing = Weighing(self._core, costs, self.stack.mover, recall)
+        self._recalls = Recalls(
+            self._core, self.arena, self.stack, self._weighing, self.canaries, self._ghosts, self.held
         )
+        self._spills = Spills(self._core, self.arena, self.stack, self.canaries)
 
-    def _prefetch(self) -> Prefetch:
-        return Prefetch(
-            self.arena,
-            self.index,
-            self.mover,
-            self.costs,
-            self._clock,
-            self._emit,
-            self.canaries.bars,
-            self._work.walk,
-            self._recalls.fill,
-            self.pauses,
-        )
+    @property
+    def index(self) -> Mapping[BlockId, Entry]:
+        """The blocks that can be found in host memory, by id."""
+        return self._core.index.entries
 
     # members ----------------------------------------------------------------------------------------------------------
 
@@ -280,7 +224,7 @@ class Hierarchy:
         session.transfers.clear()
         if session.owner is not None and all(s.owner != session.owner for s in self.roster.sessions.values()):
             self.arena.gone(session.owner)
-        self._recalls.freed()
+        self._news.freed = True
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self.roster.quarantines.remove(quarantine)
         self._emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
@@ -296,15 +240,11 @@ class Hierarchy:
         self.arena.cleanse(quarantine.slots)
         for entry in quarantine.entries:
             self.arena.release(entry)
-        self._recalls.changed = True
+        self._news.changed = True
 
     # slabs ------------------------------------------------------------------------------------------------------------
 
-    def _share(self, slab: Slab | None) -> None:
-        self._work.slabs_changed()
-        if slab is None:
-            self._recalls.changed = True  # nobody needs to wait until it is there
-            return
+    def _share(self, slab: Slab) -> None:
         self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self.roster.sessions.values():
             if session.phase is Phase.LIVE and session.owner == slab.owner:
@@ -321,35 +261,10 @@ class Hierarchy:
 
     def _unshare(self, slab: Slab) -> None:
         self._emit(e.SlabRetired(slab.layout.nbytes))
-        self._recalls.changed = True  # nobody needs to wait until it is mapped
         for session in self.roster.sessions.values():
             if session.owner == slab.owner:
                 for member in session.workers.values():
                     member.send(m.SlabRetired(slab.number), ())
-
-    def _dropped(self, entry: Entry, reason: str) -> None:
-        if self.index.get(entry.id) is entry:
-            del self.index[entry.id]
-        self._emit(e.BlockDropped(reason))
-        if self.prefetch is not None:
-            self.prefetch.left(entry)
-        if reason in ("evicted", "retired"):
-            self._ghosts.add(entry.id)
-            self._writing.left(entry)
-
-    def _published(self, entry: Entry) -> None:
-        self._writing.spilled(entry)
-        if self.prefetch is not None:
-            self.prefetch.spilled(entry)
-
-    def _told(self, run: Sequence[Entry]) -> None:
-        self._writing.used(run)
-        if self.prefetch is not None:
-            self.prefetch.used(run)
-
-    def _written(self, blocks: int) -> None:
-        self._recalls.freed()
-        self._writing.written(blocks)
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -382,9 +297,8 @@ class Hierarchy:
                     self._recalls.decline(session, message)
                     return
                 self._work.add(self._recalls.ask(session, message))
-                if self.prefetch is not None and self._recalls.weighing.mode(message.recall) is not Mode.NEVER:
-                    origin = self._origins(session, message.epoch)[0]
-                    self.prefetch.asked(session, origin, digests)
+                if self._weighing.mode(message.recall) is not Mode.NEVER:
+                    self.stack.asked(session, message.epoch, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
@@ -400,7 +314,7 @@ class Hierarchy:
                 self._work.add(self._holding(session, len(digests), self._spills.reserve(session, message)))
             case m.Abandon(leases=leases):
                 ended = [self._spills.abandon(session, lease, quarantine=False) for lease in leases]
-                self._recalls.changed |= any(ended)
+                self._news.changed |= any(ended)
             case m.Forget(digests=digests):
                 nbytes = len(digests) + OVERHEAD
                 if session.forgetting + nbytes > 32 * m.MAX_DIGESTS + OVERHEAD:
@@ -414,7 +328,7 @@ class Hierarchy:
             case m.Report(counts=counts):
                 self._emit(e.EngineReported(counts))
             case m.Timings(steps=steps, copies=copies):
-                self.costs.heard(self._origins(session, LOADED_FROM_FILES)[0].tag, steps, copies)
+                self.stack.costs.heard(session.tag, steps, copies)
             case _:
                 raise _not_now(message)
 
@@ -425,7 +339,7 @@ class Hierarchy:
                 if slab is not None and member.number not in slab.mapped:
                     slab.mapped.add(member.number)
                     self._work.slabs_changed()
-                    self._recalls.changed = True
+                    self._news.changed = True
             case m.Unmapped(slab=number):
                 slab = self._slab_of(session, number)
                 if slab is not None:
@@ -434,7 +348,7 @@ class Hierarchy:
                     self.arena.unmapped(member.number, slab)
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
-                    self._recalls.changed = True
+                    self._news.changed = True
             case m.Recalled(transfers=transfers):
                 self._recalls.recalled(session, member.hello.rank, transfers)
             case _:
@@ -452,17 +366,17 @@ class Hierarchy:
         for at in range(0, len(message.digests) - 31, 32):
             if session.phase is not Phase.LIVE:
                 return
-            for origin in self._origins(session, message.epoch):
+            for origin in session.origins(message.epoch):
                 id = origin.name(message.digests[at : at + 32])
-                self.mover.tier.drop(id)
-                entry = self.index.get(id)
+                self.stack.mover.tier.drop(id)
+                entry = self._core.index.find(id)
                 if entry is not None and entry.state is State.RESIDENT:
                     self.arena.drop(entry, "failed_check")
             yield Step.DONE
         session.forgetting -= len(message.digests) + OVERHEAD
 
     def _heard(self, session: Session, epoch: int, kind: str, errors: list[float]) -> None:
-        origins = self._origins(session, epoch)
+        origins = session.origins(epoch)
         if self.canaries.heard(session.tenant, origins, kind, errors):
             for origin in origins:
                 self._clear(self.tiers, origin.tag, lambda sums: None)
@@ -472,69 +386,39 @@ class Hierarchy:
         self.decisions(event)
         self._sink(event)
 
-    def _origins(self, session: Session, epoch: int) -> tuple[Origin, ...]:
-        origins = session.origins.get(epoch)
-        if origins is None:
-            assert session.namespace is not None
-            namespace = session.namespace.at_epoch(epoch % (1 << 64))
-            origins = session.origins[epoch] = self._sealing.origins(session.tenant, namespace)
-            while len(session.origins) > _EPOCHS_KEPT:
-                del session.origins[next(iter(session.origins))]
-        return origins
-
-    def _weight(self, session: Session, depth: int) -> float:
-        assert session.scheduler is not None
-        return self.costs.weight(
-            self._origins(session, LOADED_FROM_FILES)[0].tag, session.scheduler.hello.block_tokens, depth
-        )
-
     # work -------------------------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
         """One slice of pending work; True if more is waiting."""
-        if self._recalls.changed:
-            self._work.add(*self._recalls.retry())
-        if (due := self.mover.next_moment) is not None and due <= self._clock.now():
-            self.mover.pump()
+        if self._news.any:
+            self._recalls.look()
         if (due := self.arena.next_moment) is not None and due <= self._clock.now():
             self.arena.serve_queue()
         if (due := self.roster.next_moment) is not None and due <= self._clock.now():
             for session in self.roster.overdue():
                 self._end(session)
-        self._writing.turn()
-        if self.prefetch is not None:
-            self.prefetch.turn()
+        self.stack.turn()
         self.arena.tidy()
         self._work.turn()
-        return self._work.more or self._recalls.changed or self.arena.former.too_many
+        return self._work.more or self._news.any or self.arena.former.too_many
 
-    # the tier below ---------------------------------------------------------------------------------------------------
+    # a well's beginning and end ---------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Finds what an earlier life left in the tier, in the background. Call once, at first."""
-        began = self._clock.now()
-        tier = self.mover.tier
-
-        def done(blocks: int) -> None:
-            self.mover.recovering = False
-            self.mover.pump()
-            kept = tier.figures().get("kept_segments", 0)
-            self._emit(e.TierRecovered(tier.name, blocks, self._clock.now() - began, kept))
-
-        self.mover.recovering = True
-        tier.recover(done)
+        self.stack.recover()
 
     def drain(self, done: Callable[[], None]) -> None:
         """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
         it in its best form. Call `turn` and deliver completions meanwhile."""
-        self._writing.end(lambda: self.mover.when_idle(lambda: self.mover.tier.settle(done)))
+        self.stack.drain(done)
 
     # what an operator asks --------------------------------------------------------------------------------------------
 
     @property
     def tiers(self) -> frozenset[str]:
         """Names of those that keep blocks."""
-        return frozenset({clearing.HOST, self.mover.tier.name} if self.mover.keeps else {clearing.HOST})
+        return frozenset({clearing.HOST, self.stack.mover.tier.name} if self.stack.mover.keeps else {clearing.HOST})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
@@ -545,13 +429,13 @@ class Hierarchy:
 
     def _clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         def cleared(sums: dict[str, clearing.Sum]) -> None:
-            self._recalls.changed = True
+            self._news.changed = True
             done(sums)
 
-        if self.prefetch is not None and self.mover.tier.name in tiers:
-            self.prefetch.forget(namespace)
-        walk = self._work.walk
-        walk(clearing.Clearing(self.arena, self.mover, tiers & self.tiers, namespace, walk, cleared).run())
+        if self.stack.mover.tier.name in tiers:
+            self.stack.cleared(namespace)
+        clear = clearing.Clearing(self.arena, self.stack.mover, tiers & self.tiers, namespace, self._work, cleared)
+        self._work.walk(clear.run())
 
     def pause(self, pause: Pause) -> None:
         """From now on nothing of this kind begins; what has begun goes its way to the end."""
@@ -563,21 +447,16 @@ class Hierarchy:
 
     def resume(self, kind: Kind, uid: int) -> None:
         if self.pauses.resume(kind, uid) and kind == "spills":
-            self._writing.resumed()
+            self.stack.spills_resumed()
 
     def behave(
         self, *, recall: Mode, placement: Placement, write: WritePolicy, prefetch: bool, pin_waiting: float
     ) -> None:
         """As the parameters of the same names, from now on."""
-        self._recalls.weighing.default = recall
-        self._recalls.pin_waiting = pin_waiting
-        self._recalls.changed = True  # there may be room for pins
-        self.arena.placement = placement
-        self._writing.follow(write)
-        if not prefetch:
-            self.prefetch = None  # what it had brought up is host memory's, like any other block
-        elif self.prefetch is None:
-            self.prefetch = self._prefetch()
+        self._weighing.follow(recall)
+        self._recalls.follow(pin_waiting)
+        self.arena.follow(placement)
+        self.stack.follow(write, prefetch=prefetch)
 
     def count_namespaces(self, done: Callable[[dict[bytes, clearing.NamespaceSum]], None]) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
@@ -605,10 +484,8 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        guess = self.prefetch.next_moment if self.prefetch is not None else None
-        parts = (self._work, self.mover, self.arena, self.roster)
-        moments = (*(part.next_moment for part in parts), guess)
-        return min((moment for moment in moments if moment is not None), default=None)
+        parts = (self._work, self.stack, self.arena, self.roster)
+        return min((moment for part in parts if (moment := part.next_moment) is not None), default=None)
 
     @property
     def leaving(self) -> Collection[Ticket]:
@@ -631,7 +508,7 @@ class Hierarchy:
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),
-            **self.mover.count(),
+            **self.stack.mover.count(),
             "trouble": str(self.arena.trouble or ""),
             "paused": "; ".join(map(str, self.pauses.all)),
         }
@@ -658,7 +535,36 @@ class Hierarchy:
             self._end(session, without=session.members[0])
             session.members[0].close()
         self.arena.close()
-        self.mover.tier.close()
+        self.stack.close()
+
+
+class _ArenaWatch:
+    """Passes on what the arena says to the parts that it concerns."""
+
+    def __init__(self, well: Hierarchy) -> None:
+        self._well = well
+
+    def serving(self, slab: Slab | None) -> None:
+        self._well._work.slabs_changed()
+        if slab is None:
+            self._well._news.changed = True  # nobody needs to wait until it is there
+        else:
+            self._well._share(slab)
+
+    def retired(self, slab: Slab) -> None:
+        self._well._news.changed = True  # nobody needs to wait until it is mapped
+        self._well._unshare(slab)
+
+    def dropped(self, entry: Entry, reason: str) -> None:
+        well, evicted = self._well, reason in ("evicted", "retired")
+        well._core.index.remove(entry)
+        well._emit(e.BlockDropped(reason))
+        if evicted:
+            well._ghosts.add(entry.id)
+        well.stack.left(entry, evicted=evicted)
+
+    def troubled(self, error: StepwellError) -> None:
+        self._well._emit(e.ArenaTroubled(str(error)))
 
 
 def _too_much(message: m.FromEngine) -> ProtocolError:

@@ -211,7 +211,7 @@ def _serve(
         try:
             why = loop.run()
             log.info("the well ends: %s", why)
-            if learned := hierarchy.costs.learned:
+            if learned := hierarchy.stack.costs.learned:
                 costs.keep(learned, keeper)
             if not loop.drain(_DRAIN_SECONDS):
                 log.warning("what still waited to be written to disk is given up")

@@ -13,6 +13,7 @@ import pytest
 from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
+from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
 from stepwell.hierarchy.arena.entry import Entry
@@ -37,6 +38,29 @@ def name(n: int) -> BlockId:
     return BlockId(n.to_bytes(32, "big"))
 
 
+class _Recorder:
+    """What the arena of a bench says; member 1 maps each slab, if it maps any."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def serving(self, slab: Slab | None) -> None:
+        if slab is None:
+            return
+        self._bench.served.append(slab)
+        if self._bench.maps:
+            slab.mapped |= MEMBER
+
+    def retired(self, slab: Slab) -> None:
+        self._bench.retired.append(slab)
+
+    def dropped(self, entry: Entry, reason: str) -> None:
+        self._bench.dropped.append((entry, reason))
+
+    def troubled(self, error: StepwellError) -> None:
+        pass
+
+
 class Bench:
     """An arena with everything around it recorded; member 1 maps each slab as it is served."""
 
@@ -46,16 +70,8 @@ class Bench:
         self.served: list[Slab] = []
         self.retired: list[Slab] = []
         self.dropped: list[tuple[Entry, str]] = []
-        self._maps = maps
-        watch = Watch(self._serving, self.retired.append, lambda entry, why: self.dropped.append((entry, why)))
-        self.arena = kit.make(host_bytes, self.memory, self.executor, watch)
-
-    def _serving(self, slab: Slab | None) -> None:
-        if slab is None:
-            return
-        self.served.append(slab)
-        if self._maps:
-            slab.mapped |= MEMBER
+        self.maps = maps
+        self.arena = kit.make(host_bytes, self.memory, self.executor, _Recorder(self))
 
     def settle(self) -> None:
         self.executor.drain()

@@ -101,7 +101,7 @@ class SlowEngine(Engine):
         for tokens in prompts:
             self.add(tokens)
             self.run_slowly()
-            while not self.well.hierarchy.mover.idle:
+            while not self.well.hierarchy.stack.mover.idle:
                 self.settle()
         self.forget()
         arena = self.well.hierarchy.arena
@@ -116,7 +116,7 @@ class SlowEngine(Engine):
 
     def rest(self) -> None:
         """Nobody asks for anything; what is under way in the tier ends."""
-        mover = self.well.hierarchy.mover
+        mover = self.well.hierarchy.stack.mover
         while mover.staging or not mover.idle:
             self.clock.advance(0.1)
             self.settle()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.namespace import BlockId
@@ -63,14 +64,20 @@ class Holding:
         return not (self.present or self.making or self.slabs)
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """What the arena tells its owner about."""
+class Watch(Protocol):
+    """What the arena's owner is told, in the middle of the arena's work: it must not call the arena back."""
 
-    serving: Callable[[Slab | None], None]  # populated: may be shared with members; None: could not be made
-    retired: Callable[[Slab], None]  # to be unmapped by members
-    dropped: Callable[[Entry, str], None]  # a resident block is gone, and why
-    troubled: Callable[[StepwellError], None] = lambda error: None  # memory for a slab was refused
+    def serving(self, slab: Slab | None) -> None:
+        """The slab is populated: members may map it. None: a slab could not be made."""
+
+    def retired(self, slab: Slab) -> None:
+        """Members are to unmap the slab."""
+
+    def dropped(self, entry: Entry, reason: str) -> None:
+        """A resident block is gone, and why."""
+
+    def troubled(self, error: StepwellError) -> None:
+        """Memory for a slab was refused, or does not come back."""
 
 
 class Arena:
@@ -93,7 +100,7 @@ class Arena:
         self.host_bytes = host_bytes
         self._clock = clock
         self._policy = policy
-        self.placement = placement or ByWorth()
+        self._placement = placement or ByWorth()
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._submit = submit
@@ -111,6 +118,10 @@ class Arena:
         self.sums = Sums()
         self.trouble: StepwellError | None = None
         self._queue = SlabQueue(clock)
+
+    def follow(self, placement: Placement) -> None:
+        """From now on this policy says where blocks are to lie."""
+        self._placement = placement
 
     # slabs ------------------------------------------------------------------------------------------------------------
 
@@ -380,7 +391,7 @@ class Arena:
         if holding is None or standing is None:
             return Place.HOT
         displaced = holding.residents.next() if holding.free < shards else None
-        return self.placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
+        return self._placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
 
     def reserve(
         self,
@@ -525,7 +536,7 @@ class Arena:
         residents = self.holdings[run[0].slots[0][0].owner].residents
         residents.used(reversed(run), self._now())
         for entry in run:
-            if residents.may_stay(entry) and self.placement.place(admitted=True, below=True) is Place.HOT:
+            if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Place.HOT:
                 residents.stay(entry)
 
     def _now(self) -> float:

@@ -22,13 +22,15 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, Verdict
 from stepwell.hierarchy.levels.breaker import State as Circuit
 from stepwell.hierarchy.levels.costs import Costs
 from stepwell.hierarchy.levels.healthy import HealthyReads
-from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.io.clock import Clock
+from stepwell.hierarchy.sessions.session import Session
+from stepwell.policies.placement.base import Place
 from stepwell.tiers.base import Reading, Tier, Writing
 
 MOST_BATCH, LEAST_BATCH = 8 << 20, 2 << 20
@@ -45,35 +47,20 @@ WRITERS = 4
 
 
 class Mover:
-    """`landed` is told of blocks whose staging has ended: RESIDENT, or gone. `written` is told when a write has ended,
-    and how many blocks it has stored: all that it was for were leased, and are so no more. `went_down` is called when
-    the tier stops being read; it may be called by whatever looks at the tier, so it must only take note."""
+    """`stored` counts blocks that writes have stored. The core's news say which reads have ended, that leases of
+    written blocks have, and when the tier stops being read."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        index: dict[BlockId, Entry],
-        tier: Tier,
-        sealing: Sealing,
-        clock: Clock,
-        limits: Limits,
-        emit: e.Sink,
-        landed: Callable[[list[Entry]], None],
-        written: Callable[[int], None],
-        costs: Costs,
-        went_down: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, core: Core, arena: Arena, tier: Tier, sealing: Sealing, costs: Costs) -> None:
         self._arena = arena
-        self._index = index
+        self._index = core.index
+        self._news = core.news
         self.tier = tier
-        self._went_down = went_down
         self._sealing = sealing
-        self._clock = clock
-        self._limits = limits
-        self._emit = emit
-        self._landed = landed
-        self._written = written
+        self._clock = core.clock
+        self._limits = core.limits
+        self._emit = core.emit
         self._costs = costs
+        self.stored = 0
         self._numbers = count(1)
         self._down: deque[tuple[Entry, bool]] = deque()  # and whether we hold a lease of it
         self.owed: set[Entry] = set()  # waiting to be written, or being written
@@ -88,10 +75,10 @@ class Mover:
         self._asked: Counter[int] = Counter()  # bytes of those in `staging`, by that order
         self.writing: dict[int, list[Entry]] = {}  # by the number of the call
         self.reading: dict[int, list[Entry]] = {}
-        self._reads, self._writes = (Breaker(clock, self._moved(operation)) for operation in ("read", "write"))
+        self._reads, self._writes = (Breaker(core.clock, self._moved(operation)) for operation in ("read", "write"))
         self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
         self._when_idle: Callable[[], None] | None = None
-        self._news = False  # a breaker admits more than at the last `pump`
+        self._moves = False  # a breaker admits more than at the last `pump`
         self._healthy = HealthyReads()
 
     # looking ----------------------------------------------------------------------------------------------------------
@@ -114,7 +101,7 @@ class Mover:
     @property
     def next_moment(self) -> float | None:
         """When `pump` has something to do because of the time alone."""
-        if self._news:
+        if self._moves:
             return self._clock.now()
         moments = [moment for moment in (self._reads.next_moment, self._writes.next_moment) if moment is not None]
         return min(moments, default=None)
@@ -122,9 +109,9 @@ class Mover:
     def _moved(self, operation: str) -> Callable[[Circuit, str], None]:
         def moved(state: Circuit, why: str) -> None:
             if state is not Circuit.OPEN:  # whoever looks first moves it: who asks for figures, say, and does no more
-                self._news = True
+                self._moves = True
             elif operation == "read":
-                self._went_down()
+                self._news.tier_down = True
             self._emit(e.TierBreakerMoved(self.tier.name, operation, state.value, why))
 
         return moved
@@ -144,6 +131,19 @@ class Mover:
         """Entries that this holds a lease of, for the audit."""
         queued = (entry for entry, held in self._down if held)
         return [*queued, *(entry for entries in self.writing.values() for entry in entries)]
+
+    def recover(self) -> None:
+        """Finds what an earlier life left in the tier, in the background; nothing is written before that has ended."""
+        began = self._clock.now()
+
+        def done(blocks: int) -> None:
+            self.recovering = False
+            self.pump()
+            kept = self.tier.figures().get("kept_segments", 0)
+            self._emit(e.TierRecovered(self.tier.name, blocks, self._clock.now() - began, kept))
+
+        self.recovering = True
+        self.tier.recover(done)
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Calls back once, when everything that was to be written is."""
@@ -223,7 +223,8 @@ class Mover:
                     self._emit(e.BlockNotWritten(self.tier.name, answer.value))
             seconds = self._clock.now() - began
             self._emit(e.BlocksWritten(self.tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
-            self._written(len(stored))
+            self.stored += len(stored)
+            self._news.freed = True
             self.pump()
 
         self.tier.write([self._sealing.outgoing(entry) for entry in batch], done)
@@ -237,8 +238,22 @@ class Mover:
 
     # up ---------------------------------------------------------------------------------------------------------------
 
-    def stage(self, entry: Entry, order: int) -> None:
-        """Begins to fill this FILLING entry. `order`: its request's place in the engine's queue."""
+    def fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+        """A block of the arena that is being filled from the tier; None: there is no room. `order`: its request's place
+        in the engine's queue, or NOBODYS."""
+        assert session.owner is not None
+        owner, shards = session.owner, session.shards
+        passing = False
+        if order != NOBODYS:
+            passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
+        entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
+        if entry is not None:
+            entry.origin = origin
+            self._index.add(entry)
+            self._stage(entry, order)
+        return entry
+
+    def _stage(self, entry: Entry, order: int) -> None:
         entry.staged = True
         self.staging[entry] = self._orders[entry] = order
         self._asked[order] += entry.nbytes
@@ -276,7 +291,7 @@ class Mover:
         the block may fill another one. Its slots stay with the read."""
         stuck = self.down and entry in self.staging
         if stuck:
-            del self._index[entry.id]
+            self._index.remove(entry)
         return stuck
 
     def _give_up(self, entry: Entry) -> None:
@@ -284,8 +299,7 @@ class Mover:
         if self.staging.pop(entry) is not None:
             self._up_bytes -= entry.nbytes
         self._no_more_asked(entry)
-        if self._index.get(entry.id) is entry:
-            del self._index[entry.id]
+        self._index.remove(entry)
         self._arena.fail(entry, quarantine=False)
 
     def _read(self) -> None:
@@ -319,7 +333,7 @@ class Mover:
                 self._healthy.took(seconds)
             good = 0
             for entry, answer in zip(batch, answers, strict=True):
-                if answer is Reading.GOOD and self._index.setdefault(entry.id, entry) is entry:
+                if answer is Reading.GOOD and self._index.add(entry):
                     del self.staging[entry]
                     self._no_more_asked(entry)
                     self._arena.commit(entry)
@@ -332,7 +346,7 @@ class Mover:
                 self._costs.read(nbytes, seconds, side_by_side)
             hits = sum(answer is Reading.GOOD for answer in answers)
             self._emit(e.BlocksStaged(self.tier.name, hits, good, seconds))
-            self._landed(batch)
+            self._news.landed += batch
             self.pump()
 
         self.tier.read([self._sealing.incoming(entry) for entry in batch], done)
@@ -349,7 +363,7 @@ class Mover:
 
     def pump(self) -> None:
         """Gives the tier as much to do as it should have. Whatever lets it do more calls this, time among it."""
-        self._news = False
+        self._moves = False
         while self._reads.admits and self._up and len(self.reading) < self._limits.readers:
             if self.reading and self._reading_bytes >= self._in_flight():
                 break

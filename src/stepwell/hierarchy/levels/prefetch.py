@@ -12,21 +12,21 @@ wrong, nothing is guessed for a while.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from stepwell.block.namespace import BlockId
-from stepwell.events import BlocksPrefetched, PrefetchEnded, Sink
+from stepwell.events import BlocksPrefetched, PrefetchEnded
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.costs import Costs
 from stepwell.hierarchy.levels.mover import NOBODYS, Mover
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.pauses import Pauses
+from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
-from stepwell.io.clock import Clock
 from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import Record
 
@@ -48,8 +48,6 @@ MOST_NOTED = 64
 AGAIN_S = 0.05
 """After which is looked again, when something was in the way."""
 
-Fill = Callable[[Session, Origin, BlockId, Entry | None, int], Entry | None]
-
 
 @dataclass(slots=True, eq=False)
 class Guess:
@@ -66,31 +64,16 @@ class Guess:
 
 
 class Prefetch:
-    """`fill` makes a block of the arena that is being filled from below, or says that there is no room."""
-
-    def __init__(
-        self,
-        arena: Arena,
-        index: Mapping[BlockId, Entry],
-        mover: Mover,
-        costs: Costs,
-        clock: Clock,
-        emit: Sink,
-        barred: Callable[[Iterable[Origin]], bool],
-        walk: Callable[[Work], None],
-        fill: Fill,
-        pauses: Pauses,
-    ) -> None:
+    def __init__(self, core: Core, arena: Arena, mover: Mover, costs: Costs, canaries: Canaries) -> None:
         self._arena = arena
-        self._index = index
+        self._index = core.index
         self._mover = mover
         self._costs = costs
-        self._clock = clock
-        self._emit = emit
-        self._barred = barred
-        self._walk = walk
-        self._fill = fill
-        self._pauses = pauses
+        self._clock = core.clock
+        self._emit = core.emit
+        self._canaries = canaries
+        self._work = core.work
+        self._pauses = core.pauses
         self._numbers = count(1)
         self._conversations = Conversations()
         self._record = Record()
@@ -109,7 +92,7 @@ class Prefetch:
         """A request of this session has asked for these blocks. Noted in the background; not those of many at once."""
         if self._noting < MOST_NOTED and len(digests) <= 32 * MOST_CHAIN:
             self._noting += 1
-            self._walk(self._note(session, origin, digests, self._clock.now()))
+            self._work.walk(self._note(session, origin, digests, self._clock.now()))
 
     def _note(self, session: Session, origin: Origin, digests: bytes, now: float) -> Work:
         ids: list[BlockId] = []
@@ -145,7 +128,7 @@ class Prefetch:
     def forget(self, namespace: bytes) -> None:
         """The blocks of this namespace, by its tag, are cleared from the tier; of all, if it is empty."""
         self._forgetting.append(namespace)
-        self._walk(self._forget(namespace))
+        self._work.walk(self._forget(namespace))
 
     def _forget(self, namespace: bytes) -> Work:
         for _ in self._conversations.forget(namespace):
@@ -184,7 +167,7 @@ class Prefetch:
         """A little of what is due."""
         now = self._clock.now()
         if self._closing and self._closing[0][0] <= now:
-            self._walk(self._close(heapq.heappop(self._closing)[2]))
+            self._work.walk(self._close(heapq.heappop(self._closing)[2]))
         if self._guess is None:
             if self._due and self._due[0][0] <= now:
                 guess = heapq.heappop(self._due)[2]
@@ -201,7 +184,7 @@ class Prefetch:
             now >= guess.until
             or guess.turn != guess.conversation.turn  # it has gone on, or was forgotten
             or session.phase is not Phase.LIVE
-            or self._barred((origin,))
+            or self._canaries.bars((origin,))
             or self._pauses.recalls
             or any(tag in (b"", origin.tag) for tag in self._forgetting)
             or speed is None
@@ -235,17 +218,17 @@ class Prefetch:
         """The next block of the guess, in host memory or on its way there. None: there is no more to be had."""
         if guess.at == len(guess.conversation):
             return None
-        if guess.parent is not None and self._index.get(guess.parent.id) is not guess.parent:
+        if guess.parent is not None and self._index.find(guess.parent.id) is not guess.parent:
             return None
         id = guess.conversation.block(guess.at)
-        entry = self._index.get(id)
+        entry = self._index.find(id)
         if entry is not None:
             return entry
         assert session.owner is not None
         nbytes = session.owner.slot_bytes * session.shards
         if self.held_bytes + nbytes > self._most or not self._mover.tier.lookup(id):
             return None
-        entry = self._fill(session, origin, id, guess.parent, NOBODYS)
+        entry = self._mover.fill(session, origin, id, guess.parent, NOBODYS)
         if entry is not None:
             guess.brought.append(entry)
             self.held[entry] = guess

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from stepwell.block.state import State
-from stepwell.events import BlockNotWritten, Sink
+from stepwell.events import BlockNotWritten
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.mover import Mover
-from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
 
@@ -29,22 +29,13 @@ MOST_BEFORE = 64
 
 
 class Writing:
-    """`walk` takes in walks."""
-
-    def __init__(
-        self,
-        arena: Arena,
-        mover: Mover,
-        policy: WritePolicy,
-        emit: Sink,
-        walk: Callable[[Work], None],
-        pauses: Pauses,
-    ) -> None:
-        self._pauses = pauses
+    def __init__(self, core: Core, arena: Arena, mover: Mover, policy: WritePolicy) -> None:
+        self._pauses = core.pauses
         self._arena = arena
         self._mover = mover
-        self._emit = emit
-        self._walk = walk
+        self._emit = core.emit
+        self._work = core.work
+        self._stored = mover.stored  # when it was last looked at
         self._changed = False  # there is less room, or something else would leave next
         self._walking = False
         self._selective = False  # of a block's prefix, not all may have been written
@@ -90,23 +81,21 @@ class Writing:
             if not self._safe(entry):
                 self._emit(BlockNotWritten(self._mover.tier.name, "gone"))
 
-    def written(self, blocks: int) -> None:
-        """A write has stored so many. None: nothing is tried again because of that."""
-        self._changed = self._changed or blocks > 0
-
     def turn(self) -> None:
         """Begins to write ahead, where there is need to. What is being written is ahead of the need already. Called
-        often."""
+        often. A write that has stored nothing is no reason to try again."""
+        if self._mover.stored != self._stored:
+            self._stored, self._changed = self._mover.stored, True
         if self._changed and self._ahead and not self._walking:
             self._changed = False
             if next_to_go := self._arena.next_to_go(self._ahead - self._mover.queued_bytes):
                 self._walking = True
-                self._walk(self._clean(next_to_go))
+                self._work.walk(self._clean(next_to_go))
 
     def end(self, done: Callable[[], None]) -> None:
         """The well ends: `done` is called when the mover has all that is to be written."""
         if self._ahead and self._mover.keeps:
-            self._walk(self._finish(done))
+            self._work.walk(self._finish(done))
         else:
             done()
 

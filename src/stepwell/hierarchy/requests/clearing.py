@@ -13,7 +13,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.sessions.canaries import Tags
 from stepwell.hierarchy.sessions.session import Session
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.tiers.base import Forgotten
 
 HOST = "host"
@@ -51,7 +51,7 @@ class Clearing:
     filling is not: it comes after this. `done` gets what went, by tier.
 
     Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what has
-    come up from that tier until it was clear goes last. `walk` takes in walks.
+    come up from that tier until it was clear goes last.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Clearing:
         mover: Mover,
         tiers: frozenset[str],
         namespace: bytes,
-        walk: Callable[[Work], None],
+        work: WorkQueue,
         done: Cleared,
     ) -> None:
         self._arena = arena
         self._mover = mover
         self._tiers = tiers
         self._namespace = namespace
-        self._walk = walk
+        self._work = work
         self._done = done
         self._sums: dict[str, Sum] = {}
 
@@ -81,7 +81,7 @@ class Clearing:
 
         def gone(forgotten: Forgotten) -> None:
             self._sums[tier.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
-            self._walk(self._finish())
+            self._work.walk(self._finish())
 
         tier.clear(gone, self._namespace)
 
@@ -113,7 +113,7 @@ def count(
     sums = {tags[0]: NamespaceSum(quarantined=True) for tags in barred}
     for session in sessions:
         label = session.scheduler.label if session.scheduler is not None else ""
-        for origins in session.origins.values():
+        for origins in session.keyed.known if session.keyed is not None else ():
             of = sums.setdefault(origins[0].tag, NamespaceSum())
             of.tenant = session.tenant
             of.engines.add(label)

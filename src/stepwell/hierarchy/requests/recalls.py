@@ -11,25 +11,28 @@ pins) the ticket waits and is followed again when something changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
-from stepwell.events import BlocksRecalled, RunAnswered, Sink
+from stepwell.events import BlocksRecalled, RunAnswered
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
-from stepwell.hierarchy.levels.mover import NOBODYS, Mover
-from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.levels.mover import NOBODYS
+from stepwell.hierarchy.levels.stack import TierStack
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.pauses import PAUSED, Pauses
+from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.weighing import Weighing
+from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session, Ticket, Transfer
+from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode, Why
-from stepwell.policies.placement.base import Place
 from stepwell.policies.probe import PROBE_BYTES
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
@@ -55,51 +58,43 @@ _UNWEIGHED = _Obstacle("unweighed", True)
 
 
 class Recalls:
-    """`mover`, `weighing`, `survey` and `told` are set by the hierarchy before anybody asks. `told` hears of the blocks
-    that a request was told of, in the order of its prompt. `give` is told when a question of so many bytes of digests
-    waits no more."""
-
-    mover: Mover
-    weighing: Weighing
-    survey: Survey
-    told: Callable[[Sequence[Entry]], None]
+    """`ghosts` are blocks that were evicted lately, `held` the bytes of questions that wait."""
 
     def __init__(
         self,
+        core: Core,
         arena: Arena,
-        index: dict[BlockId, Entry],
-        limits: Limits,
-        emit: Sink,
+        stack: TierStack,
+        weighing: Weighing,
+        canaries: Canaries,
         ghosts: Ghosts,
-        origins: Callable[[Session, int], tuple[Origin, ...]],
-        barred: Callable[[Iterable[Origin]], bool],
-        later: Callable[[Work], None],
-        weight: Callable[[Session, int], float],
-        give: Callable[[Session, int], None],
-        pauses: Pauses,
+        held: Held,
     ) -> None:
         self._arena = arena
-        self._index = index
-        self._limits = limits
-        self.pin_waiting = limits.pin_waiting
-        self._emit = emit
+        self._index = core.index
+        self._news = core.news
+        self._emit = core.emit
+        self._work = core.work
+        self._pauses = core.pauses
+        self._host_bytes = core.limits.host_bytes
+        self._pin_waiting = core.limits.pin_waiting
+        self._stack = stack
+        self._mover = stack.mover
+        self._weighing = weighing
+        self._survey = Survey(core.index, stack.mover, weighing)
+        self._uses = AbsentUses(arena, stack.costs)
+        self._canaries = canaries
         self._ghosts = ghosts
-        self._origins = origins
-        self._barred = barred
-        self._later = later
-        self._weight = weight
-        self._give = give
-        self._pauses = pauses
+        self._held = held
         self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
         self._waiting: dict[Ticket, Session] = {}  # for anything that may change
         self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
         self._starved = False  # a ticket waits for slots that are held at the moment
-        self.changed = False  # something happened that a waiting ticket may have waited for
 
     def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
         ticket.tokens, ticket.recall = message.tokens, message.recall
-        if self.weighing.mode(ticket.recall) is Mode.NEVER:
+        if self._weighing.mode(ticket.recall) is Mode.NEVER:
             ticket.most, ticket.short = 0, Why.NEVER.value
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)
@@ -110,25 +105,31 @@ class Recalls:
         if session.scheduler is not None:
             session.scheduler.send(Found(message.ticket, 0, b"", False, "queue_full"), ())
 
-    def retry(self) -> list[Work]:
-        """Work for the tickets that waited, earliest request first."""
-        self.changed = self._starved = False
-        again, self._waiting = self._waiting, {}
-        return self._again(again)
-
-    def landed(self, entries: Iterable[Entry]) -> None:
-        """The staging of these blocks has ended, well or badly."""
+    def look(self) -> None:
+        """Tickets that waited for what has happened since the last look go on, the earliest request first."""
+        news = self._news.take()
+        if news.tier_down:
+            self._await_nothing()
         again: dict[Ticket, Session] = {}
-        for entry in entries:
+        for entry in news.landed:
             again |= self._awaiting.pop(entry, {})
-        for work in self._again(again):
-            self._later(work)
-        self.freed()
+        freed = news.freed or bool(news.landed)
+        if news.changed or news.tier_down or (freed and self._starved):
+            self._starved = False
+            again |= self._waiting
+            self._waiting = {}
+        self._work.add(*self._again(again))
+
+    def follow(self, pin_waiting: float) -> None:
+        """From now on waiting requests may pin this share of host memory together."""
+        self._pin_waiting = pin_waiting
+        self._news.changed = True  # there may be room for pins
 
     def pause(self, sessions: Sequence[Session]) -> Work:
         """Recalls are paused: who waits is answered now, and what a request was told of and was not offered yet is
         taken back."""
-        self.look_again()
+        self._await_nothing()
+        self._news.changed = True
         for session in sessions:
             for ticket in list(session.tickets.values()):
                 if not self._pauses.recalls:
@@ -138,16 +139,11 @@ class Recalls:
                     scheduler.send(GiveWay(ticket.number, PAUSED), ())
                 yield Step.DONE
 
-    def look_again(self) -> None:
-        """Who waits for blocks from below is to look again, and finds that they do not come."""
+    def _await_nothing(self) -> None:
+        """Tickets that wait for blocks of the tier are to look again, and find that they do not come."""
         for tickets in self._awaiting.values():
             self._waiting |= tickets
         self._awaiting.clear()
-        self.changed = True
-
-    def freed(self) -> None:
-        """Copies or reads that held slots have ended, and who waits for that is to look again."""
-        self.changed = self.changed or self._starved
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
         """A ticket that is queued already is not queued twice."""
@@ -159,12 +155,12 @@ class Recalls:
     # following --------------------------------------------------------------------------------------------------------
 
     def _follow(self, session: Session, ticket: Ticket) -> Work:
-        origins = self._origins(session, ticket.epoch)
+        origins = session.origins(ticket.epoch)
         while True:
             if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
-                self._give(session, len(ticket.digests))  # it ended while this was in the queue
+                self._held.give(session, len(ticket.digests))  # it ended while this was in the queue
                 return
-            if self._barred(origins):
+            if self._canaries.bars(origins):
                 self._bar(ticket, "quarantined")
             elif self._pauses.recalls:
                 self._bar(ticket, PAUSED)
@@ -173,15 +169,15 @@ class Recalls:
                 self._tell(session, ticket, more=True)
             obstacle = self._grow(session, ticket, origins)
             if obstacle is _UNWEIGHED:
-                yield from self.survey.run(session, ticket, origins)
-                if ticket.short and not (self._pauses.recalls or self._barred(origins)):
+                yield from self._survey.run(session, ticket, origins)
+                if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._probe(session, ticket, origins)
             elif obstacle is not None:
                 break
             yield Step.DONE
-        self.mover.pump()
+        self._mover.pump()
         self._see_landed(ticket)
-        if ticket.landed < len(ticket.pinned) and self.mover.down:
+        if ticket.landed < len(ticket.pinned) and self._mover.down:
             self._cut(ticket, ticket.landed, "tier_down")
             obstacle = _Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
@@ -216,12 +212,12 @@ class Recalls:
         while len(ticket.pinned) > blocks:
             ticket.staged.pop()
             self._unpin(ticket.pinned.pop())
-            self.changed = True  # there is room for pins
+            self._news.changed = True  # there is room for pins
 
     def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
         have landed: what is not worth it any more is given up."""
-        worth = max(self.survey.again(session, ticket, final=final), ticket.told)
+        worth = max(self._survey.again(session, ticket, final=final), ticket.told)
         if worth >= len(ticket.pinned):
             return None
         self._cut(ticket, worth, ticket.short)
@@ -233,15 +229,15 @@ class Recalls:
         become faster. Nobody waits for it."""
         owner = session.owner
         assert owner is not None
-        if self.mover.staging or self.mover.down or not self.weighing.probe():
+        if self._mover.staging or self._mover.down or not self._weighing.probe():
             return
         left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
         for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
-            if left <= 0 or self.survey.tier_of(ticket, at, origins) != self.mover.tier.name:
+            if left <= 0 or self._survey.tier_of(ticket, at, origins) != self._mover.tier.name:
                 return
             digest = ticket.digests[32 * at : 32 * at + 32]
-            origin = next(origin for origin in origins if self.mover.tier.lookup(origin.name(digest)))
-            entry = self.fill(session, origin, origin.name(digest), parent, NOBODYS)
+            origin = next(origin for origin in origins if self._mover.tier.lookup(origin.name(digest)))
+            entry = self._mover.fill(session, origin, origin.name(digest), parent, NOBODYS)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -253,7 +249,7 @@ class Recalls:
             state = pinned[ticket.landed].state
             if state is State.ABSENT:
                 ticket.ends = "not_readable"
-                self.changed = True  # there is room for pins
+                self._news.changed = True  # there is room for pins
                 while len(pinned) > ticket.landed:
                     ticket.staged.pop()
                     self._unpin(pinned.pop())
@@ -273,8 +269,8 @@ class Recalls:
             return _Obstacle(ticket.short, False)
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
-        entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
-        if entry is not None and self.mover.disown(entry):
+        entry = self._index.find(*ids)
+        if entry is not None and self._mover.disown(entry):
             entry = None
         if entry is None:
             staged = self._stage(session, ticket, ids, origins)
@@ -288,7 +284,7 @@ class Recalls:
             if entry.state is State.FILLING:
                 if ticket.weighed is None:
                     return _UNWEIGHED
-                self.mover.hasten(entry, ticket.order)
+                self._mover.hasten(entry, ticket.order)
         self._arena.pin(entry)
         ticket.pinned.append(entry)
         ticket.staged.append(entry.state is State.FILLING)
@@ -296,7 +292,7 @@ class Recalls:
 
     def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
         """Why this block of the arena cannot be added to the run."""
-        if entry.state is State.FILLING and entry not in self.mover.staging:
+        if entry.state is State.FILLING and entry not in self._mover.staging:
             return _Obstacle("filling", entry.id in session.filling)
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
@@ -309,11 +305,11 @@ class Recalls:
         self, session: Session, ticket: Ticket, ids: list[BlockId], origins: tuple[Origin, ...]
     ) -> Entry | _Obstacle:
         """An entry that is being filled from below; or why there is none."""
-        below = next((n for n, id in enumerate(ids) if self.mover.tier.lookup(id)), None)
+        below = next((n for n, id in enumerate(ids) if self._mover.tier.lookup(id)), None)
         if below is None:
             evicted = any(id in self._ghosts for id in ids)
             return _Obstacle("evicted" if evicted else "never_seen", False)
-        if self.mover.down:
+        if self._mover.down:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None
@@ -325,7 +321,7 @@ class Recalls:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
         self._count(session, ticket, ids[below])
-        entry = self.fill(session, origins[below], ids[below], parent, ticket.order)
+        entry = self._mover.fill(session, origins[below], ids[below], parent, ticket.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
@@ -336,29 +332,13 @@ class Recalls:
         wait for room."""
         depth = len(ticket.pinned)
         if depth >= ticket.counted:
-            assert session.owner is not None
-            first = not ticket.counted
-            self._arena.asked(session.owner, id, depth, self._weight(session, depth), first=first)
+            self._uses.note(session, id, depth, first=not ticket.counted)
             ticket.counted = depth + 1
-
-    def fill(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
-        """A block of the arena that is being filled from below; None: there is no room."""
-        assert session.owner is not None
-        owner, shards = session.owner, session.shards
-        passing = False
-        if order != NOBODYS:
-            passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
-        entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
-        if entry is not None:
-            entry.origin = origin
-            self._index[entry.id] = entry
-            self.mover.stage(entry, order)
-        return entry
 
     def _room(self, nbytes: int) -> bool:
         """For more pins; one block finds some however small their share is."""
         would = self._arena.pinned_bytes + nbytes
-        return not self._arena.pins or would <= self.pin_waiting * self._limits.host_bytes
+        return not self._arena.pins or would <= self._pin_waiting * self._host_bytes
 
     def _no_pins(self, session: Session, ticket: Ticket) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
@@ -379,7 +359,7 @@ class Recalls:
         news = ticket.pinned[first : ticket.landed]
         brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
         self._arena.touch([entry for entry, staged in zip(news, brought, strict=True) if not staged])
-        self.told(news)
+        self._stack.used(news)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,
@@ -388,7 +368,7 @@ class Recalls:
                 more,
                 reason,
                 bytes(brought),
-                self.mover.allowance_s,
+                self._mover.allowance_s,
                 ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )
             session.scheduler.send(found, ())
@@ -410,7 +390,7 @@ class Recalls:
                 self._arena.lease(entry)
             session.transfers[message.transfer] = Transfer(entries, missing)
         if ticket.weighed is not None and not message.compare:
-            self.weighing.ended(ticket.weighed, len(entries), message.waited_s)
+            self._weighing.ended(ticket.weighed, len(entries), message.waited_s)
             ticket.weighed = None
         self.release(session, message.ticket)
         if not message.compare:
@@ -429,7 +409,7 @@ class Recalls:
                 del session.transfers[number]
                 for entry in transfer.entries:
                     self._arena.release(entry)
-                self.freed()
+                self._news.freed = True
 
     def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
         """Ends a ticket, for which its request has waited in vain so long. A long run's pins are let go in slices,
@@ -438,16 +418,16 @@ class Recalls:
         if ticket is None:
             return
         if ticket.weighed is not None:
-            self.weighing.ended(ticket.weighed, 0, waited_s)
+            self._weighing.ended(ticket.weighed, 0, waited_s)
         if not ticket.queued:
-            self._give(session, len(ticket.digests))
+            self._held.give(session, len(ticket.digests))
         self._waiting.pop(ticket, None)
         self._await_no_more(ticket)
         self.leaving.add(ticket)
         if at_once or len(ticket.pinned) <= AT_ONCE:
             deque(self._let_go(ticket), maxlen=0)
         else:
-            self._later(self._let_go(ticket))
+            self._work.add(self._let_go(ticket))
 
     def _await_no_more(self, ticket: Ticket) -> None:
         if ticket.landed < len(ticket.pinned):
@@ -462,9 +442,9 @@ class Recalls:
             self._unpin(ticket.pinned.pop())
             yield Step.DONE
         self.leaving.discard(ticket)
-        self.changed = True
+        self._news.changed = True
 
     def _unpin(self, entry: Entry) -> None:
         self._arena.unpin(entry)
         if not entry.pins and entry.state is State.FILLING:
-            self.mover.unwanted(entry)
+            self._mover.unwanted(entry)

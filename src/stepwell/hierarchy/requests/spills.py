@@ -3,61 +3,48 @@ its shard. Until then nobody can read it; if any rank drops it, nobody ever will
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
-from stepwell.events import BlockSpilled, Sink, SpillRefused
+from stepwell.events import BlockSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.stack import TierStack
 from stepwell.hierarchy.origin import Origin
-from stepwell.hierarchy.pauses import PAUSED, Pauses
+from stepwell.hierarchy.pauses import PAUSED
+from stepwell.hierarchy.requests.uses import AbsentUses
+from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Fill, Phase, Session
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
-from stepwell.io.clock import Clock
 from stepwell.policies.placement.base import Place
 from stepwell.protocol.messages import Granted, Reserve
 
 
 class Spills:
-    """`weight(session, depth)`: what computing a block at that depth takes, in units of a prompt's first one."""
-
-    def __init__(
-        self,
-        arena: Arena,
-        index: dict[BlockId, Entry],
-        clock: Clock,
-        emit: Sink,
-        origins: Callable[[Session, int], tuple[Origin, ...]],
-        barred: Callable[[Iterable[Origin]], bool],
-        published: Callable[[Entry], None],
-        mover: Mover,
-        weight: Callable[[Session, int], float],
-        pauses: Pauses,
-    ) -> None:
+    def __init__(self, core: Core, arena: Arena, stack: TierStack, canaries: Canaries) -> None:
         self._arena = arena
-        self._index = index
-        self._clock = clock
-        self._emit = emit
-        self._origins = origins
-        self._barred = barred
-        self._published = published
-        self._mover = mover
-        self._weight = weight
-        self._pauses = pauses
+        self._index = core.index
+        self._clock = core.clock
+        self._emit = core.emit
+        self._pauses = core.pauses
+        self._stack = stack
+        self._mover = stack.mover
+        self._uses = AbsentUses(arena, stack.costs)
+        self._canaries = canaries
         self._leases = 0
 
     def reserve(self, session: Session, message: Reserve) -> Work:
         """Leases a slot set per block, in order; stops at the first that finds no room or is not worth it (a tail
         without its head is useless). Blocks that are here or being filled are refused: nothing needs to be copied."""
         assert session.owner is not None
-        origins = self._origins(session, message.epoch)
-        if self._barred(origins):
+        origins = session.origins(message.epoch)
+        if self._canaries.bars(origins):
             self.refuse(session, message, "quarantined")
             return
         origin = origins[0]
-        parent = self._index.get(origin.name(message.parent)) if message.parent else None
+        parent = self._index.find(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
         asked = 0
@@ -68,7 +55,7 @@ class Spills:
                 return
             leases.append(0)
             id = origin.name(message.digests[at : at + 32])
-            if not ends and (known := self._index.get(id)) is not None:
+            if not ends and (known := self._index.find(id)) is not None:
                 self._mover.disown(known)
             while (
                 not (ends or self._pauses.spills)
@@ -82,18 +69,18 @@ class Spills:
             if self._pauses.spills:
                 ends = PAUSED
             if ends:
-                self._asked(session, id, depth, first=asked == 0)
+                self._uses.note(session, id, depth, first=asked == 0)
                 depth, asked = depth + 1, asked + 1
                 self._emit(SpillRefused(ends))
                 yield Step.DONE
                 continue
-            if parent is not None and self._index.get(parent.id) is not parent:
+            if parent is not None and self._index.find(parent.id) is not parent:
                 parent = None  # dropped since the last slice
-            entry = self._index.get(id)
+            entry = self._index.find(id)
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
             else:
-                self._asked(session, id, depth, first=asked == 0)
+                self._uses.note(session, id, depth, first=asked == 0)
                 asked += 1
                 taken = self._take(session, id, parent)
                 if isinstance(taken, str):
@@ -136,11 +123,6 @@ class Spills:
         entry = self._arena.reserve(session.owner, id, parent, shards, session.copiers, passing=passing)
         return "no_room" if entry is None else entry
 
-    def _asked(self, session: Session, id: BlockId, depth: int, *, first: bool) -> None:
-        """It was computed because a request needed it: that is a use, whether it is taken or not."""
-        assert session.owner is not None
-        self._arena.asked(session.owner, id, depth, self._weight(session, depth), first=first)
-
     def refuse(self, session: Session, message: Reserve, reason: str) -> None:
         blocks = len(message.digests) // 32
         for _ in range(blocks):
@@ -150,7 +132,7 @@ class Spills:
 
     def _lease(self, session: Session, entry: Entry) -> int:
         self._leases += 1
-        self._index[entry.id] = entry
+        self._index.add(entry)
         session.fills[self._leases] = Fill(entry, set(session.writers))
         session.filling[entry.id] = self._leases
         return self._leases
@@ -168,13 +150,13 @@ class Spills:
             if fill.missing:
                 continue
             ended = True
-            if fill.dropped or (fill.entry.origin is not None and self._barred((fill.entry.origin,))):
+            if fill.dropped or (fill.entry.origin is not None and self._canaries.bars((fill.entry.origin,))):
                 self.abandon(session, number, quarantine=False)
                 continue
             self._settle(session, number)
             self._arena.commit(fill.entry)
             self._emit(BlockSpilled(fill.entry.nbytes))
-            self._published(fill.entry)
+            self._stack.spilled(fill.entry)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> bool:
@@ -183,8 +165,7 @@ class Spills:
         fill = self._settle(session, number)
         if fill is None:
             return False
-        if self._index.get(fill.entry.id) is fill.entry:
-            del self._index[fill.entry.id]
+        self._index.remove(fill.entry)
         self._arena.fail(fill.entry, quarantine=quarantine)
         self._emit(SpillRefused("abandoned"))
         return True

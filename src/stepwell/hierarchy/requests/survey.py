@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.block.state import State
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Index
 from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.requests.weighing import Weighing
@@ -17,17 +14,10 @@ from stepwell.policies.decide import HOST, Stretch
 
 
 class Survey:
-    def __init__(
-        self,
-        index: Mapping[BlockId, Entry],
-        mover: Mover,
-        weighing: Weighing,
-        origins: Callable[[Session, int], tuple[Origin, ...]],
-    ) -> None:
+    def __init__(self, index: Index, mover: Mover, weighing: Weighing) -> None:
         self._index = index
         self._mover = mover
         self._weighing = weighing
-        self._origins = origins
 
     def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
         """Looks where the run goes on behind the blocks that are pinned, all of them in the arena, and decides how much
@@ -65,7 +55,7 @@ class Survey:
         """Where this block would come from; None: it is nowhere, or somebody is filling it."""
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]
-        entry = next((found for id in ids if (found := self._index.get(id)) is not None), None)
+        entry = self._index.find(*ids)
         tier = self._mover.tier
         if entry is None:
             return tier.name if any(map(tier.lookup, ids)) else None
@@ -76,7 +66,7 @@ class Survey:
     def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
         assert session.scheduler is not None
         if session.load is None:
-            session.load = EngineLoad(self._origins(session, LOADED_FROM_FILES)[0].tag)
+            session.load = EngineLoad(session.tag)
         block_tokens = session.scheduler.hello.block_tokens
         mode = self._weighing.mode(ticket.recall)
         weighed = self._weighing.weigh(session.load, ticket.order, mode, ticket.tokens, block_tokens, stretches)

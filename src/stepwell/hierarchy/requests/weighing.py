@@ -5,14 +5,14 @@ a run is known ──► decide ──► RecallDecided ──► blocks land: s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-from stepwell.events import Expected, RecallDecided, RecallEnded, Sink
+from stepwell.events import Expected, RecallDecided, RecallEnded
+from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
-from stepwell.io.clock import Clock
 from stepwell.policies.decide import (
     HOST,
     Cost,
@@ -30,21 +30,24 @@ _MODES = {mode.value: mode for mode in Mode}
 
 
 class Weighing:
-    """`ahead(order)`: bytes that the tier was asked for before those of a request in that place. `mode`: where a
-    request has no wish of its own."""
+    """`mode` decides where a request has no wish of its own."""
 
-    def __init__(self, clock: Clock, emit: Sink, costs: Costs, tier: str, ahead: Callable[[int], int], mode: Mode):
-        self._clock = clock
-        self._started = clock.now()
-        self._emit = emit
+    def __init__(self, core: Core, costs: Costs, mover: Mover, mode: Mode) -> None:
+        self._clock = core.clock
+        self._started = core.clock.now()
+        self._emit = core.emit
         self._costs = costs
-        self._tier = tier
-        self._ahead = ahead
-        self.default = mode
+        self._tier = mover.tier.name
+        self._mover = mover
+        self._default = mode
         self._numbers = count(1)
 
     def mode(self, wish: str) -> Mode:
-        return _MODES.get(wish, self.default)
+        return _MODES.get(wish, self._default)
+
+    def follow(self, mode: Mode) -> None:
+        """From now on this mode decides."""
+        self._default = mode
 
     def probe(self) -> bool:
         """Now is a time to read what was refused."""
@@ -57,7 +60,7 @@ class Weighing:
         tag = load.tag
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
-        queued = {self._tier: self._ahead(order)}
+        queued = {self._tier: self._mover.ahead(order)}
         request = Request(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
         known = self._costs.known(tag, tokens)
         decision = decide(request, known, mode)
@@ -99,7 +102,7 @@ class Weighing:
         rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
         request = replace(
-            weighed.request, stretches=rest, queued={self._tier: self._ahead(order)}, busy_s=max(0.0, busy_s)
+            weighed.request, stretches=rest, queued={self._tier: self._mover.ahead(order)}, busy_s=max(0.0, busy_s)
         )
         known = self._costs.known(weighed.load.tag, request.tokens)
         again = decide(request, known)

@@ -13,6 +13,8 @@ from itertools import count
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
 from stepwell.hierarchy.arena.slab import Owner
+from stepwell.hierarchy.sessions.keyed import KeyedNamespace
+from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.clock import Clock
@@ -28,9 +30,12 @@ weights are hashed, and kernels compiled. Who is still alone then joins again, i
 class Roster:
     """`entropy(n)`: n random bytes."""
 
-    def __init__(self, clock: Clock, shares: Shares, entropy: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    def __init__(
+        self, clock: Clock, shares: Shares, sealing: Sealing, entropy: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
         self._clock = clock
         self._shares = shares
+        self._sealing = sealing
         self._incomplete: dict[int, float] = {}  # until when sessions have time to become complete, the oldest first
         # From a random start: an engine must not take the session of a new well for that of the one before.
         self._numbers = count(int.from_bytes(entropy(6), "big") + 1)
@@ -93,8 +98,9 @@ class Roster:
                 fix="ranks with shards of different sizes are not supported; run without stepwell",
             )
         layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes, first.replicas)
-        session.namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
-        session.owner = Owner(session.tenant, session.namespace.encode(), first.shard_bytes)
+        namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
+        session.keyed = KeyedNamespace(self._sealing, session.tenant, namespace)
+        session.owner = Owner(session.tenant, namespace.encode(), first.shard_bytes)
         session.copiers = frozenset(m.number for m in session.workers.values())
         session.shards = first.world // first.replicas
         session.writers = frozenset(range(0, first.world, first.replicas))

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepwell.block.namespace import BlockId, Namespace
+from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.arena.slab import Owner, Slab
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
+from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 Send = Callable[[Message, tuple[int, ...]], None]
@@ -123,12 +124,11 @@ class Session:
     phase: Phase = Phase.ASSEMBLING
     scheduler: Member | None = None
     workers: dict[int, Member] = field(default_factory=dict)
-    namespace: Namespace | None = None
+    keyed: KeyedNamespace | None = None  # once live
     owner: Owner | None = None
     copiers: frozenset[int] = frozenset()  # members that copy, once live: a slab is usable when all have mapped it
     shards: int = 0  # of a block, once live
     writers: frozenset[int] = frozenset()  # ranks that fill them, one each
-    origins: dict[int, tuple[Origin, ...]] = field(default_factory=dict)  # by weights epoch
     load: EngineLoad | None = None  # once something was weighed for it
     tickets: dict[int, Ticket] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
@@ -137,6 +137,16 @@ class Session:
     early: dict[int, set[int]] = field(default_factory=dict)  # ranks that have copied what is not known as a transfer
     held_bytes: int = 0  # of what it has said and what waits to be done
     forgetting: int = 0  # of those, digests of blocks that are to be forgotten
+
+    def origins(self, epoch: int) -> tuple[Origin, ...]:
+        """A live session's namespace at this weights epoch, under each key of its tenant, the newest first."""
+        assert self.keyed is not None
+        return self.keyed.at(epoch)
+
+    @property
+    def tag(self) -> bytes:
+        """The tag of a live session's namespace with its weights as loaded: what its costs are kept by."""
+        return self.origins(LOADED_FROM_FILES)[0].tag
 
     @property
     def members(self) -> list[Member]:

@@ -1,0 +1,85 @@
+"""What all parts of the hierarchy share, handed to each of them when it is made.
+
+The index says which blocks can be found in host memory. News is what parts leave for waiting requests: instead of
+calling them back in the middle of something, a part notes what has happened, and the next turn looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from stepwell.block.namespace import BlockId
+from stepwell.events import Sink
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.limits import Limits
+from stepwell.hierarchy.pauses import Pauses
+from stepwell.hierarchy.work import WorkQueue
+from stepwell.io.clock import Clock
+
+
+class Index:
+    """The blocks that can be found in host memory, by id: one entry each, FILLING or RESIDENT."""
+
+    def __init__(self) -> None:
+        self._entries: dict[BlockId, Entry] = {}
+        self.entries: Mapping[BlockId, Entry] = MappingProxyType(self._entries)
+
+    def find(self, *ids: BlockId) -> Entry | None:
+        """The first of these that is here."""
+        for id in ids:
+            entry = self._entries.get(id)
+            if entry is not None:
+                return entry
+        return None
+
+    def __contains__(self, id: BlockId) -> bool:
+        return id in self._entries
+
+    def add(self, entry: Entry) -> bool:
+        """False: another entry has its place, and keeps it."""
+        return self._entries.setdefault(entry.id, entry) is entry
+
+    def remove(self, entry: Entry) -> None:
+        """Nothing happens where another entry has its place."""
+        if self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]
+
+
+@dataclass(slots=True)
+class News:
+    """What has happened that requests may be waiting for, since they were last looked at.
+
+    changed: anything that any of them may wait for. freed: slots or pins whose use has ended. tier_down: the tier is
+    read no more. landed: blocks whose read from the tier has ended, RESIDENT or gone."""
+
+    changed: bool = False
+    freed: bool = False
+    tier_down: bool = False
+    landed: list[Entry] = field(default_factory=list)
+
+    @property
+    def any(self) -> bool:
+        return self.changed or self.freed or self.tier_down or bool(self.landed)
+
+    def take(self) -> News:
+        """What there is; nothing of it is left."""
+        taken = News(self.changed, self.freed, self.tier_down, self.landed)
+        self.changed = self.freed = self.tier_down = False
+        self.landed = []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """`emit` hears of every event. `work` is what engines wait for, in slices. `pauses` is what the operator has
+    switched off."""
+
+    clock: Clock
+    limits: Limits
+    emit: Sink
+    pauses: Pauses
+    work: WorkQueue
+    index: Index = field(default_factory=Index)
+    news: News = field(default_factory=News)

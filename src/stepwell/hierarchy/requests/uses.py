@@ -1,0 +1,23 @@
+"""AbsentUses of blocks that are not in host memory: what a request needed and had to compute or bring up."""
+
+from __future__ import annotations
+
+from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.sessions.session import Session
+
+
+class AbsentUses:
+    """Tells the arena's policy of each, with what computing the block takes."""
+
+    def __init__(self, arena: Arena, costs: Costs) -> None:
+        self._arena = arena
+        self._costs = costs
+
+    def note(self, session: Session, id: BlockId, depth: int, *, first: bool) -> None:
+        """A request of the session needs this block, `depth` blocks into its prompt; `first` of those that it needs."""
+        assert session.owner is not None
+        assert session.scheduler is not None
+        seconds = self._costs.weight(session.tag, session.scheduler.hello.block_tokens, depth)
+        self._arena.asked(session.owner, id, depth, seconds, first=first)
