@@ -17,8 +17,8 @@ import numpy.typing as npt
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sessions.canaries import Tags
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Peer

@@ -13,8 +13,8 @@ from lab.sim.files import SimFiles
 from lab.sim.oracle import Violation
 from lab.sim.setup import Setup
 from lab.sim.trace import Trace
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.pauses import Pause
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.executor import Executor

@@ -41,7 +41,7 @@ class Pausing:
             kind = self._dice.choice(KINDS)
             self._world.trace("resume", kind)
             self._paused.discard(kind)
-            life.hierarchy.resume(kind, 0)
+            life.hierarchy.operator.resume(kind, 0)
         self._look(life)
 
     def end(self) -> None:
@@ -49,7 +49,7 @@ class Pausing:
         self._world.around.paused.clear()
         if self._world.life is not None:
             for kind in KINDS:
-                self._world.life.hierarchy.resume(kind, 0)
+                self._world.life.hierarchy.operator.resume(kind, 0)
 
     def _pause(self, life: Life, kind: Kind) -> None:
         if kind == "recalls" and kind not in self._paused:
@@ -59,7 +59,7 @@ class Pausing:
         self._paused.add(kind)
         self._world.trace("pause", kind)
         self._world.seen[f"paused {kind}"] += 1
-        life.hierarchy.pause(Pause(kind, self._world.around.wall(), 0, "a walk"))
+        life.hierarchy.operator.pause(Pause(kind, self._world.around.wall(), 0, "a walk"))
 
     def _look(self, life: Life) -> None:
         well = life.hierarchy
@@ -78,7 +78,7 @@ class Pausing:
                     raise Violation("paused", f"request {request.number} is offered blocks while recalls are paused")
                 if ask.answered and not ask.final:
                     raise Violation("late", f"request {request.number} waits ({ask.reason}) while recalls are paused")
-        if well._work.more or well._news.any:
+        if well._core.work.more or well._core.news.any:
             return  # it has not looked at all of them yet
         if well._recalls._waiting or well._recalls._awaiting:
             raise Violation("late", "requests wait in a well whose recalls are paused")

@@ -379,7 +379,7 @@ class World:
                 for fill in concerned:
                     fill.cleared = self.trace.events
 
-        life.hierarchy.clear(life.hierarchy.tiers, tag, done)
+        life.hierarchy.operator.clear(life.hierarchy.operator.tiers, tag, done)
 
     def _tag(self, life: Life, kind: int, epoch: int) -> bytes | None:
         """Of the namespace that this model has at this moment; None: no engine of it is connected."""

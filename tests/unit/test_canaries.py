@@ -279,7 +279,7 @@ def test_what_comes_up_from_disk_when_the_alarm_comes_goes_too(tmp_path: Path) -
         rig = rig_with_disk(folder, seed)
         engine = engine_of(rig)
         engine.spill(digests(1, 2, 3, 4))
-        rig.hierarchy.clear(HOST, b"", lambda sums: None)
+        rig.hierarchy.operator.clear(HOST, b"", lambda sums: None)
         rig.settle()
         ticket = engine.ask(digests(1, 2, 3, 4))
         for _ in range(seed):

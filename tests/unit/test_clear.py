@@ -65,7 +65,7 @@ def engine_of(rig: Rig, model: Model = MODEL, name: str = "engine") -> FakeEngin
 
 def cleared(rig: Rig, tiers: frozenset[str], namespace: bytes = b"") -> dict[str, Sum]:
     answers: list[dict[str, Sum]] = []
-    rig.hierarchy.clear(tiers, namespace, answers.append)
+    rig.hierarchy.operator.clear(tiers, namespace, answers.append)
     assert not answers
     rig.settle()
     (answer,) = answers
@@ -125,7 +125,7 @@ def test_one_namespace_is_cleared() -> None:
     one.spill(digests(1, 2))
     two.spill(digests(1, 2, 3))
     told: list[dict[bytes, Sum]] = []
-    rig.hierarchy.count_namespaces(lambda sums: told.append(dict(sums)))
+    rig.hierarchy.operator.count_namespaces(lambda sums: told.append(dict(sums)))
     rig.settle()
     tags = {sums.blocks: tag for tag, sums in told[0].items()}
     assert sorted(tags) == [2, 3]
@@ -165,7 +165,7 @@ def test_it_is_done_in_slices() -> None:
     for first in range(0, 96, 8):
         assert engine.spill(digests(*range(first, first + 8))) == 8
     answers: list[dict[str, Sum]] = []
-    rig.hierarchy.clear(HOST, b"", answers.append)
+    rig.hierarchy.operator.clear(HOST, b"", answers.append)
     before = rig.hierarchy.arena.blocks
     rig.hierarchy.turn()
     assert before - TURN_BLOCKS <= rig.hierarchy.arena.blocks < before
@@ -183,7 +183,7 @@ def test_what_comes_up_from_a_tier_that_is_being_swept_goes(tmp_path: Path, seed
         two.spill(digests(*range(n, n + 4)))
     cleared(rig, HOST)
     answers: list[dict[str, Sum]] = []
-    rig.hierarchy.clear(ALL, tag_of(one), answers.append)
+    rig.hierarchy.operator.clear(ALL, tag_of(one), answers.append)
     rig.turns()
     leases, _ = one.reserve(digests(100, 101))
     one.workers[0].say(m.Filled(leases, []))
@@ -196,7 +196,7 @@ def test_what_comes_up_from_a_tier_that_is_being_swept_goes(tmp_path: Path, seed
     rig.settle()
     assert len(answers) == 1
     told: list[dict[bytes, Sum]] = []
-    rig.hierarchy.count_namespaces(lambda sums: told.append(dict(sums)))
+    rig.hierarchy.operator.count_namespaces(lambda sums: told.append(dict(sums)))
     rig.settle()
     assert told[0][tag_of(one)].blocks == 2, "what it wrote meanwhile stays"
     assert [one.found(digests(n)) for n in range(16)] == [0] * 16
@@ -223,7 +223,7 @@ def test_nothing_of_before_comes_back(tmp_path: Path, seed: int, by_namespace: b
     for _ in range(seed):
         rig.executor.step()
     answers: list[dict[str, Sum]] = []
-    rig.hierarchy.clear(ALL, tag, answers.append)
+    rig.hierarchy.operator.clear(ALL, tag, answers.append)
     rig.settle()
     assert len(answers) == 1
     for ticket in tickets:

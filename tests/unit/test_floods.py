@@ -147,10 +147,10 @@ def test_a_client_says_in_several_messages_what_is_too_long_for_one() -> None:
 
 def test_what_changes_nothing_has_nobody_look_again(rig: Rig) -> None:
     engine = joined(rig)
-    assert not rig.hierarchy._news.any
+    assert not rig.hierarchy._core.news.any
     engine.scheduler.say(m.Abandon([1 << 40]))
     engine.workers[0].say(m.Mapped(next(iter(engine.workers[0].shared))))
-    assert not rig.hierarchy._news.any
+    assert not rig.hierarchy._core.news.any
 
 
 # what waits -----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_questions_that_are_taken_back_at_once_do_not_pile_up(rig: Rig, monkeypa
     engine = joined(rig)
     for _ in range(100):
         engine.release(engine.ask(chain(1)))
-    assert len(rig.hierarchy._work._waiting) <= 10
+    assert len(rig.hierarchy._core.work._waiting) <= 10
     rig.settle()
     assert not rig.hierarchy.held.by_tenant
     assert engine.found(chain(1)) == 0 and engine.live
@@ -191,7 +191,7 @@ def test_reservations_do_not_pile_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     engine = joined(rig)
     for n in range(10):
         engine.scheduler.say(m.Reserve(n, 0, b"", chain(1, n)))
-    assert len(rig.hierarchy._work._waiting) <= 3
+    assert len(rig.hierarchy._core.work._waiting) <= 3
     rig.settle()
     taken = [lease > 0 for granted in engine.scheduler.take(m.Granted) for lease in granted.leases]
     assert (len(taken), sum(taken)) == (10, 3)

@@ -13,9 +13,8 @@ from deep import PLAIN, TWO, at, chain
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
-from stepwell.hierarchy import audit
-from stepwell.hierarchy import hierarchy as hierarchy_module
-from stepwell.hierarchy.hierarchy import MAX_RESERVE, MAX_TICKETS
+from stepwell.hierarchy import audit, dispatch
+from stepwell.hierarchy.dispatch import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.requests import recalls
 from stepwell.hierarchy.sessions import roster
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
@@ -750,7 +749,7 @@ def test_waiting_requests_are_bounded(rig: Rig) -> None:
 
 
 def test_recalls_under_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierarchy_module, "MAX_TICKETS", 3)
+    monkeypatch.setattr(dispatch, "MAX_TICKETS", 3)
     engine, digests = joined(rig), chain(2)
     engine.spill(digests)
     for n in range(4):

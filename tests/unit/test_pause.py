@@ -58,12 +58,12 @@ HUNG = TierFaults(hang=1.0)
 
 def pause(rig: DeepRig, *kinds: Kind) -> None:
     for kind in kinds or KINDS:
-        rig.hierarchy.pause(Pause(kind, 1.8e9, 1000, "a test"))
+        rig.hierarchy.operator.pause(Pause(kind, 1.8e9, 1000, "a test"))
 
 
 def resume(rig: DeepRig, *kinds: Kind) -> None:
     for kind in kinds or KINDS:
-        rig.hierarchy.resume(kind, 1000)
+        rig.hierarchy.operator.resume(kind, 1000)
 
 
 def asked(engine: FakeEngine, of: bytes) -> tuple[int, bool | None, str]:
@@ -312,7 +312,7 @@ def test_clearing_works_while_all_is_paused() -> None:
     rig.settle()
     pause(rig)
     gone: list[Any] = []
-    rig.hierarchy.clear(rig.hierarchy.tiers, b"", gone.append)
+    rig.hierarchy.operator.clear(rig.hierarchy.operator.tiers, b"", gone.append)
     rig.settle()
     assert gone[0]["host"].blocks == 3 and not rig.below.blocks
     resume(rig)
@@ -483,8 +483,8 @@ def test_a_well_begins_with_what_was_paused_and_hands_its_own_on(
     def loop(hierarchy: Hierarchy, *_: Any, shell: Shell, **__: Any) -> Any:
         def run() -> str:
             begun.append(hierarchy.pauses.all)
-            hierarchy.resume("recalls", 7)
-            hierarchy.pause(Pause("spills", 2.5, 8))
+            hierarchy.operator.resume("recalls", 7)
+            hierarchy.operator.pause(Pause("spills", 2.5, 8))
             return "it is over"
 
         return SimpleNamespace(run=run, drain=lambda seconds: True, stop=lambda why: None, reload=lambda: None)

@@ -55,7 +55,7 @@ def talk(rig: DeepRig, engine: FakeEngine, start: int = 0, turns: int = TURNS, g
 
 def forgotten(rig: DeepRig) -> None:
     """By host memory."""
-    rig.hierarchy.clear(frozenset({"host"}), b"", lambda sums: None)
+    rig.hierarchy.operator.clear(frozenset({"host"}), b"", lambda sums: None)
     rig.settle()
     assert not rig.hierarchy.index
 
@@ -225,7 +225,7 @@ def test_a_namespace_that_ends_is_not_brought_up_again(how: str) -> None:
     match how:
         case "cleared":
             lies = dict(rig.below.blocks)
-            rig.hierarchy.clear(rig.hierarchy.tiers, origin.tag, lambda sums: None)
+            rig.hierarchy.operator.clear(rig.hierarchy.operator.tiers, origin.tag, lambda sums: None)
             rig.below.blocks |= lies  # it is not through with them yet
         case "barred":
             rig.hierarchy.canaries._tags = frozenset({origin.tag})
@@ -244,7 +244,7 @@ def test_what_was_cleared_before_it_is_due_is_not_brought_up() -> None:
     assert engine.scheduler.member is not None
     lies = dict(rig.below.blocks)
     tag = engine.scheduler.member.session.origins(0)[0].tag
-    rig.hierarchy.clear(rig.hierarchy.tiers, tag, lambda sums: None)
+    rig.hierarchy.operator.clear(rig.hierarchy.operator.tiers, tag, lambda sums: None)
     rig.settle()
     rig.below.blocks |= lies  # it is not through with them yet
     pass_time(rig, GAP_S)

@@ -242,7 +242,7 @@ def test_the_loop_wakes_for_a_read_that_hangs(tmp_path: Path) -> None:
 
 def behave(rig: DeepRig, **changes: Any) -> None:
     settings = Settings(**changes)
-    rig.hierarchy.behave(
+    rig.hierarchy.follow(
         recall=Mode(settings.recall),
         placement=PLACEMENTS[settings.placement](),
         write=WRITE_POLICIES[settings.write](),

@@ -140,7 +140,7 @@ def test_what_came_up_is_not_written_behind_a_clear() -> None:
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     assert engine.found(digests) == 3
-    rig.hierarchy.clear(frozenset({"host"}), b"", lambda sums: None)
+    rig.hierarchy.operator.clear(frozenset({"host"}), b"", lambda sums: None)
     rig.settle()
     assert below(rig, engine, digests) == [0, 1, 2]
     ticket = engine.ask(digests)
@@ -229,7 +229,7 @@ def test_what_is_below_or_cleared_is_not_lost_when_it_goes() -> None:
     rig = DeepRig(2, write=Back())
     engine = rig.join()
     fill(engine, chain(8))
-    rig.hierarchy.clear(frozenset({"host"}), b"", lambda sums: None)
+    rig.hierarchy.operator.clear(frozenset({"host"}), b"", lambda sums: None)
     rig.settle()
     assert rig.stat("dropped_cleared") == 8
     assert rig.stat("dict_skipped_gone") == 0

@@ -17,8 +17,8 @@ from typing import TypeVar
 import pytest
 
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.memory import SystemMemory

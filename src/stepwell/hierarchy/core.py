@@ -10,13 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from stepwell.block.layout import LEAST_SLAB
 from stepwell.block.namespace import BlockId
 from stepwell.events import Sink
 from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import WorkQueue
 from stepwell.io.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """host_bytes: the arena's size. pin_waiting: share of it that waiting requests may pin together. queue_bytes: of
+    blocks that wait to be written to a tier. readers: batches that are read from a tier at the same time.
+    slab_bytes: the least of a slab, if eight slots need no more."""
+
+    host_bytes: int
+    pin_waiting: float = 0.5
+    queue_bytes: int = 256 << 20
+    readers: int = 4
+    slab_bytes: int = LEAST_SLAB
 
 
 class Index:

@@ -16,8 +16,8 @@ from pathlib import Path
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import BackendDown
 from stepwell.hierarchy import audit
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.io.clock import Clock, MonotonicClock

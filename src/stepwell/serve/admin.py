@@ -54,7 +54,7 @@ def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
         ]
         answer(Namespaces(sorted(rows, key=lambda row: -row.nbytes)))
 
-    hierarchy.count_namespaces(counted)
+    hierarchy.operator.count_namespaces(counted)
 
 
 def decisions(hierarchy: Hierarchy, message: DecisionsQuery, answer: Answer) -> None:
@@ -102,20 +102,20 @@ def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
             )
         )
 
-    hierarchy.clear(tiers, message.namespace, cleared)
+    hierarchy.operator.clear(tiers, message.namespace, cleared)
 
 
 def pause(hierarchy: Hierarchy, message: PauseMessage, uid: int, kept: Callable[[], bool], answer: Answer) -> None:
     """Raises ProtocolError SW-804 for what no `stepwell pause` sends."""
     for kind in _kinds(message.kinds):
-        hierarchy.pause(Pause(kind, time.time(), uid, one_line(message.reason)))
+        hierarchy.operator.pause(Pause(kind, time.time(), uid, one_line(message.reason)))
     paused(hierarchy, kept, answer)
 
 
 def resume(hierarchy: Hierarchy, message: ResumeMessage, uid: int, kept: Callable[[], bool], answer: Answer) -> None:
     """Raises ProtocolError SW-804 for what no `stepwell resume` sends."""
     for kind in _kinds(message.kinds):
-        hierarchy.resume(kind, uid)
+        hierarchy.operator.resume(kind, uid)
     paused(hierarchy, kept, answer)
 
 

@@ -25,8 +25,8 @@ from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings, check_host, check_together, queue_bytes
 from stepwell.errors import BackendDown, ConfigError
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import dumps
 from stepwell.io.clock import MonotonicClock
@@ -183,14 +183,14 @@ def _serve(
     )
 
     def apply(settings: Settings) -> None:
-        hierarchy.behave(
+        hierarchy.follow(
             recall=Mode(settings.recall),
             placement=PLACEMENTS[settings.placement](),
             write=WRITE_POLICIES[settings.write](),
             prefetch=settings.prefetch == "on",
             pin_waiting=settings.pin_waiting,
+            judge=judge(settings, host),
         )
-        hierarchy.judge = judge(settings, host)
         loop.linger = Linger(settings.linger, settings.linger_empty) if linger else None
         logger.setLevel(settings.log_level.upper())
 

@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.levels import mover
-from stepwell.hierarchy.limits import Limits
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.policies.decide import Mode

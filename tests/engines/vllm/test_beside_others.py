@@ -224,7 +224,7 @@ def failing(folder: Path, well: LocalWell, **fields: Any) -> Iterator[Parts]:
     with unseen(), Parts(setup, well) as h:
         h.serve(prompt(200))
         h.forget()
-        well.hierarchy.clear(frozenset({"host"}), b"", lambda said: None)
+        well.hierarchy.operator.clear(frozenset({"host"}), b"", lambda said: None)
         well.pump()
         assert not h.entries()
         yield h

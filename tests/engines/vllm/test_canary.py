@@ -289,7 +289,7 @@ def test_other_weights_of_the_same_name_are_noticed_at_the_second(tmp_path: Path
         assert h.right(h.serve(prompt(100)))
         assert h.stat("blocks") == 0, "nor taken in, whoever comes"
         h.assert_quiet()
-        h.well.hierarchy.clear(frozenset({"host"}), b"", lambda sums: None)
+        h.well.hierarchy.operator.clear(frozenset({"host"}), b"", lambda sums: None)
         h.well.pump()
         assert verdicts(h)[2] == 0
         h.serve(prompt(100))

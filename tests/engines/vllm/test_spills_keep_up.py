@@ -75,7 +75,7 @@ def test_every_block_is_spilled_and_no_decode_is_preempted(tmp_path: Path) -> No
 
 def forgotten_by_the_well(h: Engine) -> None:
     """The engine has blocks in its own cache that are to be spilled again: nothing is computed for them."""
-    h.well.hierarchy.clear(frozenset({"host"}), b"", lambda cleared: None)
+    h.well.hierarchy.operator.clear(frozenset({"host"}), b"", lambda cleared: None)
     h.well.pump()
 
 

@@ -62,7 +62,7 @@ def test_hooks_that_are_gone() -> None:
 
 def test_a_misspelt_key_of_the_extra_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_well("32MiB") as well, caplog.at_level(logging.WARNING, "stepwell"):
-        well.hierarchy.judge = judge(Settings())  # as a well of its own process does
+        well.hierarchy._members.follow(judge(Settings()))  # as a well of its own process does
         with Engine(setup_in(tmp_path, extra={"hots": "1GiB"}), well) as h:
             assert h.right(h.serve(prompt(100), max_tokens=3))
             told = [r.getMessage() for r in caplog.records if "hots" in r.getMessage()]

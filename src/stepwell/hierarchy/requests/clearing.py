@@ -43,6 +43,7 @@ class NamespaceSum(Sum):
 
 
 Cleared = Callable[[dict[str, Sum]], None]
+Counted = Callable[[dict[bytes, NamespaceSum]], None]
 
 
 class Clearing:
@@ -106,7 +107,7 @@ def count(
     arena: Arena,
     sessions: Iterable[Session],
     barred: Iterable[Tags],
-    done: Callable[[dict[bytes, NamespaceSum]], None],
+    done: Counted,
 ) -> Work:
     """Blocks and bytes in `host` by namespace; those of live sessions and those in quarantine are named even if they
     hold nothing."""

@@ -1,0 +1,187 @@
+"""Messages of members, checked against role and session state, and handed to the part that they are for."""
+
+from __future__ import annotations
+
+from stepwell import events as e
+from stepwell.block.state import State
+from stepwell.errors import ProtocolError
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.members import Members
+from stepwell.hierarchy.operator import Operator
+from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.requests.weighing import Weighing
+from stepwell.hierarchy.sessions.canaries import MOST_ERRORS, Canaries
+from stepwell.hierarchy.sessions.session import Member, Phase, Session
+from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
+from stepwell.hierarchy.work import Step, Work
+from stepwell.policies.decide import Mode
+from stepwell.protocol import messages as m
+
+MAX_RESERVE = 256
+"""Blocks in one Reserve."""
+
+MAX_TICKETS = 4096
+"""Requests of one session that may be waiting, and as many that may be copying."""
+
+
+class Dispatch:
+    """`held` bounds the bytes of what waits to be done."""
+
+    def __init__(
+        self,
+        core: Core,
+        arena: Arena,
+        stack: TierStack,
+        members: Members,
+        operator: Operator,
+        recalls: Recalls,
+        spills: Spills,
+        weighing: Weighing,
+        canaries: Canaries,
+        held: Held,
+    ) -> None:
+        self._core = core
+        self._arena = arena
+        self._stack = stack
+        self._members = members
+        self._operator = operator
+        self._recalls = recalls
+        self._spills = spills
+        self._weighing = weighing
+        self._canaries = canaries
+        self._held = held
+
+    def handle(self, member: Member, message: m.FromEngine) -> None:
+        """One message of a member. A message that its role or state does not allow ends the session."""
+        session = member.session
+        if session.phase is Phase.ENDED:
+            return
+        try:
+            if m.overlong(message):
+                raise _too_much(message)
+            if member.is_scheduler:
+                self._from_scheduler(session, message)
+            else:
+                self._from_worker(session, member, message)
+        except ProtocolError as error:
+            self._core.emit(e.MessageRefused(session.number, error.code, error.what))
+            member.send(m.Refused(error.code, error.what, error.why, error.fix), ())
+            self._members.end(session, without=member)
+            member.close()
+
+    def _from_scheduler(self, session: Session, message: m.FromEngine) -> None:
+        if session.phase is not Phase.LIVE and not isinstance(message, m.Report):
+            raise _not_now(message)
+        match message:
+            case m.Ask(ticket=number, digests=digests):
+                if len(digests) % 32 or number in session.tickets or len(session.tickets) >= MAX_TICKETS:
+                    raise _not_now(message)
+                if not self._held.take(session, len(digests)):
+                    self._recalls.decline(session, message)
+                    return
+                self._core.work.add(self._recalls.ask(session, message))
+                if self._weighing.mode(message.recall) is not Mode.NEVER:
+                    self._stack.asked(session, message.epoch, digests)
+            case m.Recall(transfer=number, first=first, count=blocks):
+                if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
+                    raise _not_now(message)
+                self._recalls.recall(session, message)
+            case m.Release(ticket=number, waited_s=waited_s):
+                self._recalls.release(session, number, waited_s)
+            case m.Reserve(digests=digests):
+                if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
+                    raise _not_now(message)
+                if not self._held.take(session, len(digests)):
+                    self._spills.refuse(session, message, "queue_full")
+                    return
+                self._core.work.add(self._holding(session, len(digests), self._spills.reserve(session, message)))
+            case m.Abandon(leases=leases):
+                ended = [self._spills.abandon(session, lease, quarantine=False) for lease in leases]
+                self._core.news.changed |= any(ended)
+            case m.Forget(digests=digests):
+                nbytes = len(digests) + OVERHEAD
+                if session.forgetting + nbytes > 32 * m.MAX_DIGESTS + OVERHEAD:
+                    raise _too_much(message)
+                session.forgetting += nbytes
+                self._core.work.add(self._forget(session, message))
+            case m.Canary(epoch=epoch, kind=kind, errors=errors):
+                if not 0 < len(errors) <= MOST_ERRORS:
+                    raise _not_now(message)
+                self._heard(session, epoch, kind, errors)
+            case m.Report(counts=counts):
+                self._core.emit(e.EngineReported(counts))
+            case m.Timings(steps=steps, copies=copies):
+                self._stack.costs.heard(session.tag, steps, copies)
+            case _:
+                raise _not_now(message)
+
+    def _from_worker(self, session: Session, member: Member, message: m.FromEngine) -> None:
+        match message:
+            case m.Mapped(slab=number):
+                slab = self._slab_of(session, number)
+                if slab is not None and member.number not in slab.mapped:
+                    slab.mapped.add(member.number)
+                    self._core.work.slabs_changed()
+                    self._core.news.changed = True
+            case m.Unmapped(slab=number):
+                slab = self._slab_of(session, number)
+                if slab is not None:
+                    if slab.retirement is None:
+                        raise _not_now(message)
+                    self._arena.unmapped(member.number, slab)
+            case m.Filled(leases=leases, dropped=dropped):
+                if self._spills.filled(session, member.hello.rank, leases, dropped):
+                    self._core.news.changed = True
+            case m.Recalled(transfers=transfers):
+                self._recalls.recalled(session, member.hello.rank, transfers)
+            case _:
+                raise _not_now(message)
+
+    def _slab_of(self, session: Session, number: int) -> Slab | None:
+        slab = self._arena.slab(number)
+        return slab if slab is not None and slab.owner == session.owner else None
+
+    def _holding(self, session: Session, nbytes: int, work: Work) -> Work:
+        yield from work
+        self._held.give(session, nbytes)
+
+    def _forget(self, session: Session, message: m.Forget) -> Work:
+        for at in range(0, len(message.digests) - 31, 32):
+            if session.phase is not Phase.LIVE:
+                return
+            for origin in session.origins(message.epoch):
+                id = origin.name(message.digests[at : at + 32])
+                self._stack.mover.tier.drop(id)
+                entry = self._core.index.find(id)
+                if entry is not None and entry.state is State.RESIDENT:
+                    self._arena.drop(entry, "failed_check")
+            yield Step.DONE
+        session.forgetting -= len(message.digests) + OVERHEAD
+
+    def _heard(self, session: Session, epoch: int, kind: str, errors: list[float]) -> None:
+        origins = session.origins(epoch)
+        if self._canaries.heard(session.tenant, origins, kind, errors):
+            for origin in origins:
+                self._operator.drop(self._operator.tiers, origin.tag, lambda sums: None)
+
+
+def _too_much(message: m.FromEngine) -> ProtocolError:
+    return ProtocolError(
+        "SW-802",
+        what=f"a {type(message).__name__} that is too long",
+        why="no engine has so much to say at a time",
+        fix="use the same stepwell version for engine and well",
+    )
+
+
+def _not_now(message: m.FromEngine) -> ProtocolError:
+    return ProtocolError(
+        "SW-804",
+        what=f"a {type(message).__name__} that is not allowed here or now",
+        why="its sender's role or the session's state does not have it",
+        fix="use the same stepwell version for engine and well",
+    )

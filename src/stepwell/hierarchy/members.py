@@ -1,0 +1,167 @@
+"""Engines come and go: their members join, a session opens when it is complete, and ends as a whole.
+
+What a session held is given back when it ends, or kept apart until no process can touch it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from stepwell import events as e
+from stepwell.block.layout import SlabLayout
+from stepwell.errors import ConfigError, StepwellError
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.sessions.sharing import SlabSharing
+from stepwell.protocol import messages as m
+
+Judge = Callable[[Mapping[str, str | int | float]], list[str]]
+"""Checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
+
+
+class Members:
+    """`well` is the name that members are told."""
+
+    def __init__(
+        self,
+        core: Core,
+        arena: Arena,
+        roster: Roster,
+        sharing: SlabSharing,
+        recalls: Recalls,
+        spills: Spills,
+        well: str,
+        judge: Judge,
+    ) -> None:
+        self._core = core
+        self._arena = arena
+        self._roster = roster
+        self._sharing = sharing
+        self._recalls = recalls
+        self._spills = spills
+        self._well = well
+        self._judge = judge
+
+    def follow(self, judge: Judge) -> None:
+        """From now on this checks the wishes of engines that join."""
+        self._judge = judge
+
+    def join(self, peer: Peer, hello: m.Hello, send: Send, close: Callable[[], None]) -> Member | None:
+        """Takes a connection in and answers it. None: it was refused and is to be closed."""
+        member: Member | None = None
+        try:
+            warnings = self._judge(hello.wishes) if hello.wishes else []
+            member = self._roster.enter(peer, hello, send, close)
+            session = member.session
+            if session.complete:
+                self._fits(hello.shard_bytes)
+                self._roster.open(session)
+        except StepwellError as error:
+            refused = m.Refused(error.code, error.what, error.why, error.fix)
+            if member is None:
+                send(refused, ())
+            else:
+                for other in member.session.members:  # whoever joined last, all are to know why
+                    other.send(refused, ())
+                self.end(member.session, without=member)
+            return None
+        for old in self._roster.disowned(member):
+            self.end(old)
+        for quarantine in self._roster.acknowledged(member):
+            self._cleanse(quarantine)
+        for number in self._roster.unmapped(member):
+            self._arena.let_go(number)
+        if member.is_scheduler and self._core.pauses.spills:
+            warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
+        send(m.Welcome(session.number, m.PROTOCOL, self._well, self._core.limits.host_bytes, warnings), ())
+        if session.phase is Phase.LIVE:
+            self._open(session)
+        return member
+
+    def _fits(self, shard_bytes: int) -> None:
+        limits = self._core.limits
+        if not SlabLayout.within(limits.host_bytes, shard_bytes, limits.slab_bytes).slots:
+            raise ConfigError(
+                "SW-107",
+                what=f"a host tier of {limits.host_bytes} bytes cannot hold one shard of {shard_bytes} bytes",
+                why="a slot holds a whole shard of a block",
+                fix="raise `host` of the well, or lower the connector's `block_tokens`",
+            )
+
+    def _open(self, session: Session) -> None:
+        assert session.owner is not None
+        for slab in self._arena.serving(session.owner):
+            self._sharing.share_with(session, slab)
+        self._arena.came(session.owner)
+        assert session.scheduler is not None
+        self._core.emit(e.SessionOpened(session.number, session.scheduler.label, len(session.workers)))
+        for member in session.members:
+            member.send(m.Ready(session.number), ())
+
+    def left(self, member: Member) -> None:
+        """The member's connection has ended: so has its session, for all its members."""
+        self.end(member.session, without=member)
+
+    def exited(self, member: Member) -> None:
+        """The member's process has exited: it copies no more."""
+        freed = self._roster.exited(member)
+        self.end(member.session, without=member)
+        for quarantine in freed:
+            self._cleanse(quarantine)
+        self._arena.let_go(member.number)
+
+    def end(self, session: Session, without: Member | None = None) -> None:
+        """Ends a session, unless it has ended. `without`: the member whose connection has ended or is ended by the
+        caller."""
+        if session.phase is Phase.ENDED:
+            return
+        quarantine = self._roster.leave(session)
+        for number in list(session.tickets):
+            self._recalls.release(session, number, at_once=True)
+        for number, fill in list(session.fills.items()):
+            still_written = quarantine is not None and bool(fill.missing)
+            self._spills.abandon(session, number, quarantine=still_written)
+            if quarantine is not None and still_written:
+                quarantine.slots.extend(fill.entry.slots)
+        for transfer in session.transfers.values():
+            if quarantine is not None:
+                quarantine.entries.extend(transfer.entries)
+            else:
+                for entry in transfer.entries:
+                    self._arena.release(entry)
+        session.transfers.clear()
+        if session.owner is not None and all(s.owner != session.owner for s in self._roster.sessions.values()):
+            self._arena.gone(session.owner)
+        self._core.news.freed = True
+        if quarantine is not None and not (quarantine.slots or quarantine.entries):
+            self._roster.quarantines.remove(quarantine)
+        self._core.emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
+        for member in session.members:
+            for slab in self._arena.serving(session.owner) if session.owner else ():
+                slab.mapped.discard(member.number)
+            if member.number in self._roster.keeping and not self._arena.keeps(member.number):
+                del self._roster.keeping[member.number]
+            if member is not without:
+                member.close()
+
+    def _cleanse(self, quarantine: Quarantine) -> None:
+        self._arena.cleanse(quarantine.slots)
+        for entry in quarantine.entries:
+            self._arena.release(entry)
+        self._core.news.changed = True
+
+    def watches(self, member: Member) -> bool:
+        """It still matters when this member's process exits."""
+        numbers = {n for quarantine in self._roster.quarantines for n in quarantine.alive.values()}
+        kept = member.number in self._roster.keeping and self._arena.keeps(member.number)
+        return member.session.phase is not Phase.ENDED or member.number in numbers or kept
+
+    def end_overdue(self) -> None:
+        """Ends sessions that did not become complete in time."""
+        if (due := self._roster.next_moment) is not None and due <= self._core.clock.now():
+            for session in self._roster.overdue():
+                self.end(session)

@@ -1,0 +1,66 @@
+"""What an operator asks of a well: which namespaces there are, to clear tiers, and to pause and resume."""
+
+from __future__ import annotations
+
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.pauses import Kind, Pause
+from stepwell.hierarchy.requests import clearing
+from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.roster import Roster
+
+
+class Operator:
+    def __init__(
+        self, core: Core, arena: Arena, stack: TierStack, recalls: Recalls, roster: Roster, canaries: Canaries
+    ) -> None:
+        self._core = core
+        self._arena = arena
+        self._stack = stack
+        self._recalls = recalls
+        self._roster = roster
+        self._canaries = canaries
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Names of those that keep blocks."""
+        return frozenset({clearing.HOST, self._stack.mover.tier.name} if self._stack.mover.keeps else {clearing.HOST})
+
+    def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
+        """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
+        `turn`, with what went. Tiers that are not there are left out. Cleared from all, it leaves quarantine."""
+        if tiers >= self.tiers:
+            self._canaries.lift(namespace)
+        self.drop(tiers, namespace, done)
+
+    def drop(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
+        """As `clear`, and what is in quarantine stays there."""
+
+        def cleared(sums: dict[str, clearing.Sum]) -> None:
+            self._core.news.changed = True
+            done(sums)
+
+        mover, work = self._stack.mover, self._core.work
+        if mover.tier.name in tiers:
+            self._stack.cleared(namespace)
+        work.walk(clearing.Clearing(self._arena, mover, tiers & self.tiers, namespace, work, cleared).run())
+
+    def pause(self, pause: Pause) -> None:
+        """From now on nothing of this kind begins; what has begun goes its way to the end."""
+        if self._core.pauses.pause(pause):
+            if pause.kind == "recalls":
+                self._core.work.add(self._recalls.pause(list(self._roster.sessions.values())))
+            else:
+                self._core.work.slabs_changed()  # who is parked for one is answered now
+
+    def resume(self, kind: Kind, uid: int) -> None:
+        """From now on what is of this kind begins again."""
+        if self._core.pauses.resume(kind, uid) and kind == "spills":
+            self._stack.spills_resumed()
+
+    def count_namespaces(self, done: clearing.Counted) -> None:
+        """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
+        sessions = list(self._roster.sessions.values())
+        self._core.work.walk(clearing.count(self._arena, sessions, self._canaries.barred, done))

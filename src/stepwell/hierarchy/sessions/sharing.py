@@ -1,0 +1,38 @@
+"""Members are told of slabs: to map those that serve their session's owner, and to unmap those that are retired."""
+
+from __future__ import annotations
+
+from stepwell import events as e
+from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.session import Phase, Session
+from stepwell.protocol import messages as m
+
+
+class SlabSharing:
+    def __init__(self, core: Core, roster: Roster) -> None:
+        self._emit = core.emit
+        self._roster = roster
+
+    def share(self, slab: Slab) -> None:
+        self._emit(e.SlabServing(slab.layout.nbytes))
+        for session in self._roster.sessions.values():
+            if session.phase is Phase.LIVE and session.owner == slab.owner:
+                self.share_with(session, slab)
+
+    @staticmethod
+    def share_with(session: Session, slab: Slab) -> None:
+        layout = slab.layout
+        message = m.SlabShared(slab.number, layout.nbytes, layout.offset, layout.stride, layout.slots)
+        for member in session.workers.values():
+            if member.hello.pins:
+                slab.keepers.add(member.number)
+            member.send(message, (slab.memory.fd,))
+
+    def unshare(self, slab: Slab) -> None:
+        self._emit(e.SlabRetired(slab.layout.nbytes))
+        for session in self._roster.sessions.values():
+            if session.owner == slab.owner:
+                for member in session.workers.values():
+                    member.send(m.SlabRetired(slab.number), ())
