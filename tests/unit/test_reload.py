@@ -32,6 +32,7 @@ from stepwell.serve import process
 from stepwell.serve.admin import Shell
 from stepwell.serve.loop import Loop
 from stepwell.serve.reload import ANSWER_SECONDS, MOST_WAITING, Reloading, line
+from stepwell.serve.wishes import judge
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.units import Amount
@@ -240,7 +241,7 @@ def test_the_loop_wakes_for_a_read_that_hangs(tmp_path: Path) -> None:
 # in force at once -----------------------------------------------------------------------------------------------------
 
 
-def behave(rig: DeepRig, **changes: Any) -> None:
+def follow(rig: DeepRig, **changes: Any) -> None:
     settings = Settings(**changes)
     rig.hierarchy.follow(
         recall=Mode(settings.recall),
@@ -248,6 +249,7 @@ def behave(rig: DeepRig, **changes: Any) -> None:
         write=WRITE_POLICIES[settings.write](),
         prefetch=settings.prefetch == "on",
         pin_waiting=settings.pin_waiting,
+        judge=judge(settings),
     )
 
 
@@ -256,21 +258,21 @@ def test_recall_is_asked_for_each_request() -> None:
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     rig.settle()
-    behave(rig, recall="never")
+    follow(rig, recall="never")
     assert engine.found(digests) == 0
-    behave(rig)
+    follow(rig)
     assert engine.found(digests) == 3
 
 
 def test_write_is_asked_for_each_block() -> None:
     """And what is written brings along what the policy before has left."""
     rig = DeepRig(3)
-    behave(rig, write="second_touch")
+    follow(rig, write="second_touch")
     engine, digests = rig.join(), chain(4)
     fill(engine, digests[:64])
     rig.settle()
     assert not below(rig, engine, digests)
-    behave(rig)
+    follow(rig)
     fill(engine, digests[64:], parent=digests[32:64])
     rig.settle()
     assert below(rig, engine, digests) == [0, 1, 2, 3]
@@ -278,7 +280,7 @@ def test_write_is_asked_for_each_block() -> None:
 
 def test_placement_is_asked_for_each_block() -> None:
     rig = DeepRig(3)
-    behave(rig, placement="warm")
+    follow(rig, placement="warm")
     engine = rig.join()
     fill(engine, chain(1))
     rig.settle()
@@ -288,11 +290,11 @@ def test_placement_is_asked_for_each_block() -> None:
 def test_prefetch_begins_and_ends() -> None:
     rig = DeepRig(3)
     assert rig.hierarchy.stack.prefetch is None
-    behave(rig, prefetch="on")
+    follow(rig, prefetch="on")
     first = rig.hierarchy.stack.prefetch
-    behave(rig, prefetch="on")
+    follow(rig, prefetch="on")
     assert first is not None and rig.hierarchy.stack.prefetch is first, "it remembers"
-    behave(rig)
+    follow(rig)
     assert rig.hierarchy.stack.prefetch is None
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
@@ -304,9 +306,9 @@ def test_pin_waiting_is_asked_for_each_pin() -> None:
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     rig.settle()
-    behave(rig, pin_waiting=0.001)
+    follow(rig, pin_waiting=0.001)
     assert engine.found(digests) == 1
-    behave(rig)
+    follow(rig)
     assert engine.found(digests) == 3
 
 
