@@ -45,6 +45,7 @@ def test_a_second_well_that_is_not_refused_is_told(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may count a well's descriptors")
 def test_a_well_without_descriptors_gets_them_back(well: TestedWell) -> None:
     fault, dice = Descriptors(well), random.Random(1)
+    assert until(lambda: bool(well.pid()), 30), "it answers"
     fault.begin(dice)
     assert until(lambda: fault.strike(dice) == 1, 30)  # it looks away for a second when it cannot accept
     fault.end(dice)
