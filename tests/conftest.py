@@ -16,8 +16,7 @@ settings.load_profile("ci")
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test's own folder, with a shorter path than pytest gives by itself: sockets lie below it, and the system
-    allows their paths 107 bytes, whatever the user's name and the number of test runs before this one."""
+    """With a shorter path than pytest gives it: a socket's may have 107 bytes, whatever the user's name."""
     return tmp_path_factory.mktemp("t")
 
 

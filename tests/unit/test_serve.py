@@ -468,6 +468,23 @@ def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.Monke
     link.close()
 
 
+@contextmanager
+def no_descriptors() -> Iterator[socket.socket]:
+    """A socket, and no more descriptors in this process, meanwhile."""
+    waiting, limits, fillers = socket.socket(socket.AF_UNIX), resource.getrlimit(resource.RLIMIT_NOFILE), []
+    waiting.settimeout(PATIENCE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        yield waiting
+    finally:
+        for fd in fillers:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.parametrize("unwatched", [0, 2])
 def test_running_out_of_descriptors_is_survived(
     well: InThread, monkeypatch: pytest.MonkeyPatch, unwatched: int
@@ -485,27 +502,29 @@ def test_running_out_of_descriptors_is_survived(
         return register(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(well.loop._selector, "register", refuse)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    waiting = socket.socket(socket.AF_UNIX)
-    waiting.settimeout(PATIENCE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, limits[1]))
-    try:
-        fillers = []
-        with pytest.raises(OSError):
-            while True:
-                fillers.append(os.dup(0))
+    with no_descriptors() as waiting:
         waiting.connect(str(well.path))
         first.send(Ping(1))
         assert first.read() == Pong(1)
         eventually(lambda: len(refused) == unwatched)  # before there are descriptors: those are for its socket
-    finally:
-        for fd in fillers:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     waiting.sendall(wire.frame(ADMIN))
     assert waiting.recv(1 << 16)
     waiting.close()
     first.close()
+
+
+def test_a_descriptor_that_comes_back_is_for_who_waits_at_once(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after another moment: clients that gave up while they waited would be let in and out one at a moment."""
+    eventually(lambda: not any(thread.name == "stepwell-link" for thread in threading.enumerate()))  # they close some
+    monkeypatch.setattr(door_module, "_DEAF_SECONDS", 10 * PATIENCE)
+    first = admin(well)
+    with no_descriptors() as waiting:
+        waiting.connect(str(well.path))
+        eventually(lambda: well.loop._door._deaf_until is not None)
+        first.close()
+        waiting.sendall(wire.frame(ADMIN))
+        assert waiting.recv(1 << 16)
+    waiting.close()
 
 
 def test_a_system_that_watches_no_more_is_survived(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:

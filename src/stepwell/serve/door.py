@@ -463,6 +463,8 @@ class Door:
         connection.close()
         self._connections.discard(connection)
         self._asking.pop(connection, None)
+        if self._deaf_until is not None:
+            self._deaf_until = self._clock.now()  # there is a descriptor for who waits
         if connection.pidfd not in self._watched:
             self._discard_pidfd(connection)
         if connection.member is not None:
