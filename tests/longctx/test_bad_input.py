@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, MambaConfig, StoppingCriteria, T5Config
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from lab.rig.well import until
 from stepwell.errors import CapacityError, ConfigError, IntegrityError, StepwellError, Unsupported
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.model import hook as handshake
@@ -211,6 +212,7 @@ def test_a_page_that_did_not_come_back_as_it_was_ends_the_generation(tmp_path):
         stepped(model, ids[:, :250], cache, [250])
         files = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
         unnamed = [path for path in files if os.path.exists(path) and str(tmp_path) in os.readlink(path)]
+        assert until(lambda: os.stat(unnamed[0]).st_size > 5000, 20)  # it is written beside the model's steps
         with open(unnamed[0], "r+b", buffering=0) as file:
             file.seek(5000)
             byte = file.read(1)
