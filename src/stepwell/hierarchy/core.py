@@ -64,8 +64,8 @@ class Index:
 class News:
     """What has happened that requests may be waiting for, since they were last looked at.
 
-    changed: anything that any of them may wait for. freed: slots or pins whose use has ended. tier_down: the tier is
-    read no more. landed: blocks whose read from the tier has ended, RESIDENT or gone."""
+    changed: anything that any of them may wait for. freed: copies or writes that held slots have ended. tier_down: the
+    tier is read no more. landed: blocks whose read from the tier has ended, RESIDENT or gone."""
 
     changed: bool = False
     freed: bool = False

@@ -176,6 +176,7 @@ class Hierarchy:
         """One slice of pending work; True if more is waiting."""
         if self._core.news.any:
             self._recalls.look()
+        self.stack.pump_due()
         if (due := self.arena.next_moment) is not None and due <= self._clock.now():
             self.arena.serve_queue()
         self._members.end_overdue()

@@ -98,10 +98,13 @@ class TierStack:
         moments = [moment for moment in (self.mover.next_moment, guess) if moment is not None]
         return min(moments, default=None)
 
-    def turn(self) -> None:
-        """A little of what is due. Called often."""
+    def pump_due(self) -> None:
+        """Reads and writes whose time has come begin. Before slabs are retired: what is being written is leased."""
         if (due := self.mover.next_moment) is not None and due <= self._core.clock.now():
             self.mover.pump()
+
+    def turn(self) -> None:
+        """A little of what is written or fetched ahead. Called often."""
         self._writing.turn()
         if self.prefetch is not None:
             self.prefetch.turn()

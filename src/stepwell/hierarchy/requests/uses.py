@@ -1,4 +1,4 @@
-"""AbsentUses of blocks that are not in host memory: what a request needed and had to compute or bring up."""
+"""Uses of blocks that are not in host memory: what a request needed and had to compute or bring up."""
 
 from __future__ import annotations
 
