@@ -385,5 +385,5 @@ class World:
         """Of the namespace that this model has at this moment; None: no engine of it is connected."""
         for session in life.hierarchy.roster.sessions.values():
             if session.keyed is not None and session.keyed.namespace.weights == self.models[kind].weights:
-                return session.keyed.at(epoch)[0].tag
+                return life.sealing.origins("default", session.keyed.namespace.at_epoch(epoch))[0].tag
         return None

@@ -92,6 +92,7 @@ def _recount(arena: Arena) -> Sums:
 def hierarchy(well: Hierarchy) -> None:
     """Raises IntegrityError unless index, sessions and arena agree on who holds what, and the arena with itself."""
     arena(well.arena)
+    mover, guesses = well.stack.mover, well.stack.prefetch
     wrong: list[str] = []
     for key, entry in well.index.items():
         if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
@@ -107,15 +108,13 @@ def hierarchy(well: Hierarchy) -> None:
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1
         filling |= {id(f.entry) for f in session.fills.values()}
-    for entry in well.stack.mover.leased:
+    for entry in mover.leased:
         leases[id(entry)] = leases.get(id(entry), 0) + 1
-    filling |= {id(entry) for entry in well.stack.mover.staging}
-    if well.stack.prefetch is not None and well.stack.prefetch.held_bytes != sum(
-        entry.nbytes for entry in well.stack.prefetch.held
-    ):
-        wrong.append(f"{well.stack.prefetch.held_bytes} bytes of guesses, of {len(well.stack.prefetch.held)} blocks")
-    if well.stack.mover.queued_bytes != sum(entry.nbytes for entry in well.stack.mover.owed):
-        wrong.append(f"{well.stack.mover.queued_bytes} bytes are to be written, of {len(well.stack.mover.owed)} blocks")
+    filling |= {id(entry) for entry in mover.staging}
+    if guesses is not None and guesses.held_bytes != sum(entry.nbytes for entry in guesses.held):
+        wrong.append(f"{guesses.held_bytes} bytes of guesses, of {len(guesses.held)} blocks")
+    if mover.queued_bytes != sum(entry.nbytes for entry in mover.owed):
+        wrong.append(f"{mover.queued_bytes} bytes are to be written, of {len(mover.owed)} blocks")
     if (held := _held(well)) is not None and held != well.held.by_tenant:
         wrong.append(f"{dict(well.held.by_tenant)} bytes wait for the tenants' sessions, {held} found")
     quarantined = 0
@@ -135,7 +134,7 @@ def hierarchy(well: Hierarchy) -> None:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
         if (entry.state is State.FILLING) != (id(entry) in filling):
             wrong.append("a block is being filled by nobody")
-        lost = entry.state is State.DRAINING or entry in well.stack.mover.staging  # of a read that hangs
+        lost = entry.state is State.DRAINING or entry in mover.staging  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}

@@ -4,9 +4,10 @@ No locks, no threads, no sleeping. Everything that blocks is a job of the inject
 slices that `turn` runs. The same class runs in the well's process, in-process for libraries and tests, and under an
 executor that reorders, delays and fails completions.
 
-    join / handle / left / exited  ──►  roster · recalls · spills  ──►  arena ──jobs──► executor
-                                             │
-                                             └──► member.send
+    join / left / exited  ──►  members  ──┐
+    handle                ──►  dispatch ──┴──►  recalls · spills  ──►  arena · stack ──jobs──► executor
+                                                      │
+                                                      └──► member.send
 """
 
 from __future__ import annotations
@@ -283,7 +284,8 @@ class Hierarchy:
 
 
 class _ArenaWatch:
-    """Passes on what the arena says to the parts that it concerns."""
+    """Passes on what the arena says to the parts that it concerns. The stack is made after the arena, so it is asked of
+    the well."""
 
     def __init__(self, well: Hierarchy, core: Core, sharing: SlabSharing, ghosts: Ghosts) -> None:
         self._well = well

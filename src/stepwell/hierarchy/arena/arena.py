@@ -589,7 +589,8 @@ class Arena:
         return list({id(e): e for s in self.slabs.values() for e in s.held.values()}.values())
 
     def walk(self) -> Iterator[Entry]:
-        """Every entry, once; the walk may be interrupted, and leaves out slabs that come or go meanwhile."""
+        """Every entry, once. Where others get a turn in between, an entry may be gone by the time it comes, and slabs
+        that come or go may be left out."""
         for slab in list(self.slabs.values()):
             for slot, entry in list(slab.held.items()):
                 if entry.slots[0] == (slab, slot):

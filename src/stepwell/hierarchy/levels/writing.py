@@ -35,7 +35,7 @@ class Writing:
         self._mover = mover
         self._emit = core.emit
         self._work = core.work
-        self._stored = mover.stored  # when it was last looked at
+        self._stored = mover.stored  # as it was when last looked at
         self._changed = False  # there is less room, or something else would leave next
         self._walking = False
         self._selective = False  # of a block's prefix, not all may have been written

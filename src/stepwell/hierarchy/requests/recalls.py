@@ -106,7 +106,8 @@ class Recalls:
             session.scheduler.send(Found(message.ticket, 0, b"", False, "queue_full"), ())
 
     def look(self) -> None:
-        """Tickets that waited for what has happened since the last look go on, the earliest request first."""
+        """Tickets that waited for what has happened since the last look go on, the earliest request first. Nothing
+        lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
         if news.tier_down:
             self._await_nothing()

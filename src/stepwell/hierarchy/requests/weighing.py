@@ -46,7 +46,7 @@ class Weighing:
         return _MODES.get(wish, self._default)
 
     def follow(self, mode: Mode) -> None:
-        """From now on this mode decides."""
+        """From now on this mode decides where a request has no wish of its own."""
         self._default = mode
 
     def probe(self) -> bool:

@@ -13,7 +13,7 @@ EPOCHS_KEPT = 4
 
 
 class KeyedNamespace:
-    """`namespace` is that of the weights as loaded. Raises AccessDenied SW-607 where the tenant has no keys."""
+    """`namespace` is that of the weights as loaded."""
 
     def __init__(self, sealing: Sealing, tenant: str, namespace: Namespace) -> None:
         self._sealing = sealing
@@ -22,7 +22,8 @@ class KeyedNamespace:
         self._known: dict[int, tuple[Origin, ...]] = {}
 
     def at(self, epoch: int) -> tuple[Origin, ...]:
-        """The origins at this weights epoch, the newest key's first."""
+        """The origins at this weights epoch, the newest key's first. Raises AccessDenied SW-607 where the tenant has no
+        keys."""
         origins = self._known.get(epoch)
         if origins is None:
             origins = self._sealing.origins(self._tenant, self.namespace.at_epoch(epoch % (1 << 64)))
