@@ -23,9 +23,9 @@ def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     brought, ahead.everything = ahead.everything, None
     if brought is None or brought.wanted.shape[1] != layer.pages:
         brought = _bring(layer, urgent=True)
-    following = setting.after(layer.number)
+    following = _next_layer(layer)
     if following is None and setting.policy.mode is Mode.EXACT:  # the next step is exact, too, and begins there
-        following = setting.layers[setting.first]
+        following = layer.layers[setting.first]
     if setting.fetcher.beside and following is not None and following.pages:
         following.ahead.everything = _bring(following, urgent=False)
     valid = layer.page_valid(asked.mask)
@@ -35,6 +35,12 @@ def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
     for piece in brought.pieces():
         part = merge(part, over_piece(layer, query, piece, valid, asked)[0])
     return part
+
+
+def _next_layer(layer: LayerState) -> LayerState | None:
+    """The next layer of the cache whose KV lies across tiers and that has begun; None behind the last."""
+    later = [number for number in layer.layers if number > layer.number]
+    return layer.layers[min(later)] if later else None
 
 
 def _pool_is_exact(layer: LayerState) -> bool:

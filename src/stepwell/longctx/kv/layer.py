@@ -51,11 +51,15 @@ class Ahead:
 
 
 class LayerState:
-    """Made with the first keys and values of its layer, [B, KV heads, n, D]."""
+    """State of one layer, made with its first keys and values, [B, KV heads, n, D]. `number`: its number in the model.
+    `layers`: the states of one cache by that number, to which it adds itself."""
 
-    def __init__(self, setting: Setting, number: int, keys: torch.Tensor, values: torch.Tensor, group: int) -> None:
-        self.setting = setting
-        self.number = number
+    def __init__(
+        self, setting: Setting, layers: dict[int, LayerState], number: int, keys: torch.Tensor, values: torch.Tensor,
+        group: int,
+    ) -> None:  # fmt: skip
+        self.setting, self.number, self.layers = setting, number, layers
+        layers[number] = self
         policy = setting.policy
         self.lanes = Lanes(keys.shape[1], policy.joint)
         self.shape = PageShape(self.lanes.heads, group, policy.page_tokens, keys.shape[-1], values.shape[-1])
@@ -67,8 +71,7 @@ class LayerState:
         self.truth: KeyIndex | None = None
         self.residency: Residency | None = None
         self.pool: Pool | None = None
-        self.settled = False
-        self.warmed = False
+        self.settled = self.warmed = False
         self.last_queries: torch.Tensor | None = None
         self.scale = 1.0
         """Of logits, as the model's attention asks for; set with each attention."""

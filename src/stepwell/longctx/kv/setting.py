@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stepwell.longctx.kv.budget import HotBudget
 from stepwell.longctx.kv.fetcher import Fetcher
@@ -13,10 +12,6 @@ from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.policy import Mode, Policy
 from stepwell.longctx.store.base import PageStore
-
-if TYPE_CHECKING:
-    from stepwell.longctx.kv.layer import LayerState
-
 
 _LATE_SHARE = 4
 """A quarter of the pool's room: pages that come for the next step take the place of others there."""
@@ -35,8 +30,6 @@ class Setting:
     fetcher: Fetcher
     store_for: Callable[[int], PageStore] = field(repr=False)
     near: NearProcess | None = field(default=None, repr=False)
-    layers: dict[int, LayerState] = field(default_factory=dict, repr=False)
-    """Those that have begun, by their number in the model."""
     profile: Profile | None = None
     audit: bool = False
     exact_now: bool = False
@@ -64,8 +57,3 @@ class Setting:
     def slots(self) -> int:
         """Of the pool, in each lane."""
         return self.budget.pool - self.late_pages
-
-    def after(self, number: int) -> LayerState | None:
-        """The next layer whose KV lies across tiers."""
-        later = [other for other in self.layers if other > number]
-        return self.layers[min(later)] if later else None

@@ -37,14 +37,13 @@ class TieredLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, setting: Setting, number: int, group: int) -> None:
+    def __init__(self, setting: Setting, states: dict[int, LayerState], number: int, group: int) -> None:
         super().__init__()
-        self._setting, self._number, self._group = setting, number, group
+        self._setting, self._states, self._number, self._group = setting, states, number, group
         self.state: LayerState | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.state = LayerState(self._setting, self._number, key_states, value_states, self._group)
-        self._setting.layers[self._number] = self.state
+        self.state = LayerState(self._setting, self._states, self._number, key_states, value_states, self._group)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -74,7 +73,7 @@ class TieredLayer(CacheLayerMixin):
     def reset(self) -> None:
         if self.state is not None:
             self.state.release_pages()
-            self._setting.layers.pop(self._number, None)
+            self._states.pop(self._number, None)
         self.state = None
         self.is_initialized = False
 
@@ -160,8 +159,9 @@ class TieredCache(Cache):
         )
         text = config.get_text_config(decoder=True)
         group = text.num_attention_heads // text.num_key_value_heads
+        states: dict[int, LayerState] = {}
         layers: list[CacheLayerMixin] = [
-            TieredLayer(self.setting, number, group)
+            TieredLayer(self.setting, states, number, group)
             if kind == TIERED
             else DynamicSlidingWindowLayer(text.sliding_window)
             for number, kind in enumerate(kinds)

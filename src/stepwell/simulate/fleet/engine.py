@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.policies.decide import HOST, Decision, Known, Mode, Request, Stretch, decide
@@ -83,6 +83,11 @@ class Engine:
             visit.end()
         return [visit.prompt for visit in lost]
 
+    def copy(self, nbytes: int, done: Callable[[], None]) -> None:
+        """Copies bytes from host memory into the GPU, after other copies of its host."""
+        self.copied_bytes += nbytes
+        self.copies.submit(nbytes, lambda: self.ways.clock.after(self.copy_speed.latency_s, done))
+
     def locate(self, first: int, last: int) -> list[tuple[Level, int]]:
         """The leading run of these ids: levels, and up to which position each is the nearest that has them."""
         now = self.ways.clock.now
@@ -132,7 +137,7 @@ class Visit:
         local = parts[0][1] if parts and parts[0][0] is engine.gpu else 0
         cut = max(decision.blocks, local)
         self._expect(cut)
-        self._recall = Recall(engine, parts, cut, self._ready)
+        self._recall = Recall(ways.clock, ways.block_bytes, engine.copy, parts, cut, self._ready)
         self._recall.begin(decision.limit_s)
 
     def end(self) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from stepwell.policies.decide import HOST
+from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.server import Job
 from stepwell.simulate.fleet.tier import Level, Tier
 
-if TYPE_CHECKING:
-    from stepwell.simulate.fleet.engine import Engine
-
 Part = tuple[Level, int]
 """Consecutive blocks that come from one level."""
+
+Copy = Callable[[int, Callable[[], None]], None]
+"""Copies so many bytes from host memory into the GPU, then calls its second argument."""
 
 
 def parts_of(found: Sequence[tuple[Level, int]]) -> list[Part]:
@@ -34,10 +34,12 @@ class Recall:
     """`ready(blocks)` is called when the first so many are in the GPU: all up to the cut, or those before the first
     that did not come, because its tier failed or was later than the limit."""
 
-    def __init__(self, engine: Engine, parts: Sequence[Part], cut: int, ready: Callable[[int], None]) -> None:
-        self._engine = engine
-        self._clock = engine.ways.clock
-        self._block_bytes = engine.ways.block_bytes
+    def __init__(
+        self, clock: Clock, block_bytes: int, copy: Copy, parts: Sequence[Part], cut: int, ready: Callable[[int], None]
+    ) -> None:
+        self._clock = clock
+        self._block_bytes = block_bytes
+        self._copy_in = copy
         self._parts = _up_to(parts, cut)
         self._ready = ready
         self._pending: dict[Tier, _Reading] = {}
@@ -92,7 +94,6 @@ class Recall:
     def _copy(self) -> None:
         if self._stopped:
             return
-        engine = self._engine
         blocks = sum(count for _, count in self._parts)
         nbytes = sum(count for level, count in self._parts if isinstance(level, Tier)) * self._block_bytes
         for level, count in self._parts:
@@ -101,10 +102,7 @@ class Recall:
         if not nbytes:
             self._ready(blocks)
             return
-        engine.copied_bytes += nbytes
-        engine.copies.submit(
-            nbytes, lambda: self._clock.after(engine.copy_speed.latency_s, lambda: self._copied(blocks))
-        )
+        self._copy_in(nbytes, lambda: self._copied(blocks))
 
     def _copied(self, blocks: int) -> None:
         if not self._stopped:
