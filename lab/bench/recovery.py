@@ -39,7 +39,7 @@ from stepwell.io.clock import MonotonicClock
 from stepwell.io.files import SystemFiles
 from stepwell.io.paths import filesystem
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.tiers.disk.directory import SUFFIX
+from stepwell.tiers.disk.directory.room import SUFFIX
 from stepwell.tiers.disk.layout import RECORD, Footer, Head
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.tier import DiskTier, Site, segment_bytes

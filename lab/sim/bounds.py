@@ -9,7 +9,7 @@ from __future__ import annotations
 from lab.sim.life import Life
 from lab.sim.oracle import Violation
 from lab.sim.world import World
-from stepwell.tiers.disk.directory import Directory
+from stepwell.tiers.disk.directory.directory import DiskDirectory
 from stepwell.tiers.disk.segment import Phase
 
 
@@ -49,9 +49,9 @@ def _memory(world: World, life: Life) -> None:
         raise Violation("books", f"slabs of {sum(slabs.values())} bytes, of at most {life.hierarchy.limits.host_bytes}")
 
 
-def directories(world: World) -> list[Directory]:
+def directories(world: World) -> list[DiskDirectory]:
     assert world.life is not None
-    found: list[Directory] = world.life.hierarchy.stack.mover.tier._directories  # type: ignore[attr-defined]
+    found: list[DiskDirectory] = world.life.hierarchy.stack.mover.tier._directories  # type: ignore[attr-defined]
     return found
 
 

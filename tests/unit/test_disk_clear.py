@@ -206,7 +206,7 @@ def held_eviction(life: Life, part: str) -> tuple[Job, Done]:
     n = 1000
     while True:
         for job in life.executor._jobs:
-            if f"Eviction.{part}." in job[0].__qualname__:
+            if f"Evictor.{part}." in job[0].__qualname__:
                 life.executor._jobs.remove(job)
                 return job
         if not life.executor.step():

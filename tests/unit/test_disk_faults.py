@@ -815,7 +815,7 @@ def test_hot_blocks_of_what_is_cleared_are_not_written_again(tmp_path: Path) -> 
     life = Life(tmp_path)
     life.put_all(range(4 * PER_SEGMENT - 20))
     assert life.good(range(5)) == set(range(5)), "they are hot"
-    eviction, n = life.tier._directories[0]._eviction, 1000
+    eviction, n = life.tier._directories[0]._room.evictor, 1000
     while not eviction.busy:
         life.executor.drain()
         life.write(n)

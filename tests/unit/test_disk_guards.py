@@ -47,7 +47,7 @@ def a_read(life: Life, n: int) -> tuple[Held, list[list[Reading]]]:
 
 def an_eviction(life: Life, n: int) -> Held:
     """Writes blocks from `n` on until room is made; what reads the victim's footer."""
-    eviction = life.tier._directories[0]._eviction
+    eviction = life.tier._directories[0]._room.evictor
     while not eviction.busy:
         life.executor.drain()
         life.write(n)

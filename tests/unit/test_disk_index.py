@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from stepwell.tiers.disk import index as module
-from stepwell.tiers.disk.index import BlockIndex, Place
+from stepwell.tiers.disk.index import BlockIndex, BlockPlace
 
 SEED = 11
 
@@ -60,12 +60,12 @@ class AgainstADict(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = BlockIndex(1000)
-        self.model: dict[int, tuple[Place, bool]] = {}
+        self.model: dict[int, tuple[BlockPlace, bool]] = {}
 
     @rule(block=block_ids, segment=segments, page=pages)
     def put(self, block: bytes, segment: int, page: int) -> None:
         self.index.put(block, segment, page)
-        self.model[module._key(block)] = Place(segment, page), False
+        self.model[module._key(block)] = BlockPlace(segment, page), False
 
     @rule(blocks=st.lists(st.tuples(block_ids, pages), max_size=60), segment=segments, as_array=st.booleans())
     def put_many(self, blocks: list[tuple[bytes, int]], segment: int, as_array: bool) -> None:
@@ -73,7 +73,7 @@ class AgainstADict(RuleBasedStateMachine):
         array = np.frombuffer(ids, np.uint8).reshape(-1, 32)
         self.index.put_many(array if as_array else ids, segment, np.array([page for _, page in blocks], np.uint32))
         for block, page in blocks:
-            self.model[module._key(block)] = Place(segment, page), False
+            self.model[module._key(block)] = BlockPlace(segment, page), False
 
     @rule(block=block_ids, use=st.booleans())
     def find(self, block: bytes, use: bool) -> None:
@@ -139,7 +139,7 @@ def test_it_is_a_dict(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_a_dict_of_thousands(seed: int) -> None:
     """As it is: with long batches, while it grows and while it does not."""
-    source, index, model = random.Random(seed), BlockIndex(20_000), dict[bytes, Place]()
+    source, index, model = random.Random(seed), BlockIndex(20_000), dict[bytes, BlockPlace]()
     known = ids_of(12_000, seed)
     for step in range(400):
         segment, batch = source.randrange(30), source.choices(known, k=source.randrange(1, 300))
@@ -149,7 +149,7 @@ def test_it_is_a_dict_of_thousands(seed: int) -> None:
         else:
             for block, page in zip(batch, numbers, strict=True):
                 index.put(block, segment, page)
-        model.update((block, Place(segment, page)) for block, page in zip(batch, numbers, strict=True))
+        model.update((block, BlockPlace(segment, page)) for block, page in zip(batch, numbers, strict=True))
         for block in source.choices(known, k=20):
             assert index.remove(block) == (model.pop(block, None) is not None)
         some = source.choices(known, k=200)

@@ -38,7 +38,7 @@ def write_until_killed(folder: Path, first: int) -> NoReturn:
         executor = ThreadExecutor(wakeup, 4)
         life.tier._executor = executor
         for directory in life.tier._directories:
-            directory._executor = directory._placing._executor = directory._eviction._executor = executor
+            directory.shared.executor = executor
         clock = MonotonicClock()
         calls: list[tuple[range, list[list[Writing]]]] = []
         numbers = first

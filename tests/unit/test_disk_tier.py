@@ -42,8 +42,8 @@ class TestDiskTier(TierKit):
 
 
 def test_an_index_without_room_takes_no_more_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_module, "LEAST_INDEX", 3)
-    monkeypatch.setattr(tier_module, "LEAST_BLOCK", 1 << 40)
+    monkeypatch.setattr(tier_module, "MIN_INDEX", 3)
+    monkeypatch.setattr(tier_module, "MIN_BLOCK", 1 << 40)
     executor = SeededExecutor(1)
     hands = Hands(open_tier(tmp_path, executor), executor, 128 * 4096)
     assert hands.write(1, 2, 3, 4) == [Writing.STORED] * 3 + [Writing.FULL]
@@ -51,7 +51,7 @@ def test_an_index_without_room_takes_no_more_blocks(tmp_path: Path, monkeypatch:
     hands.tier.settle(lambda: None)
     executor.drain()
     hands.tier.close()
-    monkeypatch.setattr(tier_module, "LEAST_INDEX", 2)
+    monkeypatch.setattr(tier_module, "MIN_INDEX", 2)
     again = open_tier(tmp_path, executor)
     assert again.counts.errors == {"index_full": 1}
     assert not again.lookup(block_id(1))

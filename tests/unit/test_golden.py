@@ -16,7 +16,7 @@ from stepwell.io.staging import Staging
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.tiers.base import Incoming, Reading
-from stepwell.tiers.disk.recovery import Kind, look
+from stepwell.tiers.disk.recovery import FileKind, look
 from stepwell.tiers.disk.tier import DiskTier, Site
 
 # Those of saved contexts have a test of their own, which needs torch.
@@ -48,7 +48,7 @@ def test_a_tier_finds_and_reads_these_segments(name: str, closed: bool, tmp_path
     (tmp_path / golden.SEGMENT_NAME).write_bytes((golden.FOLDER / name).read_bytes())
     files, executor = SystemFiles(tmp_path), SeededExecutor(1)
     found = look(files, golden.SEGMENT_NAME, Staging(1 << 20))
-    assert (found.kind, found.closed) == (Kind.GOOD, closed)
+    assert (found.kind, found.closed) == (FileKind.GOOD, closed)
     assert found.head is not None and found.head.id == golden.SEGMENT
     assert found.footer is not None and len(found.footer.records) == golden.BLOCKS
     sealing = Sealing(golden.KEYRING, sealed=True, wall=lambda: golden.NOW)

@@ -37,10 +37,10 @@ from stepwell.io.staging import Staging
 from stepwell.policies.prefetch import record, rhythm
 from stepwell.tiers.base import Forgotten, Reading
 from stepwell.tiers.disk import recovery
-from stepwell.tiers.disk.directory import Directory
+from stepwell.tiers.disk.directory.directory import DiskDirectory
+from stepwell.tiers.disk.directory.space import Space
+from stepwell.tiers.disk.directory.sweep import Sweep
 from stepwell.tiers.disk.layout import RECORD, Footer
-from stepwell.tiers.disk.space import Space
-from stepwell.tiers.disk.sweep import Sweep
 from stepwell.tiers.disk.tier import DiskTier
 
 MOST_WALKS = 24
@@ -289,12 +289,12 @@ def test_a_pause_that_the_next_life_has_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_clear_that_leaves_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: Directory, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+    def forgets(self: DiskDirectory, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
         for number in list(self.segments):
-            self._index.drop_segment(number)
-        self._executor.submit(lambda: None, lambda _: done(Forgotten()))
+            self.shared.index.drop_segment(number)
+        self.shared.executor.submit(lambda: None, lambda _: done(Forgotten()))
 
-    monkeypatch.setattr(Directory, "clear", forgets)
+    monkeypatch.setattr(DiskDirectory, "clear", forgets)
     assert "was cleared" in _finds("wrong").what
 
 
@@ -351,7 +351,7 @@ def test_space_that_is_reserved_for_others_and_taken(monkeypatch: pytest.MonkeyP
 def test_files_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     takes_in = DiskTier._found
 
-    def forgets(self: DiskTier, directory: Directory, found: recovery.Found) -> None:
+    def forgets(self: DiskTier, directory: DiskDirectory, found: recovery.FoundFile) -> None:
         before = directory.space.used
         takes_in(self, directory, found)
         directory.space.used = before

@@ -15,7 +15,7 @@ from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Place, Reading
 from stepwell.tiers.disk.layout import Footer, Head
-from stepwell.tiers.disk.recovery import Found, Kind, look
+from stepwell.tiers.disk.recovery import FileKind, FoundFile, look
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.stream import read_in
 
@@ -94,11 +94,11 @@ class Image:
     def footer_bytes(self) -> int:
         return Footer.nbytes(len(self.blocks))
 
-    def judge(self, tally: Tally, data: Bytes, what: str) -> Found:
+    def judge(self, tally: Tally, data: Bytes, what: str) -> FoundFile:
         """Looks at changed bytes as a next life does, and reads what it says it found: right bytes, or misses."""
         found = look(OneFile(data), NAME, _staging)
         tally.cases += 1
-        if found.kind is not Kind.GOOD or found.head is None or found.footer is None:
+        if found.kind is not FileKind.GOOD or found.head is None or found.footer is None:
             return found
         for record in found.footer.records:
             block = self.blocks.get(bytes(record["block"]))

@@ -25,7 +25,7 @@ from stepwell.io.staging import Staging
 from stepwell.tiers.base import Reading
 from stepwell.tiers.disk.layout import RECORD, Footer, Head
 from stepwell.tiers.disk.layout import VERSION as SEGMENT_VERSION
-from stepwell.tiers.disk.recovery import Kind, look
+from stepwell.tiers.disk.recovery import FileKind, look
 from stepwell.vault.keyring import Keyring
 
 NUMBERS = 1 << 16
@@ -46,7 +46,7 @@ def segments(turn: Turn, trailers: bool) -> Tally:
             checked(page)
             kind = look(OneFile(data), NAME, _staging).kind
             tally.cases += number != SEGMENT_VERSION
-            if (kind is Kind.OTHER_VERSION) is (number == SEGMENT_VERSION):
+            if (kind is FileKind.OTHER_VERSION) is (number == SEGMENT_VERSION):
                 tally.wrong(f"{turn.name}: version {number} is {kind.value}")
         if number % 1024 == 0 and turn.over:
             break

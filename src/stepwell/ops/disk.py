@@ -13,10 +13,10 @@ from stepwell.io.paths import MEMORY, NETWORK, OVERLAY, filesystem
 from stepwell.ops import speed
 from stepwell.ops.check import Check, Facts, Status
 from stepwell.tiers.disk.site import usable_bytes
-from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS
+from stepwell.tiers.disk.tier import MIN_SEGMENT, MIN_SEGMENTS
 from stepwell.units import format_size
 
-_MIN_BYTES = LEAST_SEGMENTS * LEAST_SEGMENT
+_MIN_BYTES = MIN_SEGMENTS * MIN_SEGMENT
 _SLOW_GB_S = 0.2
 
 

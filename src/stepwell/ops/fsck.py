@@ -25,7 +25,7 @@ from stepwell.errors import AccessDenied
 from stepwell.io.files import File, FilesToRead
 from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
-from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, Found, Kind, NotAFile, look
+from stepwell.tiers.disk.recovery import LOCK, NAME, OURS, FileKind, FoundFile, NotAFile, look
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 
@@ -47,10 +47,10 @@ class Verdict(Enum):
 
 _WORST = list(Verdict)
 _KINDS = {
-    Kind.EMPTY: "empty",
-    Kind.STRANGE: "damaged",
-    Kind.HEADLESS: "damaged",
-    Kind.OTHER_VERSION: "other_version",
+    FileKind.EMPTY: "empty",
+    FileKind.STRANGE: "damaged",
+    FileKind.HEADLESS: "damaged",
+    FileKind.OTHER_VERSION: "other_version",
 }
 
 
@@ -155,7 +155,7 @@ class _Examination:
         report.blocks += verdicts
         report.block_bytes += nbytes
 
-    def _changed(self, name: str, found: Found) -> bool:
+    def _changed(self, name: str, found: FoundFile) -> bool:
         """The well has given the file another life, or deleted it, while we read it."""
         try:
             again = look(self._files, name, self._staging)
@@ -163,7 +163,7 @@ class _Examination:
             return True
         return again.head is None or found.head is None or again.head.id != found.head.id
 
-    def _blocks(self, file: File, found: Found) -> Iterator[tuple[Verdict, int]]:
+    def _blocks(self, file: File, found: FoundFile) -> Iterator[tuple[Verdict, int]]:
         assert found.head is not None and found.footer is not None
         segment = found.head.id
         keys = {NO_COMMITMENT: SegmentKey(bytes(32), NO_COMMITMENT)}

@@ -1,4 +1,4 @@
-"""What is under way in a directory: reads of blocks that lie side by side, and writes with their answers."""
+"""Reads and writes under way: runs of adjacent blocks, and calls of `write` with their answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from stepwell.block.layout import PAGE
 from stepwell.tiers.base import Incoming, Outgoing, WriteDone, Writing
 from stepwell.tiers.disk.segment import Segment
 
-MOST_RUN = 9 << 20
-"""Bytes that one thread moves at a stretch, unless one block alone has more: 8 MiB of payload and its frames' rest."""
+MAX_RUN = 9 << 20
+"""Largest run that one thread moves, in bytes: 8 MiB of payload and the rest of its frames. A single larger block is a
+run of its own."""
 
 
-class Run:
-    """Blocks that lie side by side in one segment and come in one I/O."""
+class ReadRun:
+    """Adjacent blocks of one segment, read in one I/O. `page`: the first page of the first block."""
 
     __slots__ = ("blocks", "nbytes", "page", "segment")
 
@@ -21,9 +22,10 @@ class Run:
         self.segment = segment
         self.page = page
         self.nbytes = 0
-        self.blocks: list[tuple[int, Incoming]] = []  # and which of the answers is its
+        self.blocks: list[tuple[int, Incoming]] = []  # each with the index of its answer
 
     def takes(self, segment: Segment, page: int, nbytes: int, most: int) -> bool:
+        """A block at this place continues the run, within `most` bytes."""
         beside = segment is self.segment and page == self.page + self.nbytes // PAGE
         return beside and self.nbytes + nbytes <= most
 
@@ -32,15 +34,15 @@ class Run:
         self.nbytes += block.nbytes
 
 
-class Call:
-    """One call of `write`. Its blocks may end up in several jobs and segments; it is answered when the last of them
-    has ended, and not before: until then the makers of all its blocks may still run."""
+class WriteCall:
+    """One call of `write`. Its blocks may be spread over several jobs and segments. It is answered when the last of
+    them has ended, and not before: until then the makers of all its blocks may still run."""
 
     __slots__ = ("_answers", "_done", "blocks", "running")
 
     def __init__(self, blocks: deque[tuple[int, Outgoing]], answers: list[Writing], done: WriteDone) -> None:
-        self.blocks = blocks  # those without a place, and which of the answers is theirs
-        self.running = 0  # jobs that write the others
+        self.blocks = blocks  # those without a place yet, each with the index of its answer
+        self.running = 0  # jobs that write its other blocks
         self._answers = answers
         self._done = done
 
@@ -48,7 +50,7 @@ class Call:
         self._answers[at] = writing
 
     def refuse(self, writing: Writing, namespace: bytes = b"") -> None:
-        """Blocks without a place get none: all, or those of one namespace."""
+        """Answers blocks without a place with `writing`: all, or those of one namespace."""
         left, self.blocks = self.blocks, deque()
         for at, block in left:
             if namespace and block.namespace != namespace:
@@ -65,4 +67,4 @@ class Call:
 
 
 Placed = tuple[int, Outgoing, int, int, bytes]
-"""Which of the answers is its, the block, its first page, its first ordinal and the commitment to its key."""
+"""A block with a place: index of its answer, block, first page, first ordinal, and commitment to its key."""

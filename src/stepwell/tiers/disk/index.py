@@ -1,14 +1,14 @@
-"""Where each block lies on disk: a map in memory from block ids to segment and page, small enough for 60 M blocks.
+"""The place of each block on disk: a map in memory from block ids to segment and page, small enough for 60 M blocks.
 
 One table with linear probing and no tombstones. A key's home is `key * size / 2^64`, which rises with the key: so the
 table grows in place, from its upper end down, slice by slice: keys at or above a frontier have their home by the new
 size, those below it by the old one, and at every moment it is an ordinary table of a rising hash. No growth copies the
-table, holds two of it, or pauses a caller for longer than one slice. Its memory is reserved as addresses for the most
-blocks there may be, and becomes memory as slots are first written.
+table, holds two of it, or pauses a caller for longer than one slice. Addresses are reserved for the largest number of
+blocks, and become memory as slots are first written.
 
 A block costs 16 bytes a slot, at 43 to 65 % of the slots filled, and 8.5 bytes in its segment's list of keys: 33 to 46
 bytes, and 256 for each segment (from a thousand blocks on; an empty index has 28 KiB). The table does not shrink, and
-what was replaced or removed stays in its segment's list until that is dropped: both are bounded by the frames on disk.
+a key that was replaced or removed stays in its segment's list until that is dropped: the frames on disk bound both.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _DICTS = 16
 _SEGMENT_BYTES = 256  # an array, its allocator's header, a number and a dict's entry; rounded up
 
 
-class Place(NamedTuple):
-    """`page`: the first of the frame's pages, counted from the start of the segment."""
+class BlockPlace(NamedTuple):
+    """`page`: the block's first page, counted from the start of the segment."""
 
     segment: int
     page: int
@@ -59,16 +59,15 @@ def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 
 class BlockIndex:
-    """At most `most` blocks; a new one beyond them is an OverflowError and nothing is changed.
-
-    OSError where a system that grants no more addresses than memory (vm.overcommit_memory 2) has too few for them.
+    """Index of at most `most` blocks. A new block beyond them raises OverflowError and changes nothing. The constructor
+    raises OSError where the system grants too few addresses (vm.overcommit_memory 2).
 
     A block is known by the first 8 bytes of its id. Ids must be uniformly random, as keyed hashes are. An id that was
-    never put is found with a probability of len/2^64, and two with the same 8 bytes replace one another: harmless,
-    since who reads a frame checks the full id in it, and a wrong one is a miss.
+    never put is found with a probability of len/2^64, and two with the same 8 bytes replace one another. That
+    is harmless: a reader checks the full id in the frame, and a wrong one is a miss.
 
-    No call takes longer than about a millisecond, however many blocks there are, but those over many blocks
-    (`put_many`, `remove_many`, `hot`, `drop_segment`): theirs is bounded by the blocks they are given, or a segment's.
+    No call takes longer than about a millisecond, however many blocks there are, except those over many blocks
+    (`put_many`, `remove_many`, `hot`, `drop_segment`): their time grows with the blocks given, or those of the segment.
     """
 
     def __init__(self, most: int = 1 << 28) -> None:
@@ -94,14 +93,14 @@ class BlockIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, rounded up: the whole table from the moment at which it begins to grow to that size."""
+        """Bytes of memory held, rounded up. A growing table counts with its new size from the start."""
         pages = -(-8 * self._high // mmap.PAGESIZE) + 1  # one for the run at the end
         table = 2 * pages * mmap.PAGESIZE
         listed = self._listed_keys * 8 + self._listed_keys // 2  # an array has at most a sixteenth to spare
         return table + listed + self._segments * _SEGMENT_BYTES + _DICTS * sys.getsizeof({0: 0})
 
-    def find(self, block_id: bytes, use: bool = False) -> Place | None:
-        """Where the block lies. `use` marks it as used since it was put."""
+    def find(self, block_id: bytes, use: bool = False) -> BlockPlace | None:
+        """The block's place; None: it is not here. `use` marks it as used."""
         key = int.from_bytes(block_id[:8], "little") or 1
         half = key >> 32
         slot = half * (self._high if half >= self._front else self._low) >> 32
@@ -113,14 +112,14 @@ class BlockIndex:
         value = self._values[slot]
         if use:
             self._values[slot] = value | 1
-        return Place(value >> 32, (value & 0xFFFFFFFF) >> 1)
+        return BlockPlace(value >> 32, (value & 0xFFFFFFFF) >> 1)
 
     def touch(self, block_id: bytes) -> None:
         """Marks a block as used, if it is here."""
         self.find(block_id, use=True)
 
     def put(self, block_id: bytes, segment: int, page: int) -> None:
-        """The block lies here from now on, not used yet; where it lay before is forgotten."""
+        """Sets the block's place, in place of an earlier one, and marks it as unused."""
         _check(segment, page)
         key = _key(block_id)
         self._put(key, segment << 32 | page << 1)
@@ -131,7 +130,7 @@ class BlockIndex:
     def put_many(self, ids: bytes | npt.NDArray[np.uint8], segment: int, pages: npt.NDArray[np.uint32]) -> None:
         """`put` for many blocks of one segment, in order; `ids`: 32 bytes each. About half a microsecond a block.
 
-        All count as new when it is looked whether there are too many.
+        Raises OverflowError if there would be too many blocks even if all of these were new.
         """
         keys = _keys(ids)
         if len(pages) != len(keys):
@@ -147,7 +146,7 @@ class BlockIndex:
         self._list(segment, len(keys)).frombytes(keys.tobytes())
 
     def remove(self, block_id: bytes) -> bool:
-        """Forgets a block; whether it was here."""
+        """Forgets a block; returns whether it was here."""
         slot = self._slot(_key(block_id))
         keys, values = self._keys, self._values
         if not keys[slot]:
@@ -164,7 +163,7 @@ class BlockIndex:
         return True
 
     def remove_many(self, ids: bytes | npt.NDArray[np.uint8], segment: int, pages: npt.NDArray[np.uint32]) -> int:
-        """Forgets those of these blocks that lie at these pages of this segment still, and says how many did. About a
+        """Forgets those of the blocks that still lie at these pages of this segment; returns how many. About a
         microsecond a block."""
         slots = self._locate(_keys(ids))
         places = pages.astype(np.uint64) | np.uint64(segment << 31)
@@ -174,13 +173,13 @@ class BlockIndex:
         return len(slots)
 
     def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks lie in this segment still and were used since they were put there."""
+        """For each block: it still lies in this segment and was used since it was put there."""
         values = self._all_values[self._locate(_keys(b"".join(ids)))]  # not found: the last one, which is always 0
         here: list[bool] = ((values >> 32 == segment) & (values & 1 == 1)).tolist()
         return here
 
     def drop_segment(self, segment: int) -> int:
-        """Forgets all blocks that lie in this segment, and says how many did. About a microsecond a block."""
+        """Forgets all blocks of this segment; returns how many. About a microsecond a block."""
         listed = self._listed[segment % _DICTS].pop(segment, None)
         if listed is None:
             return 0
@@ -209,7 +208,7 @@ class BlockIndex:
         return half * (self._high if half >= self._front else self._low) >> 32
 
     def _slot(self, key: int) -> int:
-        """Where the key is, or the empty slot where it would be."""
+        """The key's slot, or the empty slot that it would take."""
         slot = self._home(key)
         keys = self._keys
         while (found := keys[slot]) and found != key:
@@ -236,7 +235,8 @@ class BlockIndex:
         return homes
 
     def _write(self, keys: _U64, values: _U64) -> None:
-        """All go one slot on together, until each has found itself or an empty slot. Of equal keys the last counts."""
+        """Advances all keys slot by slot together, until each has found its own or an empty slot. Of equal keys the
+        last one counts."""
         all_keys, all_values = self._all_keys, self._all_values
         slots, numbers = self._homes(keys), np.arange(len(keys), dtype=np.uint64)
         while len(keys) > _FEW:
@@ -253,7 +253,7 @@ class BlockIndex:
             self._put(key, value)
 
     def _locate(self, keys: _U64) -> _Slots:
-        """The slot of each key, -1 for those that are not here."""
+        """The slot of each key; -1: the key is not here."""
         found = np.full(len(keys), -1, np.intp)
         rows, slots = np.arange(len(keys)), self._homes(keys)
         while len(rows) > _FEW:
@@ -268,7 +268,7 @@ class BlockIndex:
         return found
 
     def _take_out(self, slots: _Slots) -> None:
-        """Empties these slots; what follows them in their runs is put again."""
+        """Empties these slots and puts the keys that follow them in their runs again."""
         all_keys = self._all_keys
         all_keys[slots] = 0
         self._count -= len(slots)
@@ -281,7 +281,7 @@ class BlockIndex:
         self._again(np.concatenate(behind) if behind else slots)
 
     def _again(self, slots: _Slots) -> None:
-        """Puts what is in these slots where it belongs. They reach to their run's end."""
+        """Moves the keys of these slots, which reach to the end of their run, to where they belong."""
         keys, values = self._all_keys[slots], self._all_values[slots]
         self._all_keys[slots] = 0
         self._count -= len(slots)

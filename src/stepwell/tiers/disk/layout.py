@@ -1,8 +1,8 @@
-"""Bytes of a segment: one page that says what it is, frames, and, once it is closed, an index at its end.
+"""Layout of a segment file: a head of one page, frames, and, once it is closed, an index at its end.
 
     page 0: head | frames, each whole pages ... | (unused) | records, 64 bytes each, padded | last page: trailer
 
-Head and trailer carry the segment's id, which is new with every life of the file, so that what an earlier life left is
+Head and trailer carry the segment's id, which is new with every life of the file, so that frames of an earlier life are
 never taken for this one's. Records are a hint (each frame proves itself), so a checksum against accidents is enough.
 Drawn in docs/design/format.md and guarded by golden files.
 """
@@ -23,16 +23,16 @@ from stepwell.block.layout import PAGE
 
 VERSION = 1
 MAX_SEQUENCE = 1 << 63
-"""No clock says as much: what comes after it could not be written."""
+"""Exclusive. No clock reaches it, and a segment after it could not be numbered."""
 
 MAX_KEYS = 60
-"""Different keys in one segment; a segment is closed early rather than hold more."""
+"""Most keys in one segment; one that would need more is closed early."""
 
 RECORD = np.dtype(
     [("block", "V32"), ("namespace", "V16"), ("page", "<u4"), ("pages", "<u4"), ("key", "<u4"), ("expires", "<u4")]
 )
-"""One block: its first page, the pages of all its frames, which of the trailer's commitments its key has, and the Unix
-second of its expiry (0: never)."""
+"""One block: first page, number of pages of all its frames, index of its key among the trailer's commitments, and the
+Unix second of its expiry (0: never)."""
 
 Records = npt.NDArray[np.void]
 
@@ -46,8 +46,8 @@ _KEYS_AT = 128
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """id: 16 bytes. sequence: grows with every segment that is begun, so the oldest has the smallest. nbytes: of the
-    file. created: Unix seconds."""
+    """The first page. `id`: 16 bytes. `sequence`: larger for each new segment, so the oldest has the smallest.
+    `nbytes`: size of the file. `created`: Unix seconds."""
 
     id: bytes
     sequence: int
@@ -59,19 +59,19 @@ class Head:
 
     @classmethod
     def parse(cls, page: bytes) -> Head | None:
-        """None if it is no head, or damaged. Raises `OtherVersion`."""
+        """The head in a page; None if there is none or it is damaged. Raises `OtherVersion`."""
         fields = _checked(page, _HEAD, _HEAD_MAGIC)
         head = cls(*fields) if fields is not None else None
         return head if head is not None and head.sequence < MAX_SEQUENCE else None
 
 
 class OtherVersion(Exception):
-    """A segment of a version of the format that this release does not read."""
+    """The segment has a version of the format that this release does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The index of a closed segment. `commitments` has 32 bytes for each key."""
+    """The index of a closed segment. `commitments`: 32 bytes for each key."""
 
     segment: bytes
     records: Records
@@ -79,11 +79,11 @@ class Footer:
 
     @staticmethod
     def nbytes(count: int) -> int:
-        """Bytes of a footer with `count` records: whole pages, the trailer with them."""
+        """Size of a footer with `count` records: whole pages, the trailer included."""
         return -(-count * RECORD.itemsize // PAGE) * PAGE + PAGE
 
     def pack(self) -> bytes:
-        """To be written so that it ends where the file ends."""
+        """The footer's bytes, to be written at the very end of the file."""
         raw = self.records.tobytes()
         padded = raw + bytes(-len(raw) % PAGE)
         head = _TRAILER.pack(
@@ -105,7 +105,7 @@ class Trailer:
 
     @classmethod
     def parse(cls, page: bytes) -> Trailer | None:
-        """None if it is no trailer, or damaged. Raises `OtherVersion`."""
+        """The trailer in a page; None if there is none or it is damaged. Raises `OtherVersion`."""
         fields = _checked(page, _TRAILER, _TRAILER_MAGIC)
         if fields is None:
             return None
@@ -116,8 +116,8 @@ class Trailer:
         return cls(segment, count, nbytes, checksum, commitments)
 
     def footer(self, raw: bytes, pages: int) -> Footer | None:
-        """With the records in `raw`; None unless they are those that were written, all of them, and fit a segment of
-        `pages`."""
+        """The footer with the records in `raw`; None unless they match the checksum, are complete, and fit a segment of
+        `pages` pages."""
         if len(raw) != self.nbytes or xxhash.xxh3_128_digest(raw) != self.checksum:
             return None
         if raw[self.count * RECORD.itemsize :].strip(b"\0"):  # a count that is too small would hide blocks
@@ -129,7 +129,7 @@ class Trailer:
 
 
 def gaps(records: Records, end: int) -> Iterator[tuple[int, int]]:
-    """First page and pages of each stretch, from behind the head up to the page `end`, that no record accounts for."""
+    """(first page, pages) of each stretch between the head and page `end` that no record covers."""
     at = 1
     for page, pages in sorted(zip(records["page"].tolist(), records["pages"].tolist(), strict=True)):
         if page > at:

@@ -1,7 +1,7 @@
-"""What an earlier life left in a directory: read from footers, or, where a segment was still open, from its frames.
+"""Reading the segment files of earlier lives: by their footers, or, where a segment was still open, by its frames.
 
-Nothing here is believed: places that it yields are hints, and each frame proves itself when it is read. What is not
-understood is counted and left alone.
+Nothing read here is trusted: places are hints, and each frame proves itself when it is read. Files that are not
+understood are counted and left alone.
 """
 
 from __future__ import annotations
@@ -27,43 +27,46 @@ OURS = (LOCK, README)
 _FIRST_STEP = 64 << 10
 
 
-MOST_BYTES = PAGES * PAGE
-"""Of a segment: what the index can name."""
+MAX_BYTES = PAGES * PAGE
+"""Largest segment file: the index can address no page beyond."""
 
 
 class NotAFile(OSError):
-    """Something else has the name of a segment: a link, a directory, a device."""
+    """No regular file has this segment's name, but a link, a directory or a device."""
 
 
-class Opener(Protocol):
-    """What looking takes of `Files`."""
+class ReadableFiles(Protocol):
+    """The part of `Files` that `look` uses."""
 
     def open(self, name: str) -> File: ...
 
 
-class Kind(Enum):
-    GOOD = "good"  # records are those of its footer, or of its frames
-    EMPTY = "empty"  # made and never written: it holds no data at all
+class FileKind(Enum):
+    """State of a file with a segment's name."""
+
+    GOOD = "good"  # it has a head, and its blocks are known from its footer or its frames
+    EMPTY = "empty"  # created and never written
     OTHER_VERSION = "other_version"
-    HEADLESS = "headless"  # ours, as its trailer says, with a damaged head
-    STRANGE = "strange"  # nothing that we have written, as far as can be told
+    HEADLESS = "headless"  # a segment by its trailer, with a damaged head
+    STRANGE = "strange"  # nothing shows that it is a segment
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One file. `footer` has the blocks of a GOOD one; `closed`: it lay there as such, else it was put together from
-    frames. `nbytes` of the file."""
+class FoundFile:
+    """One file and its size. `footer`: the blocks of a GOOD one. `closed`: the file has this footer; else it was put
+    together from the frames."""
 
     name: str
-    kind: Kind
+    kind: FileKind
     nbytes: int
     head: Head | None = None
     footer: Footer | None = None
     closed: bool = False
 
 
-def look(files: Opener, name: str, staging: Staging) -> Found:
-    """Reads one segment file's head and index. Blocking; raises OSError, `NotAFile` where it is something else."""
+def look(files: ReadableFiles, name: str, staging: Staging) -> FoundFile:
+    """Reads the head and the blocks of one segment file. Blocks; raises OSError, `NotAFile` if it is no regular
+    file."""
     try:
         file = files.open(name)
     except OSError as error:
@@ -75,29 +78,29 @@ def look(files: Opener, name: str, staging: Staging) -> Found:
         try:
             return _look(file, name, nbytes, staging)
         except OtherVersion:
-            return Found(name, Kind.OTHER_VERSION, nbytes)
+            return FoundFile(name, FileKind.OTHER_VERSION, nbytes)
     finally:
         file.close()
 
 
-def _look(file: File, name: str, nbytes: int, staging: Staging) -> Found:
+def _look(file: File, name: str, nbytes: int, staging: Staging) -> FoundFile:
     with staging.lend(PAGE) as buffer:
         got = file.read(buffer[:PAGE], 0)
         page = buffer[:got].tobytes()
     head = Head.parse(page)
-    if head is None or nbytes > MOST_BYTES:
-        return Found(name, _headless(file, nbytes, staging), nbytes)
+    if head is None or nbytes > MAX_BYTES:
+        return FoundFile(name, _headless(file, nbytes, staging), nbytes)
     if head.nbytes == nbytes:
         footer = read_footer(file, head.id, staging)
         if footer is not None:
-            return Found(name, Kind.GOOD, nbytes, head, footer, closed=True)
-    return Found(name, Kind.GOOD, nbytes, head, _scan(file, head.id, nbytes, staging))
+            return FoundFile(name, FileKind.GOOD, nbytes, head, footer, closed=True)
+    return FoundFile(name, FileKind.GOOD, nbytes, head, _scan(file, head.id, nbytes, staging))
 
 
-def _headless(file: File, nbytes: int, staging: Staging) -> Kind:
+def _headless(file: File, nbytes: int, staging: Staging) -> FileKind:
     if nbytes and nbytes % PAGE == 0 and file.blank():
-        return Kind.EMPTY
-    return Kind.HEADLESS if _read_trailer(file, nbytes // PAGE * PAGE, staging) is not None else Kind.STRANGE
+        return FileKind.EMPTY
+    return FileKind.HEADLESS if _read_trailer(file, nbytes // PAGE * PAGE, staging) is not None else FileKind.STRANGE
 
 
 def _read_trailer(file: File, end: int, staging: Staging) -> Trailer | None:
@@ -108,7 +111,7 @@ def _read_trailer(file: File, end: int, staging: Staging) -> Trailer | None:
 
 
 def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
-    """The footer of a closed segment; None if it has none that is whole and of this life of the file."""
+    """The footer of a closed segment; None if it is missing, damaged, or of another life of the file."""
     end = file.size() // PAGE * PAGE
     trailer = _read_trailer(file, end, staging)
     if trailer is None or trailer.segment != segment or trailer.nbytes > end - 2 * PAGE:
@@ -121,8 +124,8 @@ def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
 
 
 def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
-    """The blocks of a segment that was open, header by header. Writes were under way side by side, so a gap may come
-    before the last of them; and a sweep leaves zeros, as many as a segment has."""
+    """Finds the blocks of a segment that was open, header by header. There may be gaps: writes ran side by side, and a
+    sweep leaves zeros, up to the whole segment."""
     records: list[tuple[bytes, bytes, int, int, int, int]] = []
     keys: dict[bytes, int] = {}
     page, first, shards = 1, 1, 0
@@ -148,7 +151,7 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
 
 
 def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> int:
-    """The next page that begins with this segment's first shard of a block; 0: there is none."""
+    """The next page with the first shard of a block of this segment; 0: there is none."""
     end, step = nbytes // PAGE, _FIRST_STEP
     while page < end:
         length = min(step, (end - page) * PAGE)

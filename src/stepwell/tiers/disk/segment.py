@@ -1,4 +1,4 @@
-"""A segment as the tier keeps it in mind, and the bounded set of its open files."""
+"""State of one segment, and the bounded set of open segment files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer
 
 
 class Phase(Enum):
-    BEGINNING = "beginning"  # its file is being made, or given another life
+    BEGINNING = "beginning"  # its file is being created, or begins another life
     OPEN = "open"  # blocks are placed in it
-    CLOSING = "closing"  # nothing is placed any more; its footer is to come
+    CLOSING = "closing"  # takes no more blocks; the footer is not written yet
     CLOSED = "closed"
-    EVICTING = "evicting"  # its hot blocks are being written elsewhere
-    EMPTY = "empty"  # holds nothing, and is free as soon as nobody uses it
-    FREE = "free"  # its file may be given another life
-    DOOMED = "doomed"  # its blocks count as gone, and its file goes as soon as nobody uses it
-    KEPT = "kept"  # holds what we cannot read: counted, never deleted unasked
+    EVICTING = "evicting"  # its hot blocks are being copied to the open segment
+    EMPTY = "empty"  # holds nothing, and becomes free once no job uses it
+    FREE = "free"  # its file may begin another life
+    DOOMED = "doomed"  # its blocks count as gone, and its file is deleted once no job uses it
+    KEPT = "kept"  # cannot be read with the keys at hand: counted, and deleted only on request
 
 
 class Segment:
-    """One life of a file. `id` is never used again; `end` is the next free page, `ordinal` the next part's number.
-
-    `busy` counts jobs that use the file: while there are any, it is not given another life. `torn`: a write failed.
+    """One life of a segment file. `id`: 16 bytes, never used twice. `end`: next free page. `ordinal`: number of the
+    next part. `busy`: jobs that use the file, which begins no other life meanwhile. `torn`: a write has failed.
     """
 
     __slots__ = ("blocks", "busy", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
@@ -47,18 +46,18 @@ class Segment:
         self.ordinal = 0
         self.busy = 0
         self.blocks = 0
-        self.records: list[tuple[bytes, bytes, int, int, int, int]] = []  # those of RECORD, until it is closed
+        self.records: list[tuple[bytes, bytes, int, int, int, int]] = []  # fields of RECORD, until it is closed
         self.commitments: dict[bytes, int] = {}
         self.torn = False
 
     def fits(self, nbytes: int, commitment: bytes) -> bool:
-        """Frames of `nbytes` under this key have room, and so has the footer that lists them."""
+        """There is room for frames of `nbytes` bytes under this key, and for the footer that lists them."""
         if commitment not in self.commitments and len(self.commitments) == MAX_KEYS:
             return False
         return self.end * PAGE + nbytes + Footer.nbytes(self.blocks + 1) <= self.nbytes
 
     def take(self, nbytes: int, parts: int, commitment: bytes) -> tuple[int, int]:
-        """The first page and ordinal of frames in so many parts that `fits` allowed."""
+        """Takes the space that `fits` has granted: the first page and ordinal of frames in `parts` parts."""
         page, ordinal = self.end, self.ordinal
         self.end += nbytes // PAGE
         self.ordinal += parts
@@ -67,7 +66,7 @@ class Segment:
         return page, ordinal
 
     def record(self, block: bytes, namespace: bytes, page: int, nbytes: int, commitment: bytes, expires: int) -> None:
-        """The block is written: it will be in the footer."""
+        """Adds a written block to the footer to come."""
         key = self.commitments[commitment]
         self.records.append((block, namespace, page, nbytes // PAGE, key, expires))
 
@@ -77,12 +76,12 @@ class Segment:
 
     @property
     def room(self) -> float:
-        """Share of it that is free."""
+        """Free share of the segment, 0 to 1."""
         return 1 - self.end * PAGE / self.nbytes
 
 
 class _Open:
-    """An open file and how many use it."""
+    """An open file and the number of its users."""
 
     __slots__ = ("file", "users")
 
@@ -92,7 +91,7 @@ class _Open:
 
 
 class Handles:
-    """Open files of segments, by name: of those that nobody uses at most `limit` minus those in use. Any thread."""
+    """Open segment files by name, for any thread. At most `limit` stay open, unless more are in use."""
 
     def __init__(self, files: Files, limit: int) -> None:
         self._files = files
@@ -102,7 +101,7 @@ class Handles:
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[File]:
-        """The file, open for as long as this lasts. Raises OSError."""
+        """The file, open within the `with` block. Raises OSError."""
         with self._lock:
             known = self._open.get(name)
             if known is not None:
@@ -130,7 +129,7 @@ class Handles:
         return new
 
     def forget(self, name: str) -> None:
-        """Closes it as soon as nobody uses it: the file is gone, or another one."""
+        """Closes the file once it is unused: the name stands for no file, or another one, from now on."""
         with self._lock:
             known = self._open.pop(name, None)
             if known is not None and not known.users:

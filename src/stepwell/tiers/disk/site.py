@@ -1,4 +1,4 @@
-"""May this directory hold the tier's files? Checked before a byte is written, with what to do if not."""
+"""Checks whether a directory may hold the tier's files, before a byte is written; errors name a fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell.errors import AccessDenied, BackendDown, ConfigError
 from stepwell.io.files import SystemFiles
 from stepwell.io.paths import MEMORY, NETWORK, filesystem
 from stepwell.tiers.disk.recovery import LOCK, README
-from stepwell.tiers.disk.tier import LEAST_SEGMENT, LEAST_SEGMENTS, Site
+from stepwell.tiers.disk.tier import MIN_SEGMENT, MIN_SEGMENTS, Site
 from stepwell.units import Amount, format_size
 
 _MAX_FILES = 1 << 20
@@ -26,7 +26,7 @@ is lost. `stepwell fsck` says what is in them.
 
 
 def take(path: Path, size: Amount, reserve: Amount) -> Site:
-    """Makes the directory (0700) if it is missing, checks it, takes its lock and leaves a README for strangers.
+    """Makes the directory (0700) if it is missing, checks it, takes its lock and leaves a README in it.
 
     Raises AccessDenied SW-608 (cannot be used, is not ours, or is open to others), SW-609 (on a network filesystem or
     in memory), ConfigError SW-114 (the size cannot work there), BackendDown SW-506 (another well uses it).
@@ -61,13 +61,13 @@ def take(path: Path, size: Amount, reserve: Amount) -> Site:
 
 
 def usable_bytes(paths: Iterable[Path], free: int, reserve: int) -> int:
-    """What directories of one filesystem can hold together: what they have, and what is free beyond the reserve. Looks
-    at each file, which takes a while where there are many. Raises OSError."""
+    """Bytes that directories of one filesystem can hold together: those of their files, and the free space beyond the
+    reserve. Examines each file, which is slow where there are many. Raises OSError."""
     return max(0, sum(map(_used_bytes, paths)) + free - reserve)
 
 
 def _used_bytes(path: Path) -> int:
-    """Bytes on disk of the files that lie directly in `path`; of the first million of them."""
+    """Bytes on disk of the files directly in `path`, at most the first million of them."""
     if not path.is_dir():
         return 0
     total = 0
@@ -94,7 +94,7 @@ def _check_owner(path: Path) -> None:
 def _check_kind(path: Path) -> None:
     kind = filesystem(path)
     if kind in NETWORK:
-        why, fix = "locks, errors and speed are other there; several hosts would take it for theirs", "use a local disk"
+        why, fix = "locks, errors and speed differ there, and several hosts would share it", "use a local disk"
     elif kind in MEMORY:
         why, fix = (
             "it is memory, which the host tier uses better",
@@ -106,9 +106,9 @@ def _check_kind(path: Path) -> None:
 
 
 def _check_size(path: Path, limit: int, reserve: int, total: int) -> None:
-    if limit < LEAST_SEGMENTS * LEAST_SEGMENT:
-        why = f"a disk tier has at least {LEAST_SEGMENTS} segments of {format_size(LEAST_SEGMENT)}"
-        fix = f"give it at least {format_size(LEAST_SEGMENTS * LEAST_SEGMENT)}"
+    if limit < MIN_SEGMENTS * MIN_SEGMENT:
+        why = f"a disk tier has at least {MIN_SEGMENTS} segments of {format_size(MIN_SEGMENT)}"
+        fix = f"give it at least {format_size(MIN_SEGMENTS * MIN_SEGMENT)}"
     elif limit + reserve > total:
         why = (
             f"the filesystem has {format_size(total)}, of which {format_size(reserve)} are to stay free (disk_reserve)"

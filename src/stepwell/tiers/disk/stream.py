@@ -1,7 +1,7 @@
-"""Blocks that lie side by side in a file, through one small buffer: each part is made or opened while it is in cache.
+"""Adjacent blocks of a file, through one small buffer: each part is made or opened while it is in cache.
 
-Requests of about 2 MiB, several threads at a time, keep a device as busy as larger ones, and memory far less: what a
-thread reads it opens at once from its processor's cache (measured; docs/design/format.md).
+Requests of about 2 MiB from several threads keep a device as busy as larger ones do, with far less memory traffic: a
+thread opens the bytes that it has read from its processor's cache (measured; docs/design/format.md).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
-from stepwell.tiers.disk.calls import Run
+from stepwell.tiers.disk.calls import ReadRun
 from stepwell.tiers.disk.layout import Records, gaps
 
 REQUEST = (2 << 20) + (64 << 10)
-"""Most bytes of one request, unless one part alone has more: two parts of 1 MiB and headers, or four of 512 KiB."""
+"""Largest request, in bytes: two parts of 1 MiB and headers, or four of 512 KiB. A single larger part is a request
+of its own."""
 
 
 def write_out(file: File, page: int, blocks: Sequence[tuple[Outgoing, Place]], staging: Staging) -> None:
-    """Writes the blocks from this page on. Raises OSError, and whatever a block's `make` raises."""
+    """Writes the blocks from this page on. Raises OSError, and the exceptions of a block's `make`."""
     most = max(REQUEST, *(max(block.parts) for block, _ in blocks))
     offset, filled = page * PAGE, 0
     with staging.lend(most) as buffer:
@@ -37,15 +38,15 @@ def write_out(file: File, page: int, blocks: Sequence[tuple[Outgoing, Place]], s
 
 
 def write_bytes(file: File, raw: bytes, offset: int, staging: Staging) -> None:
-    """Writes whole pages that are no frames: a head, a footer. Raises OSError."""
+    """Writes whole pages other than frames: a head or a footer. Raises OSError."""
     with staging.lend(len(raw)) as buffer:
         buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
         file.write(buffer[: len(raw)], offset)
 
 
 def blank(file: File, records: Records, end: int) -> int:
-    """Makes zeros, for good, of all pages before page `end` that no record accounts for: before a footer is written
-    that hides them, or a power cut may leave both. How many bytes were written. Raises OSError."""
+    """Overwrites every page before page `end` that no record covers with zeros and syncs them, so that a power cut
+    cannot leave them behind a footer that is written next. Returns the bytes written. Raises OSError."""
     stretches = list(gaps(records, end))
     written = sum(file.zero(page * PAGE, pages * PAGE) for page, pages in stretches)
     if stretches:
@@ -54,8 +55,8 @@ def blank(file: File, records: Records, end: int) -> int:
 
 
 def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, staging: Staging) -> Iterator[Reading]:
-    """Reads the blocks from this page on; yields an answer for each, in order. Raises OSError, and what a block's
-    `open` raises: the block that was not answered has then been told to `fail`."""
+    """Reads the blocks from this page on; yields an answer for each, in order. Raises OSError, and the exceptions of a
+    block's `open`; `fail` of the unanswered block has then been called."""
     most = max(REQUEST, *(max(block.parts) for block in blocks))
     lengths = _requests([nbytes for block in blocks for nbytes in block.parts], most)
     offset, start, end, got = page * PAGE, 0, 0, 0
@@ -81,10 +82,10 @@ def read_in(file: File, page: int, blocks: Sequence[Incoming], segment: bytes, s
 
 
 def read_run(
-    file: File, run: Run, answers: list[Reading], staging: Staging, trouble: Callable[[OSError], None]
+    file: File, run: ReadRun, answers: list[Reading], staging: Staging, trouble: Callable[[OSError], None]
 ) -> None:
-    """Answers each block of the run. All is read in one go; from a block on that cannot be read, one by one, so that it
-    does not cost its neighbours. `trouble` is told of each failure."""
+    """Answers each block of the run. They are read together; after a failure one by one, so that one unreadable block
+    does not cost its neighbours. `trouble` gets each failure."""
     left, page, most = run.blocks, run.page, len(run.blocks)
     while left:
         try:
@@ -102,7 +103,7 @@ def read_run(
 
 
 def _requests(parts: Sequence[int], most: int) -> Iterator[int]:
-    """Bytes of one request after the other: as many whole parts as fit into each."""
+    """Sizes of consecutive requests, each of as many whole parts as fit."""
     total = 0
     for nbytes in parts:
         if total and total + nbytes > most:

@@ -25,29 +25,31 @@ from stepwell.tiers.base import (
     TierCounts,
     WriteDone,
 )
-from stepwell.tiers.disk.calls import MOST_RUN, Run
-from stepwell.tiers.disk.directory import Directory
+from stepwell.tiers.disk.calls import MAX_RUN, ReadRun
+from stepwell.tiers.disk.directory.base import Directory, Shared
+from stepwell.tiers.disk.directory.directory import DiskDirectory
 from stepwell.tiers.disk.index import BlockIndex
-from stepwell.tiers.disk.recovery import MOST_BYTES, NAME, OURS, Found, Kind, NotAFile, ids_of, look
+from stepwell.tiers.disk.recovery import MAX_BYTES, NAME, OURS, FileKind, FoundFile, NotAFile, ids_of, look
 from stepwell.tiers.disk.segment import Phase, Segment
 from stepwell.tiers.disk.stream import REQUEST
 
-MOST_SEGMENT, LEAST_SEGMENT = 256 * MiB, 16 * MiB
-LEAST_SEGMENTS = 4
-LEAST_INDEX, LEAST_BLOCK = 1 << 20, 64 << 10
-"""Blocks that the index has addresses for: these, or as many of this size as the tier could hold. More are not kept."""
-_LOOKING = 8  # files looked at at the same time in recovery, a directory
+MAX_SEGMENT, MIN_SEGMENT = 256 * MiB, 16 * MiB
+MIN_SEGMENTS = 4
+MIN_INDEX, MIN_BLOCK = 1 << 20, 64 << 10
+"""The index has addresses for this many blocks, or for as many of this size, in bytes, as the tier could hold. More
+blocks are not kept."""
+_LOOKING = 8  # files looked at at a time in the recovery of one directory
 
 
 def segment_bytes(limit: int) -> int:
     """Bytes of the segments of a directory that may hold `limit` bytes."""
-    return max(LEAST_SEGMENT, min(MOST_SEGMENT, limit // 64 // MiB * MiB))
+    return max(MIN_SEGMENT, min(MAX_SEGMENT, limit // 64 // MiB * MiB))
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A directory that may be used, with its lock taken. Bytes. `segment`: of each segment file, whole pages;
-    None: what `segment_bytes` makes of the limit."""
+    """A directory that may be used, with its lock taken. `limit`, `reserve` and `segment` are bytes. `segment`: size of
+    each segment file, whole pages; None: `segment_bytes(limit)`."""
 
     files: Files
     limit: int
@@ -56,12 +58,12 @@ class Site:
 
 
 class DiskTier:
-    """`wall`: Unix seconds. `trouble(kind, error)` is told of what goes wrong, on any thread; it must not block.
-    `entropy(n)`: n random bytes that nobody can guess, for names and ids of segments. `staging`: buffers that are there
-    already; else it makes its own.
+    """The `Tier` on local disks. `wall()`: Unix seconds. `trouble(kind, error)` takes errors of the device, on any
+    thread; it must not block. `entropy(n)`: n unpredictable random bytes, for names and ids of segments. `staging`:
+    buffers to use; None: the tier makes its own.
 
-    Segments whose keys are not known, or that are of another version or have a damaged head, stay as they are until all
-    is cleared (`kept_segments`); files that are none of ours are counted (`foreign_files`) and never touched.
+    Segments whose keys are not known, of another version, or with a damaged head are kept as they are until everything
+    is cleared (`kept_segments`). Other files are counted (`foreign_files`) and never touched.
     """
 
     name = "disk"
@@ -83,33 +85,35 @@ class DiskTier:
         self._executor = executor
         self._locksmith = locksmith
         self._told = trouble
-        self._index = BlockIndex(max(LEAST_INDEX, sum(site.limit for site in sites) // LEAST_BLOCK))
+        self._index = BlockIndex(max(MIN_INDEX, sum(site.limit for site in sites) // MIN_BLOCK))
         self._segments: dict[int, tuple[Directory, Segment]] = {}
         self._staging = staging or Staging(REQUEST)
-        numbers = count(1)
+        self._numbers = count(1)
+        shared = Shared(
+            executor=executor,
+            clock=clock,
+            wall=wall,
+            entropy=entropy,
+            staging=self._staging,
+            index=self._index,
+            locksmith=locksmith,
+            counts=self.counts,
+            segments=self._segments,
+            numbers=self._numbers,
+            trouble=self._trouble,
+            changed=self._check_settled,
+        )
         self._directories = [
-            Directory(
+            DiskDirectory(
                 site.files,
+                shared,
                 limit=site.limit,
                 reserve=site.reserve,
                 segment_bytes=site.segment or segment_bytes(site.limit),
-                index=self._index,
-                segments=self._segments,
-                numbers=numbers,
-                staging=self._staging,
-                executor=executor,
-                clock=clock,
-                wall=wall,
-                locksmith=locksmith,
-                counts=self.counts,
-                trouble=self._trouble,
-                changed=self._check_settled,
-                entropy=entropy,
             )
             for site in sites
         ]
-        self._numbers = numbers
-        self._kept: list[Segment] = []  # that recovery found; a clear may have ended some
+        self._kept: list[Segment] = []  # found by recovery; a clear may have ended some of them
         self._turn = 0
 
     def _trouble(self, kind: str, error: BaseException) -> None:
@@ -123,21 +127,21 @@ class DiskTier:
         return place is not None and self._holder(place.segment) is not None
 
     def _holder(self, number: int) -> tuple[Directory, Segment] | None:
-        """The segment with this number, unless it was cleared: its blocks go from the index one segment at a time."""
+        """The segment with this number, or None if it was cleared: the index forgets its blocks a while after that."""
         known = self._segments.get(number)
         return known if known is not None and known[1].phase is not Phase.DOOMED else None
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         answers = [Reading.ABSENT] * len(blocks)
-        runs: list[tuple[Directory, Run]] = []
+        runs: list[tuple[Directory, ReadRun]] = []
         for at, block in enumerate(blocks):
             place = self._index.find(block.id, use=True)
             known = self._holder(place.segment) if place is not None else None
             if place is None or known is None:
                 continue
             directory, segment = known
-            if not runs or not runs[-1][1].takes(segment, place.page, block.nbytes, MOST_RUN):
-                runs.append((directory, Run(segment, place.page)))
+            if not runs or not runs[-1][1].takes(segment, place.page, block.nbytes, MAX_RUN):
+                runs.append((directory, ReadRun(segment, place.page)))
             runs[-1][1].add(at, block)
         jobs = [directory.read(run) for directory, run in runs]
 
@@ -146,7 +150,7 @@ class DiskTier:
                 each(answers)
 
         def ended(error: BaseException | None) -> None:
-            if error is not None:  # not the device's doing: the caller's `open` raised
+            if error is not None:  # the caller's `open` raised: no fault of the device
                 self._trouble("read", error)
             for directory, run in runs:
                 self._settle_run(run, answers, failed=error is not None)
@@ -157,16 +161,16 @@ class DiskTier:
 
         self._executor.submit(job, ended)
 
-    def _settle_run(self, run: Run, answers: list[Reading], *, failed: bool) -> None:
-        """What is not there is looked up no more; nor is what cannot be read beside others that can: it may then be
-        written again, elsewhere. A device that fails as a whole costs nothing, it may come back."""
+    def _settle_run(self, run: ReadRun, answers: list[Reading], *, failed: bool) -> None:
+        """Removes blocks from the index that are absent, damaged, or unreadable beside others that can be read: they
+        may then be written again, elsewhere. If the whole run fails its blocks stay: the device may recover."""
         alive = any(answers[at] is Reading.GOOD for at, _ in run.blocks)
         page = run.page
         for at, block in run.blocks:
             if failed and answers[at] is Reading.ABSENT:
                 answers[at] = Reading.FAILED
             gone = answers[at] in (Reading.ABSENT, Reading.DAMAGED) or (alive and answers[at] is Reading.FAILED)
-            if gone and self._index.find(block.id) == (run.segment.number, page):  # else it lies elsewhere by now
+            if gone and self._index.find(block.id) == (run.segment.number, page):  # else it was written elsewhere
                 self._index.remove(block.id)
             page += block.nbytes // PAGE
 
@@ -174,9 +178,9 @@ class DiskTier:
         self._index.touch(id)
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        well = [d for d in self._directories if d.ready and not d.space.ill] or self._directories
+        usable = [d for d in self._directories if d.ready and not d.space.ill] or self._directories
         self._turn += 1
-        well[self._turn % len(well)].write(blocks, done)
+        usable[self._turn % len(usable)].write(blocks, done)
 
     def drop(self, id: BlockId) -> None:
         self._index.remove(id)
@@ -198,7 +202,6 @@ class DiskTier:
         return Capacity(sum(d.used for d in self._directories), sum(d.limit for d in self._directories))
 
     def figures(self) -> dict[str, int]:
-        """What there is, beside `capacity` and `counts`."""
         return {
             "blocks": len(self._index),
             "segments": len(self._segments),
@@ -221,20 +224,20 @@ class DiskTier:
         for directory in self._directories:
             _Recovery(self, directory, ended).begin()
 
-    def _found(self, directory: Directory, found: Found) -> None:
+    def _found(self, directory: DiskDirectory, found: FoundFile) -> None:
         """Takes in one file of an earlier life."""
         directory.space.used += found.nbytes
         number = next(self._numbers)
-        if found.kind is Kind.EMPTY and found.nbytes == directory.segment_bytes:
+        if found.kind is FileKind.EMPTY and found.nbytes == directory.segment_bytes:
             directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.EMPTY))
             return
-        if found.kind in (Kind.OTHER_VERSION, Kind.HEADLESS):
+        if found.kind in (FileKind.OTHER_VERSION, FileKind.HEADLESS):
             self._keep(directory, Segment(number, found.name, b"", 0, found.nbytes, Phase.CLOSED))
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
-            if found.kind is Kind.STRANGE and PAGE < found.nbytes <= MOST_BYTES:
-                directory.unseen = True  # a segment of which both ends were misread looks like that
+            if found.kind is FileKind.STRANGE and PAGE < found.nbytes <= MAX_BYTES:
+                directory.unseen = True  # a segment with both ends misread looks like that
             return
         segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, Phase.CLOSED)
         footer = found.footer
@@ -248,17 +251,17 @@ class DiskTier:
         try:
             self._index.put_many(ids_of(records), number, records["page"])
         except OverflowError as error:
-            self._trouble("index_full", error)  # its blocks are not found; its room is used again in its turn
+            self._trouble("index_full", error)  # its blocks are not found, and its space is used again in its turn
         if not found.closed and segment.phase is Phase.CLOSED and segment.nbytes == found.head.nbytes:
             directory.close_found(segment, footer)
 
-    def _keep(self, directory: Directory, segment: Segment) -> None:
+    def _keep(self, directory: DiskDirectory, segment: Segment) -> None:
         segment.phase = Phase.KEPT
         self._kept.append(segment)
         directory.found(segment)
 
-    def _not_looked_at(self, directory: Directory, error: BaseException) -> None:
-        """A file with a segment's name that could not be looked at: if it may be one, it counts as such."""
+    def _not_looked_at(self, directory: DiskDirectory, error: BaseException) -> None:
+        """Counts a file with a segment's name that could not be read; unless it is no file, as a segment."""
         self._trouble("read", error)
         self.foreign_files += 1
         if not isinstance(error, NotAFile):
@@ -284,9 +287,9 @@ class DiskTier:
 
 
 class _Recovery:
-    """Looks through one directory, a few files at a time."""
+    """Reads the files of one directory, a few at a time."""
 
-    def __init__(self, tier: DiskTier, directory: Directory, done: Callable[[], None]) -> None:
+    def __init__(self, tier: DiskTier, directory: DiskDirectory, done: Callable[[], None]) -> None:
         self._tier = tier
         self._directory = directory
         self._done = done
@@ -318,7 +321,7 @@ class _Recovery:
             self._done()
 
     def _look(self, name: str) -> None:
-        found: list[Found] = []
+        found: list[FoundFile] = []
 
         def ended(error: BaseException | None) -> None:
             self._looking -= 1

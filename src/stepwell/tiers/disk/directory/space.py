@@ -1,4 +1,4 @@
-"""How much of its filesystem a directory of the disk tier may have, and when it asks for no more of it."""
+"""Space that a directory of the disk tier may take of its filesystem, and pauses after errors of the device."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import errno
 from stepwell.io.clock import Clock
 
 FULL_S = 5.0
-"""How long a filesystem that had no room is not asked for more."""
+"""Seconds after an ENOSPC during which no file is created."""
 
-ILL_S, MOST_ILL_S = 1.0, 300.0
-"""How long nothing is written after a device said no: doubled each time, until a write has succeeded."""
+ILL_S, MAX_ILL_S = 1.0, 300.0
+"""Seconds without writes after a write failed: doubled with each failure up to the maximum, until a write succeeds."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NoRoom(OSError):
-    """Taking this space would leave others less than the reserve."""
+    """The space would be taken from the reserve."""
 
     def __init__(self) -> None:
         super().__init__(errno.ENOSPC, "it would take the free space that is reserved for others")
 
 
 class Space:
-    """Bytes. `used` by all files that look like segments, ours or not, those that are `leaving` included."""
+    """Space in bytes. `used`: size of all files that look like segments, those about to be deleted included;
+    `leaving`: size of the latter."""
 
     def __init__(self, limit: int, reserve: int, clock: Clock) -> None:
         self.limit = limit
         self.reserve = reserve
         self.used = 0
-        self.leaving = 0  # of files that are to be deleted
+        self.leaving = 0
         self._clock = clock
         self._full_until = 0.0
         self._ill_until = 0.0
@@ -40,24 +41,25 @@ class Space:
 
     @property
     def over(self) -> bool:
-        """There is more than may be, and it is not on its way out."""
+        """Files take more than the limit, even without those about to be deleted."""
         return self.used - self.leaving > self.limit
 
     @property
     def ill(self) -> bool:
-        """The device has refused writes lately: it is left alone for a while, so that a disk that can still be read
-        does not lose segment after segment to writes that fail."""
+        """A write failed a short while ago. Writes pause, so that a disk that can still be read does not lose segment
+        after segment to writes that fail."""
         return self._clock.now() < self._ill_until
 
     def trouble(self, error: BaseException, *, growing: bool = False) -> str:
-        """A write has failed, or, `growing`, the making of a file; what that was. Only the latter may lack room: what
-        we write to has its space already, or its filesystem hands it out late and has none to hand out."""
+        """Notes that a write, or, `growing`, the creation of a file has failed; returns the kind of the error. Only a
+        creation pauses others for lack of space: a file that is written to has its space already, unless the filesystem
+        allocates late."""
         lacks_room = isinstance(error, OSError) and error.errno in _NO_SPACE
         if lacks_room and growing:
             self._full_until = self._clock.now() + FULL_S
         elif isinstance(error, OSError) and not isinstance(error, NoRoom):
             self._ill_until = self._clock.now() + self._ill_s
-            self._ill_s = min(2 * self._ill_s, MOST_ILL_S)
+            self._ill_s = min(2 * self._ill_s, MAX_ILL_S)
         return "no_space" if lacks_room else "write"
 
     def wrote(self) -> None:
