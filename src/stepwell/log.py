@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Protocol, TextIO
 
-from stepwell.io.background import Background
+from stepwell.io.process.background import Background
 
 logger = logging.getLogger("stepwell")
 logger.addHandler(logging.NullHandler())

@@ -16,7 +16,7 @@ from lab.trust.secrets.stage import Stage
 from stepwell.client import control
 from stepwell.vault.keyring import Epoch
 
-NO_GUARD = "import resource; from stepwell.io import dumps; dumps.forbid = lambda: " \
+NO_GUARD = "import resource; from stepwell.io.process import dumps; dumps.forbid = lambda: " \
     "resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"  # fmt: skip
 
 forced = pytest.mark.skipif(bool(cores.can_force()), reason=cores.can_force())
@@ -88,7 +88,7 @@ NAMING = """
 import sys
 from stepwell.block.namespace import Namespace
 from stepwell.hierarchy.origin import Origin, SegmentKeys
-from stepwell.io import dumps
+from stepwell.io.process import dumps
 from stepwell.vault.keyring import Epoch
 
 dumps.FILTER.write_text("0")

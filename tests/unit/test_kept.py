@@ -15,7 +15,7 @@ from wells import PATIENCE, eventually
 from stepwell.config import Settings
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io import whole
-from stepwell.io.background import Background
+from stepwell.io.process.background import Background
 from stepwell.serve import kept, process
 from stepwell.serve.calibration import COSTS_NAME, CostList
 from stepwell.serve.executor import ThreadExecutor, Wakeup

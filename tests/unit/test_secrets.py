@@ -21,7 +21,7 @@ from wells import home_apart
 from lab.trust.secrets import cores
 from stepwell.config import Settings
 from stepwell.errors import ProtocolError
-from stepwell.io import dumps
+from stepwell.io.process import dumps
 from stepwell.protocol import wire
 from stepwell.serve import process
 from stepwell.serve.metrics import MetricsServer
@@ -151,7 +151,7 @@ def environment() -> dict[str, str]:
 
 FORBIDDEN = """
 import resource
-from stepwell.io import dumps
+from stepwell.io.process import dumps
 resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
 dumps.forbid()
 import ctypes

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from lab.trust.kills import victims
 from stepwell.config import load
 from stepwell.errors import StepwellError
-from stepwell.io.parent import end_with_parent
+from stepwell.io.process.parent import end_with_parent
 from stepwell.serve.process import run
 
 Order = dict[str, Any]

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from lab.trust.budget import Budget
-from stepwell.io.parent import end_with_parent
+from stepwell.io.process.parent import end_with_parent
 
 _MOST_EVIDENCE = 5
 _TELL_EVERY = 10

@@ -29,7 +29,7 @@ _WELL = "no key in a core dump of the well, forced by root"
 _CLIENT = "no key and no block in a core dump of an engine's client"
 _SOCKET = "no key and no block id in what the well sends"
 DUMPS_LIFTED = (
-    "import resource, ctypes; from stepwell.io import dumps; forbid = dumps.forbid; "
+    "import resource, ctypes; from stepwell.io.process import dumps; forbid = dumps.forbid; "
     "dumps.forbid = lambda: (forbid(), resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)), "
     "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0))"
 )

@@ -28,8 +28,8 @@ from lab.trust.report import Row
 from stepwell.client import control
 from stepwell.client.socket import connect, send_hello
 from stepwell.errors import StepwellError
-from stepwell.io import descriptors
 from stepwell.io.memory import Mapping
+from stepwell.io.process import descriptors
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
 

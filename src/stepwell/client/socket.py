@@ -19,8 +19,8 @@ from pathlib import Path
 
 from stepwell.client.refusal import passes, refusal
 from stepwell.errors import AccessDenied, BackendDown, ProtocolError, StepwellError
-from stepwell.io import descriptors
 from stepwell.io.paths import trusted_owners
+from stepwell.io.process import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.link import Dial, Receiver
 from stepwell.protocol.messages import FromWell, Hello, Message, Refused, SlabShared

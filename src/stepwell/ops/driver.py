@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from stepwell.errors import StepwellError
-from stepwell.io.parent import end_with_parent
+from stepwell.io.process.parent import end_with_parent
 from stepwell.ops.memory import SLAB_BYTES, populated
 
 LIBRARY = "libcuda.so.1"

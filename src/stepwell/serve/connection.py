@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from stepwell.hierarchy.sessions.session import Member
-from stepwell.io import descriptors
+from stepwell.io.process import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.messages import MOST_ACKNOWLEDGED, MOST_ASKED, FromEngine, Message, pieces
 from stepwell.serve.gates import Gate

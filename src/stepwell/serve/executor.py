@@ -16,8 +16,8 @@ from collections import deque
 from queue import SimpleQueue
 
 from stepwell.io.clock import Clock
-from stepwell.io.dumps import clear_registers
 from stepwell.io.executor import Done, Job
+from stepwell.io.process.dumps import clear_registers
 
 _LONGEST_S = 1e6  # poll knows 24 days
 

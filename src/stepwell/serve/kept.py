@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.io import whole
-from stepwell.io.background import Background
+from stepwell.io.process.background import Background
 from stepwell.log import RateLimited
 
 _MOST_BYTES = 1 << 20

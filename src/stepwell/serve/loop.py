@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io.clock import Clock
-from stepwell.io.dumps import clear_registers
+from stepwell.io.process.dumps import clear_registers
 from stepwell.protocol.messages import Refused
 from stepwell.serve.admin import Answer, Shell
 from stepwell.serve.door import Door

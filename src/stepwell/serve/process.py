@@ -28,11 +28,11 @@ from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.io import dumps
 from stepwell.io.clock import MonotonicClock
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import SystemMemory
 from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
+from stepwell.io.process import dumps
 from stepwell.log import logger, well_log
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import Mode

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
 from stepwell.errors import CapacityError
-from stepwell.io.parent import end_with_parent
+from stepwell.io.process.parent import end_with_parent
 
 Work = Callable[[int], bytes]
 

@@ -1,4 +1,4 @@
-"""Keys: the keyring of a well and what is derived from it. Only the well imports this; engines hold no keys."""
+"""The keyring of a well, and keys derived from it. Only the well imports this package: engines hold no keys."""
 
 from __future__ import annotations
 

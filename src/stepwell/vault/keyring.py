@@ -1,25 +1,23 @@
 """The keyring: the tenants of a well and their keys, the one file that is fsynced.
 
-Whoever has the keys can confirm guessed prompts and open what is sealed, so the file is 0600, checked before it is
-believed, and never shown. If it is corrupt or foreign it is reported and left exactly as it is: what it seals can still
-be read once it is restored. `wrap` says how the keys lie in it; "file" means as they are, protected by the file's mode.
+The keys confirm guessed prompts and open sealed blocks, so the file is 0600, checked before it is believed, and never
+shown. If it is corrupt or foreign it is reported and left exactly as it is: sealed blocks can be read again once it is
+restored. `wrap`: the form of the keys in the file; "file" means plain, protected by the file's mode.
 
     {"format": "stepwell keyring", "version": 1, "wrap": "file",
      "tenants": [{"name": "default", "epochs": [{"number": 1, "key": <base64 of 32 bytes>}]}],   newest epoch first
      "checksum": <hex BLAKE3 of this file with an empty checksum>}
 
-A file must be, byte for byte, what `_render` writes. It only ever gains tenants: whoever leaves the settings keeps the
-keys, since what they seal is still on disk. Engines never open it; only the well does.
+A file must equal, byte for byte, the output of `_render`. It only ever gains tenants: a tenant that is removed from the
+settings keeps its keys, since its sealed blocks are still on disk. Only the well opens it, never an engine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import AccessDenied, IntegrityError, Unsupported
+from stepwell.io import private
 from stepwell.vault.memory import KEY_BYTES, cells, wipe
 
 _FORMAT = "stepwell keyring"
@@ -44,11 +43,11 @@ _BLOCK_ID_CONTEXT = "stepwell 2026 block-id v1"
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One generation of a tenant's key; `number` grows with each rotation. All that is derived from it (BLAKE3 and
-    HKDF, RFC 5869) says nothing about it or about each other."""
+    """One generation of a tenant's key; `number` grows with each rotation. Keys derived from it (BLAKE3 and HKDF, RFC
+    5869) reveal neither it nor each other."""
 
     number: int
-    key: bytes | memoryview = field(repr=False)  # given as bytes it is copied into memory for keys, and held there
+    key: bytes | memoryview = field(repr=False)  # bytes are copied into memory for keys
 
     def __post_init__(self) -> None:
         if isinstance(self.key, bytes):
@@ -56,7 +55,7 @@ class Epoch:
 
     @property
     def id_key(self) -> memoryview:
-        """The key of block ids, 32 bytes."""
+        """The 32-byte key of block ids."""
         hasher = blake3.blake3(derive_key_context=_BLOCK_ID_CONTEXT)
         hasher.update(self.key)  # not as an argument of the constructor, which leaves copies behind
         derived = cells.take(hasher.digest())
@@ -64,8 +63,7 @@ class Epoch:
         return derived
 
     def segment_key(self, segment: bytes) -> tuple[memoryview, bytes]:
-        """The AES-256 key of what this tenant writes into the segment with this id, and the commitment to it that may
-        be shown. 8 us."""
+        """This tenant's AES-256 key for the segment with this id, and the commitment to it, which is public. 8 us."""
         return cells.take(self._expand(b"stepwell seg v1" + segment)), self._expand(b"stepwell commit v1" + segment)
 
     def _expand(self, info: bytes) -> bytes:
@@ -93,11 +91,11 @@ class Keyring:
 
     @classmethod
     def open(cls, path: Path, tenants: Iterable[str] = (DEFAULT_TENANT,)) -> Keyring:
-        """Read the keyring at `path`, which then has keys for `tenants`: those that it lacks get new ones, and where
-        there is no keyring one is made. Keys that are there are never changed.
+        """Reads the keyring at `path`, or makes one. It has keys for all of `tenants`: those without get new ones, and
+        existing keys are never changed.
 
-        Of several processes that do so at once, each has what the others have added; new keys are on disk before this
-        returns. Raises IntegrityError SW-303 (corrupt), AccessDenied SW-605 (unreadable, of another user, open to
+        Several processes may do so at once: each gets the keys that the others have added. New keys are on disk before
+        this returns. Raises IntegrityError SW-303 (corrupt), AccessDenied SW-605 (unreadable, of another user, open to
         others, or cannot be written), Unsupported SW-711 (of another version).
         """
         wanted = tuple(tenants)
@@ -127,7 +125,7 @@ class Keyring:
 
     @classmethod
     def ephemeral(cls, tenants: Iterable[str] = (DEFAULT_TENANT,)) -> Keyring:
-        """A keyring with random keys that is never written: what it names and seals ends with this process."""
+        """A keyring with random keys that is never written: blocks that it seals are lost with this process."""
         return cls(tuple(TenantKeys(name, (Epoch(1, cells.take(secrets.token_bytes(KEY_BYTES))),)) for name in tenants))
 
     def tenant(self, name: str) -> TenantKeys:
@@ -168,7 +166,7 @@ class _Record(_Head, frozen=True, forbid_unknown_fields=True):
 
 
 def _render(tenants: list[_TenantRecord]) -> bytearray:
-    """For the caller to wipe."""
+    """The content of a keyring file; the caller wipes it."""
     bare = _Record(_FORMAT, _VERSION, _WRAP, tenants, checksum="")
     encoded = _encode(bare)
     checksum = blake3.blake3(encoded).hexdigest()
@@ -177,7 +175,7 @@ def _render(tenants: list[_TenantRecord]) -> bytearray:
 
 
 def _encode(record: _Record, end: bytes = b"") -> bytearray:
-    """In one buffer from the start: one that grows leaves copies behind."""
+    """Encodes into one buffer of full size: one that grows would leave copies behind."""
     room = bytearray(_ROOM)
     _encoder.encode_into(record, room)
     room += end
@@ -217,24 +215,13 @@ def _parse(raw: bytearray, path: Path) -> tuple[TenantKeys, ...]:
 
 
 def _read(path: Path) -> bytearray:
-    """The file's content, for the caller to wipe."""
-    # O_NONBLOCK: a fifo in place of the file must not hang the well; it has no effect on a regular file.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb", buffering=0) as file:  # a buffer would keep what has passed through it
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _denied(path, "it is not a regular file")
-        if status.st_uid != os.geteuid():
-            raise _denied(path, f"it belongs to the user with id {status.st_uid}")
-        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise _denied(path, f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others could use it")
-        raw, at = bytearray(min(status.st_size, _MAX_BYTES) + 1), 0
-        while at < len(raw) and (got := file.readinto(memoryview(raw)[at:])):
-            at += got
-        del raw[at:]
-    if len(raw) > _MAX_BYTES or status.st_size > _MAX_BYTES:
-        raise _corrupt(path, "it is larger than 1 MiB")
-    return raw
+    """The file's content; the caller wipes it."""
+    try:
+        return private.read(path, _MAX_BYTES)
+    except private.NotPrivate as error:
+        raise _denied(path, str(error)) from None
+    except private.TooLarge:
+        raise _corrupt(path, "it is larger than 1 MiB") from None
 
 
 def _new(name: str) -> _TenantRecord:
@@ -242,77 +229,49 @@ def _new(name: str) -> _TenantRecord:
 
 
 def _create(path: Path, tenants: Iterable[str]) -> None:
-    temporary = _written(path, [_new(name) for name in tenants])
-    try:
-        # Unlike a rename, a link never replaces: the first creator wins. The temporary file is missing only if the
-        # winner has already swept it away as a leftover.
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
-            os.link(temporary, path, follow_symlinks=False)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    with _rendered(path, [_new(name) for name in tenants]) as content:
+        private.create(path, content)
 
 
 def _add(path: Path, tenants: Iterable[str]) -> Keyring:
-    """New keys for those of `tenants` that have none. The file is replaced as a whole, by one process at a time: what
-    another one has added since it was read must not be lost."""
-    with _opened(path.parent) as alone:
+    """Adds keys for those of `tenants` that have none. The file is replaced as a whole, by one process at a time, so
+    that tenants which another process has added meanwhile are not lost."""
+    with private.opened_folder(path.parent) as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)
         known = Keyring.read(path).tenants
         records = [_TenantRecord(t.name, [_EpochRecord(e.number, bytes(e.key)) for e in t.epochs]) for t in known]
         have = {record.name for record in records}
         records += [_new(name) for name in dict.fromkeys(tenants) if name not in have]
-        temporary = _written(path, records)
+        with _rendered(path, records) as content:
+            temporary = private.write_beside(path, content)
         try:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        private.sync_folder(path.parent)
         return Keyring.read(path)
 
 
-def _written(path: Path, records: list[_TenantRecord]) -> Path:
-    """A file beside `path` with these records, on disk; their keys are wiped. A killed process leaves it behind."""
+@contextlib.contextmanager
+def _rendered(path: Path, records: list[_TenantRecord]) -> Iterator[bytearray]:
+    """The content of a keyring with these records; it and their keys are wiped afterwards."""
     content = _render(records)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
         if len(content) > _MAX_BYTES:
             raise _denied(path, "it would be larger than 1 MiB")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(fd)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield content
     finally:
         wipe(content)
         for epoch in (epoch for record in records for epoch in record.epochs):
             wipe(epoch.key)
-    return temporary
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _sync(directory: Path) -> None:
-    with _opened(directory) as fd:
-        os.fsync(fd)
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Unlink what a killed process left; with a keyring in place nobody needs it but who adds to it at this moment.
-    What cannot be removed is in nobody's way."""
-    with contextlib.suppress(OSError), _opened(path.parent) as alone:
+    """Removes files that killed processes have left, unless a process is adding tenants at this moment. Files that
+    cannot be removed do no harm."""
+    with contextlib.suppress(OSError), private.opened_folder(path.parent) as alone:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for leftover in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.new"):
+        for leftover in private.leftovers(path):
             leftover.unlink(missing_ok=True)
 
 

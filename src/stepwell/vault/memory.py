@@ -1,9 +1,9 @@
-"""Where keys lie: in a few pages of their own, which are locked (never swapped) where the system allows it, left out of
-core dumps, and zeroed key by key when nobody holds the key any more.
+"""Memory for keys: a few pages of their own, locked (never swapped) where the system allows it, left out of core dumps,
+and zeroed key by key once a key is no longer referenced.
 
-What is not here: the key schedules of AES lie in OpenSSL's heap while a frame is made or opened and are cleansed by
-OpenSSL afterwards, and BLAKE3 keeps the key of block ids in its state for as long as a session names blocks. Those are
-kept from dumps by `io.dumps`, with all other memory of a well. Forked children inherit a copy, which is not locked.
+Some copies lie elsewhere: AES key schedules in OpenSSL's heap while a frame is made or opened, which OpenSSL cleanses
+afterwards, and the key of block ids in BLAKE3's state for as long as a session names blocks. `io.process.dumps` keeps
+them out of dumps, with all other memory of a well. Forked children inherit a copy, which is not locked.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _IN_BYTES = bytes.__basicsize__ - 1  # where CPython keeps the content of a byte
 
 
 class Locker:
-    """Cells of 32 bytes. Grows by a page when all are taken; any thread may use it."""
+    """Cells of 32 bytes, for any thread. Grows by a page when all are taken."""
 
     def __init__(self) -> None:
         self.locked = True
-        """No page was refused by the system so far."""
+        """The system has locked every page so far."""
         self._free: list[memoryview] = []
 
-    def keep(self, secret: bytes) -> memoryview:
-        """A read-only view of a copy of `secret`, 32 bytes; zeroed when the view is garbage, and not before: so a
-        thread that still runs when the process ends never seals with zeros."""
+    def keep(self, secret: bytes | bytearray) -> memoryview:
+        """A read-only view of a copy of `secret`, 32 bytes. It is zeroed when the view is garbage, and not before, so
+        that a thread that still runs when the process ends never seals with zeros."""
         try:
             cell = self._free.pop()
         except IndexError:
@@ -39,8 +39,8 @@ class Locker:
         weakref.finalize(view, self._give_back, cell).atexit = False
         return view
 
-    def take(self, secret: bytes) -> memoryview:
-        """As `keep`; then wipes `secret`, which must be a new object that nobody else has."""
+    def take(self, secret: bytes | bytearray) -> memoryview:
+        """Does as `keep` and wipes `secret`, an object that only the caller has."""
         view = self.keep(secret)
         wipe(secret)
         return view
@@ -64,13 +64,13 @@ cells = Locker()
 
 
 def try_lock(memory: memoryview) -> bool:
-    """Keeps `memory`, whole pages, from being swapped. False: the system does not allow it, as in some containers."""
+    """Locks whole pages, so that they are never swapped. False: the system does not allow it, as in some containers."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return bool(_libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(memory))) == 0)
 
 
 def may_lock() -> bool:
-    """Whether a page can be locked here: tried, on one that is given back."""
+    """Whether a page can be locked here: tries it on one that is given back."""
     with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page, memoryview(page) as view:
         return try_lock(view)
 
@@ -81,8 +81,8 @@ def lock_limit() -> int:
 
 
 def wipe(secret: bytes | bytearray) -> None:
-    """Zeroes the content of an object that nobody will look at again: what a library returned and only we have. Never
-    a literal or what a caller passed in: `bytes` cannot change for those who share them."""
+    """Zeroes the content of an object that is not used again: one that a library returned and only the caller has. Not
+    for literals or arguments, whose other holders would see zeros."""
     if isinstance(secret, bytearray):
         secret[:] = bytes(len(secret))
     elif len(secret) > 1:  # shorter ones are shared by the whole interpreter

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from stepwell.errors import StepwellError
-from stepwell.io import dumps
+from stepwell.io.process import dumps
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.kinds import build
 from stepwell.longctx.parts.index.base import KeyIndex
