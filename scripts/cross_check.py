@@ -20,11 +20,11 @@ import numpy as np
 from stepwell.ops import machine
 from stepwell.policies.catalog import POLICIES
 from stepwell.simulate.formats.lines import lines_of
-from stepwell.simulate.load import load
 from stepwell.simulate.optimal import optimal
-from stepwell.simulate.problems import Problems
 from stepwell.simulate.replay import Replay
-from stepwell.simulate.trace import Ints, Trace
+from stepwell.simulate.traces.load import load
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Ints, Trace
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results/cross_check.json"
 MODEL, TOKEN_BYTES = "llama-3.1-8b", 131072  # only the blocks that fit count, so the model does not matter

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.bench.longctx import anchors
 from lab.bench.report import Result, as_dict
-from stepwell.fidelity.plots import COLOURS, Line, Mark, chart
+from stepwell.fidelity.results.plots import COLOURS, Line, Mark, chart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, CURVES = ROOT / "benchmarks/results", ROOT / "docs/longctx.md", ROOT / "docs/longctx.svg"

@@ -21,7 +21,7 @@ import msgspec
 from lab.bench import wells
 from lab.bench.pressure import Job, Window
 from lab.bench.report import Result, Row
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 
 HOST = 512 << 20
 """131,072 blocks of the pretended engines: a minute of spilling fills it, so that what is spilled evicts."""

@@ -25,7 +25,7 @@ from lab.bench.load import Members
 from lab.bench.report import Row, Target
 from stepwell.client import control
 from stepwell.client.worker import WorkerClient
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.protocol import messages as m
 
 SHARD_BYTES = 30 * (96 << 10)

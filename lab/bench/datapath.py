@@ -20,7 +20,7 @@ from lab.bench.pages import Pages
 from lab.bench.passes import Pass, timed
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.model import cache_folder
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.hierarchy.arena.entry import Entry
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -27,9 +27,9 @@ from lab.bench.report import Result, Row, Target
 from lab.bench.wells import until
 from stepwell.client import control
 from stepwell.demo import documents as library
-from stepwell.demo import stats
 from stepwell.demo.documents import Encode
 from stepwell.demo.engine import Engine
+from stepwell.demo.results import stats
 from stepwell.demo.well import DemoWell
 from stepwell.demo.wire import Question
 

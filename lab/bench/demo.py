@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lab.bench.report import Result, Row, Target
-from stepwell.demo.result import DemoResult
+from stepwell.demo.results.result import DemoResult
+from stepwell.demo.results.stats import Estimate
 from stepwell.demo.run import DemoOptions
 from stepwell.demo.run import run as run_demo
-from stepwell.demo.stats import Estimate
 
 
 def run(quick: bool) -> Result:

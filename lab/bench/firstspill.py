@@ -20,8 +20,8 @@ import numpy as np
 
 from lab.bench import charges, wells
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.demo.measure import ratio
+from stepwell.demo.results import stats
+from stepwell.demo.results.measure import ratio
 from stepwell.io.memory import Bytes, Shared
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.bench.inturn import Blocks, First
-from stepwell.policies.prefill import pairs
-from stepwell.policies.robust import fit
-from stepwell.simulate.assemble import Columns, assemble
-from stepwell.simulate.chains import Blocks as Ids
-from stepwell.simulate.chains import starts_of
+from stepwell.policies.costs.prefill import pairs
+from stepwell.policies.costs.robust import fit
 from stepwell.simulate.fleet.description import Engine, Fleet, Prefill, Tier
 from stepwell.simulate.fleet.results import RequestRow, simulate
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.assemble import Columns, assemble
+from stepwell.simulate.traces.chains import Blocks as Ids
+from stepwell.simulate.traces.chains import starts_of
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 STRETCH = 16.0
 """How many times later than in the real run prompts come: there none came before the one before it was done, and costs

@@ -16,7 +16,7 @@ from lab.bench import engines, workloads
 from lab.bench.engines import Shape
 from lab.bench.inturn import First, ask_all, blocks_of
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 
 OURS, LRU = "default", "lru"
 PAGE = 32

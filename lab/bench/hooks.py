@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lab.bench import processes, wells
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 
 if TYPE_CHECKING:
     from lab.bench.standin import StandIn

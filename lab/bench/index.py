@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 from stepwell.tiers.disk.index import BlockIndex
 
 FULL, QUICK = 10_000_000, 100_000

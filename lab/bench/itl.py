@@ -21,10 +21,10 @@ from lab.bench.stand import Stand
 from lab.bench.systems import DISK, HOST, Memory
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
-from stepwell.demo import stats
 from stepwell.demo.folder import demo_folder
-from stepwell.demo.measure import Ratio, ratio
 from stepwell.demo.progress import progress as suitable_progress
+from stepwell.demo.results import stats
+from stepwell.demo.results.measure import Ratio, ratio
 from stepwell.demo.well import MIB
 from stepwell.demo.wire import Answer, Question
 

@@ -21,7 +21,7 @@ from lab.bench import wells
 from lab.bench.report import Result, Row, Target
 from stepwell.client.socket import connect, send_hello
 from stepwell.client.start import rendezvous
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.protocol import wire
 from stepwell.protocol.messages import PROTOCOL, Hello, Ping, Pong, Welcome
 

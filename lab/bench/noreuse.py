@@ -18,10 +18,10 @@ from lab.bench import engines, processes
 from lab.bench.engines import Shape
 from lab.bench.report import Result, Row, Target
 from stepwell.client import control
-from stepwell.demo import stats
 from stepwell.demo.documents import Encode, library_texts
 from stepwell.demo.engine import Engine
-from stepwell.demo.measure import Ratio, ratio
+from stepwell.demo.results import stats
+from stepwell.demo.results.measure import Ratio, ratio
 from stepwell.demo.well import DemoWell
 
 PAGE = 128

@@ -14,9 +14,9 @@ from statistics import median
 
 from lab.bench.report import Row, Target
 from lab.bench.systems import DISK, HOST, LIMIT, ON_DISK, SYSTEMS, VLLM_CPU, VLLM_FS
-from stepwell.demo import stats
-from stepwell.demo.measure import ratio
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.measure import ratio
+from stepwell.demo.results.stats import Estimate
 
 
 class Kind(StrEnum):

@@ -32,7 +32,7 @@ from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.codecs.seal import NO_COMMITMENT
 from stepwell.demo.model import cache_folder
 from stepwell.demo.page_cache import drop_page_cache
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import staging
 from stepwell.io.clock import MonotonicClock

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.ops.machine import Facts
 
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from lab.bench import engines
 from lab.bench.report import Result, Row, Target
 from stepwell.demo import documents as library
-from stepwell.demo import stats
-from stepwell.demo.measure import Pair, counted, drops, ratio
+from stepwell.demo.results import stats
+from stepwell.demo.results.measure import Pair, counted, drops, ratio
 from stepwell.demo.wire import Answer
 
 TARGETS = {128: 1.05, 32: 1.12}

@@ -18,8 +18,8 @@ from lab.bench.engines import Shape
 from lab.bench.foreseen import fitted, foreseen, trace_of
 from lab.bench.inturn import Asked, Blocks, First, ask_all, blocks_of
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 
 POLICIES = ("lru", "default")
 PAGE = 32

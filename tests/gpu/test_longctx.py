@@ -18,10 +18,10 @@ from lab.bench.longctx import gpu
 from lab.bench.longctx.injected import Trace
 from lab.bench.longctx.stage import Stage
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
-from stepwell.longctx.kv.arrival import arrive, timing
-from stepwell.longctx.kv.brought import Brought
 from stepwell.longctx.kv.cold import ColdPages
-from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.arrival import arrive, timing
+from stepwell.longctx.kv.fetch.brought import Brought
+from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.exact import TrueKeys

@@ -13,7 +13,7 @@ import pytest
 from lab.rig.caller import Caller, prefix
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.client import control
-from stepwell.policies.prefill import LEAST_SAMPLES, pairs
+from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME
 from stepwell.serve.metrics import MOST_REQUESTS
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell.errors import ConfigError
-from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.ledger import Ledger
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stepwell.fidelity import bootstrap
 from stepwell.fidelity.document import Document, Field
-from stepwell.fidelity.metrics import compare, summarise
-from stepwell.fidelity.text2json import mean_score, score
+from stepwell.fidelity.results import bootstrap
+from stepwell.fidelity.results.metrics import compare, summarise
+from stepwell.fidelity.results.text2json import mean_score, score
 
 STEPS, VOCABULARY = 100, 50
 FIELDS = (Field("digits", "a", 3, 5, ""), Field("digits", "b", 10, 13, ""))

@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 
 from stepwell.cli.commands import app
 from stepwell.errors import ConfigError, StepwellError
-from stepwell.fidelity import matrix, program, report, tasks, wishes
+from stepwell.fidelity import matrix, program, tasks, wishes
 from stepwell.fidelity.matrix import Plan
-from stepwell.fidelity.metrics import compare
-from stepwell.fidelity.plots import Line, Mark, chart
 from stepwell.fidelity.prefill import LAST_QUERIES, Prefilled, prefill
-from stepwell.fidelity.rows import Row
+from stepwell.fidelity.results import report
+from stepwell.fidelity.results.metrics import compare
+from stepwell.fidelity.results.plots import Line, Mark, chart
+from stepwell.fidelity.results.rows import Row
 from stepwell.fidelity.runner import Full, Tiered, policy_of
 from stepwell.fidelity.tasks import own
 from stepwell.fidelity.wishes import Config

@@ -11,7 +11,7 @@ import pytest
 
 from lab.bench import report
 from lab.bench.report import Result, Row, Target
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from tests.longctx.test_anchors import kept
 
 

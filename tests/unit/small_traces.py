@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from stepwell.policies.prefill import PrefillCost
-from stepwell.simulate.assemble import Columns, assemble
-from stepwell.simulate.chains import Blocks, starts_of
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.policies.costs.prefill import PrefillCost
+from stepwell.simulate.traces.assemble import Columns, assemble
+from stepwell.simulate.traces.chains import Blocks, starts_of
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 BLOCK = 16
 

@@ -21,8 +21,8 @@ from lab.bench import processes, report
 from lab.bench.__main__ import NAMES, main
 from lab.bench.noreuse import Cost, rows
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 from stepwell.ops import machine
 
 SEED = 5

@@ -30,7 +30,7 @@ from lab.bench.longctx import gpu as longctx
 from lab.bench.report import Result, Row, Target
 from lab.rig.late_device import LateDevice
 from lab.rig.well import RealWell, apart, eventually
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged.base import Mark
 from stepwell.engines.paged.device import Direction, Event, Way
 from stepwell.engines.paged.gpu import GpuCopies

@@ -12,9 +12,9 @@ from lab.bench import half, validate, workloads
 from lab.bench.foreseen import Costs, fitted, foreseen, trace_of
 from lab.bench.inturn import Asked, Blocks, First
 from lab.bench.validate import Both
-from stepwell.demo import stats
-from stepwell.policies.prefill import pairs
-from stepwell.simulate.trace import Trace
+from stepwell.demo.results import stats
+from stepwell.policies.costs.prefill import pairs
+from stepwell.simulate.traces.trace import Trace
 
 SEED = 3
 BLOCKS = Blocks(32, 23_040)

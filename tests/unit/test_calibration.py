@@ -10,7 +10,7 @@ import pytest
 from wells import PATIENCE
 
 from stepwell.hierarchy.levels.costs import KEEP_EVERY_S, MOST_NAMESPACES, Calibrations, Costs
-from stepwell.policies.prefill import LEAST_SAMPLES, pairs
+from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME, CostList
 from stepwell.serve.kept import Keeper
 from stepwell.testing.clock import SetClock

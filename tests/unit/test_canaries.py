@@ -55,7 +55,7 @@ from stepwell.hierarchy.sessions.canaries import (
 )
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
-from stepwell.ops import places
+from stepwell.ops.checks import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process

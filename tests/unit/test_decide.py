@@ -5,6 +5,8 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepwell.policies.costs.prefill import PrefillCost
+from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.decide import (
     HOST,
     UNKNOWN_LIMIT_S,
@@ -18,8 +20,6 @@ from stepwell.policies.decide import (
     decide,
     least_cost,
 )
-from stepwell.policies.prefill import PrefillCost
-from stepwell.policies.transfer import TierSpeed
 
 TIERS = (HOST, "disk", "shared")
 BLOCK = 1 << 20

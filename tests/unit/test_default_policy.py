@@ -10,9 +10,9 @@ import pytest
 from small_traces import seconds, trace_of
 
 from stepwell.policies.catalog import POLICIES
-from stepwell.simulate.load import load
 from stepwell.simulate.replay import Replay, Replayed
-from stepwell.simulate.trace import Floats, Trace
+from stepwell.simulate.traces.load import load
+from stepwell.simulate.traces.trace import Floats, Trace
 
 
 def replayed(trace: Trace, policy: str, capacity: int) -> Replayed:

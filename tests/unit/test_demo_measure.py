@@ -8,9 +8,9 @@ from dataclasses import fields
 
 import pytest
 
-from stepwell.demo import report
-from stepwell.demo.measure import Drop, Pair, counted, drops, ratio
-from stepwell.demo.result import DemoResult, Samples, Setting, summarise
+from stepwell.demo.results import report
+from stepwell.demo.results.measure import Drop, Pair, counted, drops, ratio
+from stepwell.demo.results.result import DemoResult, Samples, Setting, summarise
 from stepwell.demo.wire import Answer
 
 

@@ -24,8 +24,8 @@ from stepwell.config import DiskPlace, Settings
 from stepwell.engines.vllm.versions import is_tested
 from stepwell.io import staging
 from stepwell.io.host import memory_allowed
-from stepwell.ops import disk, memory, places, speed
-from stepwell.ops.check import Check, guarded
+from stepwell.ops.checks import disk, memory, places, speed
+from stepwell.ops.checks.check import Check, guarded
 from stepwell.ops.doctor import examine, line
 from stepwell.units import parse_amount
 from stepwell.vault.keyring import Keyring
@@ -154,7 +154,7 @@ IN_A_PROCESS = """
 import ctypes, json, resource, sys
 from pathlib import Path
 from stepwell.config import DiskPlace, Settings
-from stepwell.ops import disk, memory, places
+from stepwell.ops.checks import disk, memory, places
 from stepwell.ops.doctor import line
 def tell(checks):
     print(json.dumps([[c.name, c.status, line(c)] for c in checks]))

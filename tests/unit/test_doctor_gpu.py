@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from wells import eventually
 
-from stepwell.ops import gpu, memory
-from stepwell.ops.check import Check, guarded
+from stepwell.ops.checks import gpu, memory
+from stepwell.ops.checks.check import Check, guarded
+from stepwell.ops.checks.driver import Gpu, Seen, ask, how_it_ended, look
+from stepwell.ops.checks.gpu import Software, Torch
 from stepwell.ops.doctor import line
-from stepwell.ops.driver import Gpu, Seen, ask, how_it_ended, look
-from stepwell.ops.gpu import Software, Torch
 
 NOTHING = Software()
 CUDA = Software("vllm 0.32.0", Torch("2.13.0", "12.4"))
@@ -146,7 +146,7 @@ def test_a_process_that_does_not_answer_is_ended() -> None:
 
 
 def test_who_asks_a_driver_ends_with_the_doctor(driver: str) -> None:
-    code = f"from stepwell.ops.driver import look; look({driver!r}, patience=600)"
+    code = f"from stepwell.ops.checks.driver import look; look({driver!r}, patience=600)"
     asking = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "FAKE_CUDA": "cuInit=hang"})
     children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
     try:
@@ -274,7 +274,7 @@ def test_torch_is_read_and_not_imported(
 
 def test_the_doctor_loads_no_torch() -> None:
     code = (
-        "import sys; from stepwell.ops import gpu; list(gpu.all_of({}, gpu.software()))\n"
+        "import sys; from stepwell.ops.checks import gpu; list(gpu.all_of({}, gpu.software()))\n"
         "import stepwell.engines.paged.cuda; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=60).returncode == 0

@@ -12,7 +12,7 @@ from small_traces import seconds, trace_of
 from stepwell.policies.admission.expected import ExpectedValue
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.queue import Place, Queue
+from stepwell.policies.eviction.orders.queue import Place, Queue
 from stepwell.policies.eviction.sieve import Sieve
 from stepwell.policies.eviction.valued import Valued
 from stepwell.policies.reuse import Reuse, class_of

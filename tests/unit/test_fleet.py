@@ -24,11 +24,11 @@ from stepwell.simulate.fleet.run import Played, play
 from stepwell.simulate.fleet.server import Server
 from stepwell.simulate.fleet.tier import Level
 from stepwell.simulate.fleet.view import View
-from stepwell.simulate.forest import Run
-from stepwell.simulate.load import load
 from stepwell.simulate.replay import Replay
 from stepwell.simulate.store import Store
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.forest import Run
+from stepwell.simulate.traces.load import load
+from stepwell.simulate.traces.trace import Trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples/fleet.yaml"
 TOKEN_BYTES = 1000

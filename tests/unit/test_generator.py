@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stepwell.errors import ConfigError
 from stepwell.simulate.generator import GENERATORS
 from stepwell.simulate.generator import agentic_tables as tables
-from stepwell.simulate.load import load
-from stepwell.simulate.trace import Ints, Trace
+from stepwell.simulate.traces.load import load
+from stepwell.simulate.traces.trace import Ints, Trace
 
 SMALL = {
     "agentic": "agentic:conversations=20,open=4",

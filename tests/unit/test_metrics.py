@@ -24,7 +24,7 @@ from stepwell.client import control, start
 from stepwell.config import Settings
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.counters import Counters
-from stepwell.ops import places
+from stepwell.ops.checks import places
 from stepwell.protocol.messages import PROTOCOL, Hello, Stats, StatsQuery, Welcome
 from stepwell.serve import metrics as metrics_module
 from stepwell.serve.exposition import Family, Sample, number, render

@@ -38,7 +38,8 @@ from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, P
 from stepwell.hierarchy.requests.survey import Survey
 from stepwell.io.paths import prepare_home
 from stepwell.log import RateLimited
-from stepwell.ops import places, switch
+from stepwell.ops import switch
+from stepwell.ops.checks import places
 from stepwell.policies.writing.back import Back
 from stepwell.policies.writing.second_touch import SecondTouch
 from stepwell.protocol import messages as m

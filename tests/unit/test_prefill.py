@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
-from stepwell.policies.hardware import Machine, Model, prefill_cost, preset
-from stepwell.policies.prefill import LEAST_SAMPLES, MOST_KINDS, SAMPLES, PrefillCost, PrefillFit, pairs
+from stepwell.policies.costs.hardware import Machine, Model, prefill_cost, preset
+from stepwell.policies.costs.prefill import LEAST_SAMPLES, MOST_KINDS, SAMPLES, PrefillCost, PrefillFit, pairs
 
 TRUE = PrefillCost(0.02, 1e-3, 4e-8, 2048)
 SHORT, LONG = (500, 0), (16_000, 0)

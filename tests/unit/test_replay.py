@@ -23,10 +23,10 @@ from small_traces import seconds, trace_of, traces
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.past import LEAST, Past
 from stepwell.policies.reuse import CLASSES, class_of
-from stepwell.simulate.forest import Forest, Run
 from stepwell.simulate.optimal import optimal
 from stepwell.simulate.replay import Replay
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.forest import Forest, Run
+from stepwell.simulate.traces.trace import Trace
 
 CAPACITIES = st.integers(0, 12)
 

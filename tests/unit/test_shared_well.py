@@ -32,7 +32,7 @@ from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.paths import Rendezvous, check_socket_dir, trusted_owners
-from stepwell.ops import places
+from stepwell.ops.checks import places
 from stepwell.protocol.messages import Hello, Ready, SlabShared, Welcome
 from stepwell.serve.process import run
 from stepwell.testing.clock import SetClock

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from stepwell.cli.commands import app
 from stepwell.errors import ConfigError, StepwellError
 from stepwell.policies.catalog import POLICIES
-from stepwell.policies.hardware import preset
+from stepwell.policies.costs.hardware import preset
 from stepwell.simulate import sweep as sweeping
 from stepwell.simulate import wishes
 from stepwell.simulate.point import NAMES, Row, point

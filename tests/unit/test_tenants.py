@@ -25,8 +25,8 @@ from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
-from stepwell.ops import places
-from stepwell.ops.check import guarded
+from stepwell.ops.checks import places
+from stepwell.ops.checks.check import guarded
 from stepwell.protocol.messages import Hello, Ready, SlabShared
 from stepwell.serve.gates import opened, ways
 from stepwell.serve.process import run

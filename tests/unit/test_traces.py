@@ -18,17 +18,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
-from stepwell.simulate import chains
-from stepwell.simulate.assemble import Columns, assemble
-from stepwell.simulate.chains import Blocks, chain, chained, dense, starts_of
-from stepwell.simulate.contexts import grown
 from stepwell.simulate.formats import lengths, lines
 from stepwell.simulate.formats.lines import writer, zstd
 from stepwell.simulate.formats.own import save
-from stepwell.simulate.load import load
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.runs import Runs, runs_of
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces import chains
+from stepwell.simulate.traces.assemble import Columns, assemble
+from stepwell.simulate.traces.chains import Blocks, chain, chained, dense, starts_of
+from stepwell.simulate.traces.contexts import grown
+from stepwell.simulate.traces.load import load
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.runs import Runs, runs_of
+from stepwell.simulate.traces.trace import Trace
 
 # Few ids and short prompts, so that requests meet in their prefixes, and sometimes are not chained.
 PROMPTS = st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwell.policies.costs.transfer import SAMPLES, TierSpeed, TransferFit
 from stepwell.policies.probe import LONGEST_S, PAUSE_S, SHARE, Probing
-from stepwell.policies.transfer import SAMPLES, TierSpeed, TransferFit
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ from deep import DeepRig, at, chain, fill, written
 from lab.rig.members import FakeEngine
 from stepwell import events as e
 from stepwell.hierarchy.requests.decisions import KEPT, Decisions
+from stepwell.policies.costs.prefill import PrefillCost, pairs
 from stepwell.policies.decide import UNKNOWN_LIMIT_S
-from stepwell.policies.prefill import PrefillCost, pairs
 from stepwell.policies.probe import PAUSE_S, PROBE_BYTES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT

@@ -13,8 +13,8 @@ from lab.bench.gpu.lane import Lane, Peak, Slab
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.passes import Pass
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.device import Direction, Way
 from stepwell.engines.paged.gpu import GpuCopies

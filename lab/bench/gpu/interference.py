@@ -22,7 +22,7 @@ from lab.bench.gpu.model import Llama
 from lab.bench.gpu.recalls import spill
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.engines.vllm.room import LEAST_BYTES
 
 NONE, RECALLS, SPILLS, BOTH = "nothing", "recalls", "spills", "both"

@@ -13,7 +13,7 @@ from lab.bench.gpu import card
 from lab.bench.gpu.kv import Kv
 from lab.bench.gpu.model import Config, Llama
 from lab.bench.gpu.stage import Lap, Stage
-from stepwell.policies.prefill import pairs
+from stepwell.policies.costs.prefill import pairs
 
 
 @dataclass(frozen=True, slots=True)

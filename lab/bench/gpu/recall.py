@@ -19,8 +19,8 @@ from lab.bench.gpu.recalls import Moved, Prompts, Recalls
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
 from stepwell.client.patience import Patience
-from stepwell.demo import stats
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 from stepwell.errors import StepwellError
 
 GIB = 1 << 30

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lab.bench.report import Row, Target
-from stepwell.demo.stats import Estimate
-from stepwell.fidelity.rows import DIGITS
+from stepwell.demo.results.stats import Estimate
+from stepwell.fidelity.results.rows import DIGITS
 
 Kept = Mapping[str, Any]
 FULL, TOKENS, PAGES, YAKV = "full", "stepwell-tokens", "stepwell", "yakv"

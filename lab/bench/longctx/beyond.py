@@ -22,7 +22,7 @@ from lab.bench.longctx import setup
 from lab.bench.longctx.setup import one
 from lab.bench.longctx.stage import Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.longctx import TieredCache, attach
 from stepwell.longctx.ledger import Ledger
 

@@ -17,7 +17,7 @@ from lab.bench.longctx.likeness import Likeness, likeness
 from lab.bench.longctx.setup import left_out, one
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.longctx import TieredCache, attach
 
 LOGITS, KL, COLD, BF16 = Target("<=", 3e-4), Target("<=", 2e-7), Target(">=", 0.9), Target("<=", 1.5)

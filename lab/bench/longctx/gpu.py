@@ -22,9 +22,9 @@ from lab.bench.longctx.injected import Trace
 from lab.bench.longctx.setup import left_out, one
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.longctx import Policy, TieredCache, attach, policies
-from stepwell.longctx.kv.arrival import timing
+from stepwell.longctx.kv.fetch.arrival import timing
 from stepwell.longctx.model import foresight
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.select.topk import TopK

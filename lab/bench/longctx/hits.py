@@ -20,7 +20,7 @@ from lab.bench.longctx.setup import left_out
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.longctx.trace import Chosen, Recorder, replay
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.fidelity.prefill import prefill
 from stepwell.longctx import TieredCache, attach, policies
 from stepwell.longctx.parts.residency.base import ResidencyKind

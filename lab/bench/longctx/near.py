@@ -16,9 +16,9 @@ from lab.bench.longctx import setup
 from lab.bench.longctx.setup import left_out, one
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
-from stepwell.fidelity.metrics import compare
+from stepwell.demo.results import stats
 from stepwell.fidelity.prefill import prefill
+from stepwell.fidelity.results.metrics import compare
 from stepwell.longctx import TieredCache, attach
 from stepwell.longctx.ledger import Ledger
 

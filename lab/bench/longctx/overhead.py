@@ -19,7 +19,7 @@ from lab.bench.longctx import setup
 from lab.bench.longctx.setup import left_out
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.longctx import attach
 
 AT_MOST = Target("<=", 1.05)

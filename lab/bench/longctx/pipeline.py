@@ -22,7 +22,7 @@ from lab.bench.longctx.setup import left_out, one
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.longctx.virtual import recording, replay
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.longctx import Attached, TieredCache, attach
 from stepwell.longctx.store.link import Link, Queue
 

@@ -19,10 +19,10 @@ from lab.bench.longctx.parts import Numbers, Parts
 from lab.bench.longctx.setup import left_out
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.fidelity import bootstrap
-from stepwell.fidelity.metrics import compare
 from stepwell.fidelity.prefill import prefill
-from stepwell.fidelity.rows import DIGITS
+from stepwell.fidelity.results import bootstrap
+from stepwell.fidelity.results.metrics import compare
+from stepwell.fidelity.results.rows import DIGITS
 from stepwell.fidelity.runner import Tiered
 from stepwell.longctx import policies
 from stepwell.longctx.parts.index.rotated import RotatedKeys

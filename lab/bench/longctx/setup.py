@@ -15,7 +15,7 @@ from transformers.utils import logging
 from lab.bench.report import Row, Target
 from stepwell.demo.model import prepare
 from stepwell.demo.progress import Progress, progress
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.stats import Estimate
 from stepwell.fidelity import tasks
 from stepwell.fidelity.document import Document
 from stepwell.fidelity.text import Text

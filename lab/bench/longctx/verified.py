@@ -22,7 +22,7 @@ from lab.bench.longctx.parts import Parts
 from lab.bench.longctx.setup import left_out, one
 from lab.bench.longctx.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
-from stepwell.demo import stats
+from stepwell.demo.results import stats
 from stepwell.fidelity.document import Document
 from stepwell.fidelity.prefill import Prefilled, prefill
 from stepwell.fidelity.text import Text

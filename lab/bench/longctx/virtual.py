@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stepwell.longctx.kv.fetcher import Fetch, Fetcher
+from stepwell.longctx.kv.fetch.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.store.link import Link
 

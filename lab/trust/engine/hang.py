@@ -24,7 +24,7 @@ from lab.trust.engine.well import TestedWell
 from lab.trust.report import Row, ended_by
 from stepwell.client.patience import STALL_S
 from stepwell.demo.engine import Engine
-from stepwell.demo.stats import percentile
+from stepwell.demo.results.stats import percentile
 from stepwell.demo.wire import Answer, Question
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule

@@ -83,7 +83,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Run a real vLLM: spill, recall, kill the engine, kill everything, recall again. Some minutes on two cores."""
-    from stepwell.demo.report import show
+    from stepwell.demo.results.report import show
     from stepwell.demo.run import DemoOptions, run
     from stepwell.units import parse_size
 

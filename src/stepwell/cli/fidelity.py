@@ -54,7 +54,8 @@ def fidelity(
     # Read when torch is loaded. On a busy machine threads that spin while they wait made steps 12 times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from stepwell.demo.progress import PlainProgress
-    from stepwell.fidelity import program, report
+    from stepwell.fidelity import program
+    from stepwell.fidelity.results import report
 
     wanted = program.Wanted(
         model=model, own=tasks, policies=policies, tasks=tasks_named, lengths=lengths, budgets=budgets,

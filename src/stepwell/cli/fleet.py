@@ -36,7 +36,7 @@ def simulate_fleet(
     """Play traces on a fleet: what would hosts, tiers, routing and failures do to hits, time and drives?"""
     from stepwell.simulate.fleet import description
     from stepwell.simulate.fleet.results import simulate, written
-    from stepwell.simulate.load import load
+    from stepwell.simulate.traces.load import load
 
     described = description.load(fleet, set_ or ())
     rows = []

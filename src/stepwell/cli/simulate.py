@@ -40,8 +40,8 @@ def simulate(
 ) -> None:
     """Replay traces: what would policies and sizes of a tier have hit and saved?"""
     from stepwell.simulate import wishes
-    from stepwell.simulate.load import load
     from stepwell.simulate.sweep import Wanted, sweep
+    from stepwell.simulate.traces.load import load
 
     names, sizes = wishes.policies(policy), wishes.capacities(capacity_tokens)
     loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]

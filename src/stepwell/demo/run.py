@@ -22,11 +22,11 @@ from stepwell.demo import model as models
 from stepwell.demo.documents import Document
 from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
 from stepwell.demo.folder import demo_folder
-from stepwell.demo.measure import Pair
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.progress import Progress
 from stepwell.demo.progress import progress as suitable_progress
-from stepwell.demo.result import DemoResult, Samples, Setting, summarise
+from stepwell.demo.results.measure import Pair
+from stepwell.demo.results.result import DemoResult, Samples, Setting, summarise
 from stepwell.demo.well import MIB, DemoWell
 from stepwell.demo.wire import Answer
 from stepwell.errors import ConfigError

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepwell.demo.stats import Estimate
-from stepwell.fidelity import bootstrap
+from stepwell.demo.results.stats import Estimate
+from stepwell.fidelity.results import bootstrap
 from stepwell.fidelity.runner import granularity
 from stepwell.longctx.parts.index.base import IndexKind, KeyIndex
 from stepwell.longctx.shape import PageShape

@@ -12,9 +12,9 @@ from typing import Any
 
 from stepwell.fidelity import tasks
 from stepwell.fidelity.document import Document
-from stepwell.fidelity.metrics import compare
 from stepwell.fidelity.prefill import Prefilled, prefill
-from stepwell.fidelity.rows import Measured, Point, Row, row
+from stepwell.fidelity.results.metrics import compare
+from stepwell.fidelity.results.rows import Measured, Point, Row, row
 from stepwell.fidelity.runner import Full, Runner, Tier, Tiered, granularity, is_exact, policy_of
 from stepwell.fidelity.tasks.own import Own
 from stepwell.fidelity.text import Text

@@ -17,7 +17,7 @@ from stepwell.ops import machine
 
 if TYPE_CHECKING:
     from stepwell.fidelity.matrix import Plan
-    from stepwell.fidelity.rows import Row
+    from stepwell.fidelity.results.rows import Row
 
 POLICIES = "stepwell,full,oracle,recency,random"
 TASKS = "kvtable,json_extract,multi_needle,variable_tracking,copy_span,multi_turn,nat,passkey"

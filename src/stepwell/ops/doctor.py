@@ -14,8 +14,8 @@ from typing import Any
 
 from stepwell.config import Settings, check_together, load
 from stepwell.errors import ConfigError
-from stepwell.ops import disk, gpu, memory, places
-from stepwell.ops.check import Check, failed, guarded
+from stepwell.ops.checks import disk, gpu, memory, places
+from stepwell.ops.checks.check import Check, failed, guarded
 
 
 def examine(

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepwell.policies.prefill import PrefillCost
-from stepwell.policies.transfer import TierSpeed
+from stepwell.policies.costs.prefill import PrefillCost
+from stepwell.policies.costs.transfer import TierSpeed
 
 HOST = "host"
 """The tier whose blocks only have to be copied; all others' are, too, when they have been read."""

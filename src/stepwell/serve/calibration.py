@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepwell.hierarchy.levels.costs import MOST_NAMESPACES, Calibrations
-from stepwell.policies.prefill import PrefillCost
+from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.serve.kept import Keeper, KeptFile
 
 COSTS_NAME = "costs.json"

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from stepwell.simulate.replay import Replayed
-from stepwell.simulate.trace import Ints, Trace
+from stepwell.simulate.traces.trace import Ints, Trace
 
 
 def next_uses(trace: Trace) -> Ints:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.policies.catalog import POLICIES
-from stepwell.policies.prefill import PrefillCost
+from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.simulate.optimal import optimal
 from stepwell.simulate.replay import Replay, Replayed
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 OPTIMAL = "opt"
 NAMES = (*POLICIES, OPTIMAL)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.policies.catalog import Policy
-from stepwell.simulate.forest import Cost
 from stepwell.simulate.store import Store
-from stepwell.simulate.trace import Ints, Trace
+from stepwell.simulate.traces.forest import Cost
+from stepwell.simulate.traces.trace import Ints, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from typing import Final
 
 from stepwell.policies.catalog import Policy
 from stepwell.policies.past import Past, most_remembered
-from stepwell.simulate.forest import Cost, Forest, Run
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.forest import Cost, Forest, Run
+from stepwell.simulate.traces.trace import Trace
 
 MOMENT_S: Final = 1e-6
 """Between two requests that come at the same time: policies tell them apart."""

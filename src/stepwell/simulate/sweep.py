@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from stepwell.errors import ConfigError
-from stepwell.policies.hardware import preset
+from stepwell.policies.costs.hardware import preset
 from stepwell.simulate.cluster import each as on_cluster
 from stepwell.simulate.point import Row, point
 from stepwell.simulate.processes import each as in_processes
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 _VERSION = 2  # of what a key means: raise it when replays of old would come out otherwise
 _BEGINS = b'{"key":"'  # every line of the file

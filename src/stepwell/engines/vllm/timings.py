@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepwell.engines.vllm.steps import MOST_STEPS
-from stepwell.policies.prefill import pairs
+from stepwell.policies.costs.prefill import pairs
 
 Step = tuple[int, float]
 """Tokens, and pairs that attention looks at."""

@@ -7,8 +7,8 @@ from random import Random
 
 from stepwell.fidelity.document import Document, may_be_gold
 from stepwell.fidelity.tasks.base import Draft, too_short
-from stepwell.fidelity.tasks.hay import hide
-from stepwell.fidelity.tasks.words import number, words
+from stepwell.fidelity.tasks.texts.hay import hide
+from stepwell.fidelity.tasks.texts.words import number, words
 from stepwell.fidelity.text import Text
 
 

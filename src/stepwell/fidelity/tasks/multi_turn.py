@@ -8,7 +8,7 @@ from random import Random
 
 from stepwell.fidelity.document import SINKS, Document, far
 from stepwell.fidelity.tasks.base import Draft, fill, spans_of, too_short
-from stepwell.fidelity.tasks.words import number, words
+from stepwell.fidelity.tasks.texts.words import number, words
 from stepwell.fidelity.text import Text
 
 

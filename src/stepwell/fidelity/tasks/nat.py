@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from stepwell.fidelity.document import Document
-from stepwell.fidelity.tasks.prose import prose
+from stepwell.fidelity.tasks.texts.prose import prose
 from stepwell.fidelity.text import Text
 
 

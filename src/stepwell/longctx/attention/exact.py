@@ -8,7 +8,7 @@ from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.hot import hot_part
 from stepwell.longctx.attention.merge import Part, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
-from stepwell.longctx.kv.brought import Brought
+from stepwell.longctx.kv.fetch.brought import Brought
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.policy import Mode
 

@@ -12,8 +12,8 @@ from stepwell.longctx.attention.choose import as_mask, candidates, resident_page
 from stepwell.longctx.attention.hot import hot_part
 from stepwell.longctx.attention.merge import Part, attend, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
-from stepwell.longctx.kv.arrival import arrive
-from stepwell.longctx.kv.brought import Brought, Piece
+from stepwell.longctx.kv.fetch.arrival import arrive
+from stepwell.longctx.kv.fetch.brought import Brought, Piece
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.pool import Change
 from stepwell.longctx.parts.residency.base import Step

@@ -9,8 +9,8 @@ from collections import deque
 import torch
 
 from stepwell.errors import StepwellError
-from stepwell.longctx.kv.fetcher import Fetcher
-from stepwell.longctx.kv.once import Once
+from stepwell.longctx.kv.fetch.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.once import Once
 from stepwell.longctx.parts.codec.base import PageCodec
 from stepwell.longctx.store.base import PageStore
 

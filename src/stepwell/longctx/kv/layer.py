@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from stepwell.errors import StepwellError
-from stepwell.longctx.kv.brought import Brought
 from stepwell.longctx.kv.cold import ColdPages
+from stepwell.longctx.kv.fetch.brought import Brought
 from stepwell.longctx.kv.lanes import Lanes
 from stepwell.longctx.kv.pool import Pool
 from stepwell.longctx.kv.setting import Setting

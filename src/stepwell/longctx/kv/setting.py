@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepwell.longctx.kv.budget import HotBudget
-from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near.process import NearProcess

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from stepwell.errors import ConfigError
 from stepwell.longctx.kv.budget import HotBudget
-from stepwell.longctx.kv.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.kv.setting import Setting

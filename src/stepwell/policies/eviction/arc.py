@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import count
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.queue import Place, Queue
-from stepwell.policies.eviction.ranked import Ranks
+from stepwell.policies.eviction.orders.queue import Place, Queue
+from stepwell.policies.eviction.orders.ranked import Ranks
 from stepwell.policies.item import Item
 
 

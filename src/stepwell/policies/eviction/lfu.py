@@ -3,7 +3,7 @@ management techniques for web proxy caches", 2000)."""
 
 from __future__ import annotations
 
-from stepwell.policies.eviction.ranked import Ranked
+from stepwell.policies.eviction.orders.ranked import Ranked
 from stepwell.policies.item import Item
 
 

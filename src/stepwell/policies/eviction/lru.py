@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.policies.eviction.ranked import Ranked
+from stepwell.policies.eviction.orders.ranked import Ranked
 from stepwell.policies.item import Item
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from stepwell.policies.eviction.ranked import Ranked
+from stepwell.policies.eviction.orders.ranked import Ranked
 from stepwell.policies.item import Item
 
 

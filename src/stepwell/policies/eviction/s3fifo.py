@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.queue import Place, Queue
+from stepwell.policies.eviction.orders.queue import Place, Queue
 from stepwell.policies.item import Item
 
 SMALL: Final = 0.1

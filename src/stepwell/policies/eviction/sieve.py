@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.ranked import Ranks
+from stepwell.policies.eviction.orders.ranked import Ranks
 from stepwell.policies.item import Item
 
 

@@ -6,7 +6,7 @@ from bisect import insort
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.leaves import Leaves
+from stepwell.policies.eviction.orders.leaves import Leaves
 from stepwell.policies.item import Item
 from stepwell.policies.pace import Pace
 from stepwell.policies.reuse import Reuse, class_of

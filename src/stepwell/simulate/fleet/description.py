@@ -16,8 +16,8 @@ from stepwell.config.document import Entry
 from stepwell.config.loader import merge
 from stepwell.config.settings import Duration, Size
 from stepwell.errors import ConfigError
-from stepwell.policies.hardware import MODELS, preset
-from stepwell.policies.prefill import PrefillCost
+from stepwell.policies.costs.hardware import MODELS, preset
+from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.simulate.fleet.fields import (
     TIERS,
     Bandwidth,
@@ -30,7 +30,7 @@ from stepwell.simulate.fleet.fields import (
     RouteName,
     WriteName,
 )
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 from stepwell.units import format_size
 
 MOST_ENGINES = 4096

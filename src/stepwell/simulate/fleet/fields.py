@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator
 
 from stepwell.errors import ConfigError
 from stepwell.policies.catalog import POLICIES
+from stepwell.policies.costs.hardware import preset
 from stepwell.policies.decide import Mode
-from stepwell.policies.hardware import preset
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.units import parse_size
 

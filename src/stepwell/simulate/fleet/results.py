@@ -14,7 +14,7 @@ from stepwell.simulate.fleet.description import Fleet
 from stepwell.simulate.fleet.engine import Prompt
 from stepwell.simulate.fleet.run import Played, play
 from stepwell.simulate.fleet.tier import GPU
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 DAY_S = 86_400.0
 YEAR_D = 365.25

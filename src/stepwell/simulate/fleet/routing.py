@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepwell.simulate.fleet.engine import Engine, Prompt
 from stepwell.simulate.fleet.view import View
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 
 class Router(ABC):

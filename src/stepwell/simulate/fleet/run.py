@@ -7,8 +7,8 @@ from functools import partial
 from itertools import pairwise
 
 from stepwell.policies.catalog import POLICIES
+from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.decide import HOST, Mode
-from stepwell.policies.transfer import TierSpeed
 from stepwell.simulate.fleet import description
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.description import Failure, Fleet, fits
@@ -18,7 +18,7 @@ from stepwell.simulate.fleet.server import Server
 from stepwell.simulate.fleet.tier import GPU, Level, Tier
 from stepwell.simulate.fleet.view import Unseen, View, Watch
 from stepwell.simulate.store import Store
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from stepwell.policies.admission.base import Admission
 from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.item import Item
-from stepwell.policies.transfer import TierSpeed
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.simulate.fleet import description
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.server import Job, Server
 from stepwell.simulate.fleet.view import Unseen, Watch
-from stepwell.simulate.forest import Cost, Run
 from stepwell.simulate.store import Store, stretches
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.forest import Cost, Run
+from stepwell.simulate.traces.trace import Trace
 
 GPU = "gpu"
 

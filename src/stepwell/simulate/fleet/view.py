@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.simulate.fleet.clock import Clock
-from stepwell.simulate.forest import Run
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.forest import Run
+from stepwell.simulate.traces.trace import Trace
 
 
 class Watch(Protocol):

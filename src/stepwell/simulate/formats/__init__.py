@@ -20,8 +20,8 @@ from stepwell.simulate.formats.lengths import LENGTHS
 from stepwell.simulate.formats.lines import lines_of
 from stepwell.simulate.formats.mooncake import MOONCAKE
 from stepwell.simulate.formats.own import OWN
-from stepwell.simulate.problems import Problems, unusable
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.problems import Problems, unusable
+from stepwell.simulate.traces.trace import Trace
 
 FORMATS = {form.name: form for form in (OWN, CONVERSATIONS, MOONCAKE, LENGTHS)}
 

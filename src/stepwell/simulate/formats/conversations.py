@@ -16,9 +16,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepwell.simulate import overlay
-from stepwell.simulate.assemble import Columns, assemble
-from stepwell.simulate.chains import Blocks, dense, room_for, starts_of
 from stepwell.simulate.formats.form import (
     BAD_LINE,
     DEFAULT_BLOCK,
@@ -32,9 +29,12 @@ from stepwell.simulate.formats.form import (
     why,
 )
 from stepwell.simulate.formats.lines import Lines
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.runs import Runs
-from stepwell.simulate.trace import Floats, Ints, Trace
+from stepwell.simulate.traces import overlay
+from stepwell.simulate.traces.assemble import Columns, assemble
+from stepwell.simulate.traces.chains import Blocks, dense, room_for, starts_of
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.runs import Runs
+from stepwell.simulate.traces.trace import Floats, Ints, Trace
 
 
 class _Request(msgspec.Struct):

@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from stepwell.simulate.formats.lines import Lines
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 MAX_TOKENS = 1 << 27  # of one request
 MAX_SECONDS = 1e12

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepwell.simulate.assemble import Rows, assemble, in_order
-from stepwell.simulate.contexts import grown
 from stepwell.simulate.formats.form import BAD_LINE, DEFAULT_BLOCK, MAX_SECONDS, MAX_TOKENS, Format, Seen, Wishes, why
 from stepwell.simulate.formats.lines import Lines
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.assemble import Rows, assemble, in_order
+from stepwell.simulate.traces.contexts import grown
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 # What each field is called. Of several in one line the first counts.
 NAMES = {

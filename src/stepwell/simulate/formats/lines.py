@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell.errors import ConfigError
-from stepwell.simulate.problems import Problems, unusable
+from stepwell.simulate.traces.problems import Problems, unusable
 
 MAX_LINE = 64 << 20
 _ZSTD = b"\x28\xb5\x2f\xfd"

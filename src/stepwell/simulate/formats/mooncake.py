@@ -12,12 +12,12 @@ from array import array
 import msgspec
 import numpy as np
 
-from stepwell.simulate.assemble import Rows, assemble
-from stepwell.simulate.chains import Blocks, room_for, starts_of
 from stepwell.simulate.formats.form import BAD_LINE, DEFAULT_BLOCK, Format, Milliseconds, Seen, Tokens, Wishes, why
 from stepwell.simulate.formats.lines import Lines
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.assemble import Rows, assemble
+from stepwell.simulate.traces.chains import Blocks, room_for, starts_of
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 
 class _Row(msgspec.Struct):

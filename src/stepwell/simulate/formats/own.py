@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepwell.simulate.assemble import Rows, assemble
 from stepwell.simulate.formats.form import BAD_LINE, Format, Positive, Run, Seconds, Seen, Tokens, Wishes, why
 from stepwell.simulate.formats.lines import Lines, writer
-from stepwell.simulate.problems import Problems, unusable
-from stepwell.simulate.runs import Runs, runs_of
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.assemble import Rows, assemble
+from stepwell.simulate.traces.problems import Problems, unusable
+from stepwell.simulate.traces.runs import Runs, runs_of
+from stepwell.simulate.traces.trace import Trace
 
 FORMAT, VERSION = "stepwell-trace", 1
 

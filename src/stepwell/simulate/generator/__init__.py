@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from stepwell.simulate.assemble import assemble
 from stepwell.simulate.formats.form import DEFAULT_BLOCK, Wishes, in_vain
 from stepwell.simulate.generator.agentic import Agentic
 from stepwell.simulate.generator.parameters import parsed
 from stepwell.simulate.generator.popularity import Churn, Cyclic, Scan, Zipf
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.assemble import assemble
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 GENERATORS: dict[str, type[Agentic | Churn | Cyclic | Scan | Zipf]] = {
     "agentic": Agentic,

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepwell.simulate import overlay
-from stepwell.simulate.assemble import Columns, in_order
-from stepwell.simulate.contexts import grown
 from stepwell.simulate.generator import agentic_tables as tables
 from stepwell.simulate.generator.documents import Made
 from stepwell.simulate.generator.parameters import number
+from stepwell.simulate.traces import overlay
+from stepwell.simulate.traces.assemble import Columns, in_order
+from stepwell.simulate.traces.contexts import grown
 
 
 class Turn(NamedTuple):

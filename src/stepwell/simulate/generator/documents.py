@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepwell.simulate.assemble import Columns
-from stepwell.simulate.chains import Blocks, starts_of
 from stepwell.simulate.generator.parameters import number
-from stepwell.simulate.runs import Runs
-from stepwell.simulate.trace import Floats, Ints
+from stepwell.simulate.traces.assemble import Columns
+from stepwell.simulate.traces.chains import Blocks, starts_of
+from stepwell.simulate.traces.runs import Runs
+from stepwell.simulate.traces.trace import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepwell.simulate.generator.documents import About, Made, asked
 from stepwell.simulate.generator.parameters import number
-from stepwell.simulate.trace import Ints
+from stepwell.simulate.traces.trace import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from stepwell.config import DiskPlace, Settings
 from stepwell.io.mounts import SYSTEM
 from stepwell.io.paths import MEMORY, NETWORK, OVERLAY, filesystem
-from stepwell.ops import speed
-from stepwell.ops.check import Check, Facts, Status
+from stepwell.ops.checks import speed
+from stepwell.ops.checks.check import Check, Facts, Status
 from stepwell.tiers.disk.site import usable_bytes
 from stepwell.tiers.disk.tier import MIN_SEGMENT, MIN_SEGMENTS
 from stepwell.units import format_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepwell.fidelity.metrics import Compared, summarise
+from stepwell.fidelity.results.metrics import Compared, summarise
 from stepwell.fidelity.runner import Moved
 
 DIGITS = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.trace import Trace
 
 Cost = Callable[[int, int], float]
 """Prefill seconds of prompt tokens [first, last)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.simulate.chains import Blocks, room_for, starts_of
-from stepwell.simulate.trace import Ints
+from stepwell.simulate.traces.chains import Blocks, room_for, starts_of
+from stepwell.simulate.traces.trace import Ints
 
 
 def grown(inputs: Ints, sessions: Ints, shared: Ints, block_tokens: int) -> Blocks:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.policies.robust import Fitted, fit
+from stepwell.policies.costs.robust import Fitted, fit
 
 SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
 """Batches remembered, and after how many, and how many seconds, one counts half: a tier's speed depends on who else

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from stepwell.longctx.kv.arrival import Arrival, arrive
 from stepwell.longctx.kv.cold import ColdPages
-from stepwell.longctx.kv.fetcher import Fetch, Fetcher
+from stepwell.longctx.kv.fetch.arrival import Arrival, arrive
+from stepwell.longctx.kv.fetch.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.demo.measure import RESAMPLES
-from stepwell.demo.stats import Estimate
+from stepwell.demo.results.measure import RESAMPLES
+from stepwell.demo.results.stats import Estimate
 
 Sums = tuple[Sequence[float], Sequence[float]]
 """Of each document: the sum over its tokens, and how many these are."""

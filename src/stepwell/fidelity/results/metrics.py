@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepwell.demo import stats
-from stepwell.fidelity import bootstrap
+from stepwell.demo.results import stats
 from stepwell.fidelity.document import Document
+from stepwell.fidelity.results import bootstrap
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.policies.robust import Fitted, fit
+from stepwell.policies.costs.robust import Fitted, fit
 
 LEAST_SAMPLES = 4
 """Steps before anything is said without a calibration: an engine's first ones are slow."""

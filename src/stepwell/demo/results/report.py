@@ -7,7 +7,7 @@ from dataclasses import asdict
 import msgspec
 
 from stepwell.demo.model import cache_folder
-from stepwell.demo.result import DemoResult
+from stepwell.demo.results.result import DemoResult
 from stepwell.units import format_size
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepwell.simulate.chains import Blocks, chain, chained, dense, reordered
-from stepwell.simulate.problems import Problems, unusable
-from stepwell.simulate.trace import Floats, Ints, Trace
+from stepwell.simulate.traces.chains import Blocks, chain, chained, dense, reordered
+from stepwell.simulate.traces.problems import Problems, unusable
+from stepwell.simulate.traces.trace import Floats, Ints, Trace
 
 
 class Columns(NamedTuple):

@@ -19,7 +19,7 @@ from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.errors import AccessDenied, BackendDown, ConfigError, ProtocolError
 from stepwell.hierarchy.pauses import Pause
 from stepwell.io.paths import check_home, check_socket_dir
-from stepwell.ops.check import Check, Facts, failed
+from stepwell.ops.checks.check import Check, Facts, failed
 from stepwell.serve.metrics import REQUEST_SECONDS
 from stepwell.serve.metrics import check as check_metrics
 from stepwell.serve.pauses import PauseList

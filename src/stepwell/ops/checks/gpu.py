@@ -15,10 +15,10 @@ from pathlib import Path
 
 from stepwell.errors import CapacityError, Unsupported
 from stepwell.io.mounts import SYSTEM
-from stepwell.ops import places
-from stepwell.ops.check import Check, Facts, Status, failed
-from stepwell.ops.driver import IN_USE, LIBRARY, NONE_THERE, Seen, look
-from stepwell.ops.memory import SLAB_BYTES
+from stepwell.ops.checks import places
+from stepwell.ops.checks.check import Check, Facts, Status, failed
+from stepwell.ops.checks.driver import IN_USE, LIBRARY, NONE_THERE, Seen, look
+from stepwell.ops.checks.memory import SLAB_BYTES
 from stepwell.units import format_size
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

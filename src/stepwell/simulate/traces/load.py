@@ -11,8 +11,8 @@ from pathlib import Path
 from stepwell.errors import ConfigError
 from stepwell.simulate import formats, generator
 from stepwell.simulate.formats.form import MAX_TOKENS, Wishes
-from stepwell.simulate.problems import Problems
-from stepwell.simulate.trace import Trace
+from stepwell.simulate.traces.problems import Problems
+from stepwell.simulate.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

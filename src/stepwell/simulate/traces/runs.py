@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.simulate.chains import Blocks, chain, room_for, starts_of, within
-from stepwell.simulate.trace import Ints
+from stepwell.simulate.traces.chains import Blocks, chain, room_for, starts_of, within
+from stepwell.simulate.traces.trace import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from stepwell.errors import ConfigError
-from stepwell.policies.prefill import PrefillCost
+from stepwell.policies.costs.prefill import PrefillCost
 
 REACHED = 0.5
 """Share of the peak that prefill of long prompts reaches on well-tuned engines."""

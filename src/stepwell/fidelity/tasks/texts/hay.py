@@ -8,7 +8,7 @@ from random import Random
 
 from stepwell.fidelity.document import SINKS, WINDOW
 from stepwell.fidelity.tasks.base import Span, fill, span_of
-from stepwell.fidelity.tasks.prose import paragraphs
+from stepwell.fidelity.tasks.texts.prose import paragraphs
 from stepwell.fidelity.text import Encoded, Text
 
 _AROUND_DEPTH = 0.05

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.demo.measure import RESAMPLES
+from stepwell.demo.results.measure import RESAMPLES
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 4 << 20  # resampled values in memory at a time

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from stepwell.demo.measure import Drop, Pair, Ratio, counted, drops, middle, ratio
+from stepwell.demo.results.measure import Drop, Pair, Ratio, counted, drops, middle, ratio
 from stepwell.demo.wire import Answer
 
 

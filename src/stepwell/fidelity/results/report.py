@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from stepwell.errors import ConfigError
-from stepwell.fidelity.plots import Line, Mark, chart, legend
-from stepwell.fidelity.rows import DIGITS, Row
+from stepwell.fidelity.results.plots import Line, Mark, chart, legend
+from stepwell.fidelity.results.rows import DIGITS, Row
 from stepwell.fidelity.wishes import FULL
 from stepwell.units import format_size
 

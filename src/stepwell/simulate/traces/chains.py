@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepwell.simulate.problems import unusable
-from stepwell.simulate.trace import Ints
+from stepwell.simulate.traces.problems import unusable
+from stepwell.simulate.traces.trace import Ints
 
 MAX_IDS = 1 << 27  # of a whole trace: 1 GiB, and some times that while it is read
 

@@ -1,8 +1,8 @@
-"""What the CUDA driver of this machine says and does, asked in a process of its own.
+"""The CUDA driver of this machine: what it reports and can do, asked in a process of its own.
 
-A driver may hang where no signal reaches, or end the process that loads it. So `python -m stepwell.ops.driver` asks
-it step by step, with ctypes alone, and prints before each step what is known by then; `look` reads the last of it, and
-leaves the process behind if it does not even die. Only the doctor calls this.
+A driver may hang where no signal reaches, or end the process that loads it. So `python -m stepwell.ops.checks.driver`
+asks it step by step, with ctypes alone, and prints the results so far before each step. `look` reads the last of them,
+and leaves the process behind if it cannot be killed. Only the doctor calls this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from stepwell.errors import StepwellError
 from stepwell.io.process.parent import end_with_parent
-from stepwell.ops.memory import SLAB_BYTES, populated
+from stepwell.ops.checks.memory import SLAB_BYTES, populated
 
 LIBRARY = "libcuda.so.1"
 PATIENCE_SECONDS = 30.0
@@ -68,7 +68,7 @@ def look(library: str = LIBRARY, patience: float = PATIENCE_SECONDS) -> Seen:
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile() as out:  # not a pipe, which a process that cannot die would hold open
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stepwell.ops.driver", library],
+            [sys.executable, "-P", "-m", "stepwell.ops.checks.driver", library],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from stepwell.io import staging
 from stepwell.io.host import default_host_bytes, memory_allowed
 from stepwell.io.memory import PIECE, Shared, SystemMemory
 from stepwell.io.mounts import SYSTEM
-from stepwell.ops.check import Check, Facts
+from stepwell.ops.checks.check import Check, Facts
 from stepwell.units import format_size
 from stepwell.vault.memory import lock_limit, may_lock
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepwell.simulate.trace import Floats
+from stepwell.simulate.traces.trace import Floats
 
 DEFAULT_OPEN = 64
 

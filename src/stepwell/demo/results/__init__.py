@@ -1,0 +1,1 @@
+"""Results of the demo: measurements, statistics and the report."""

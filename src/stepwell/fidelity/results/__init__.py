@@ -1,0 +1,1 @@
+"""Results of `stepwell fidelity`: metrics, rows, intervals, tables and charts."""

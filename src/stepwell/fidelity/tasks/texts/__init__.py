@@ -1,0 +1,1 @@
+"""English text and words that tasks are made of."""

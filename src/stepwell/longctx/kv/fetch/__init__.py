@@ -1,0 +1,1 @@
+"""Fetching cold pages to the device of the model."""

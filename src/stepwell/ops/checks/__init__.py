@@ -1,0 +1,1 @@
+"""Checks of `stepwell doctor`, one subject a file."""

@@ -1,0 +1,1 @@
+"""Costs of prefill and transfers, learned from measurements or taken from presets."""

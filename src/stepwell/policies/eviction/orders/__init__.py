@@ -1,0 +1,1 @@
+"""Orders of items that eviction policies share."""
