@@ -40,10 +40,10 @@ _ZEROS = bytes(_CRC_AT - _FIELDS.size)
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """segment: id of the segment that it was written for, 16 bytes. commitment: to the key, 32 bytes (zeros in plain).
-    block: the block id. namespace: keyed tag of the namespace, 16 bytes. nonce: 12 bytes, of chunk 0; chunk n has
-    one that is n more; never twice under one key. `shard` of `shards`. payload: bytes of all chunks without tags; raw:
-    bytes that they decode to. created, expires: Unix seconds, 0 for never."""
+    """Header of one frame. `segment`: id of its segment, 16 bytes. `commitment`: to the key, 32 bytes (zeros in plain
+    frames). `block`: the block id. `namespace`: keyed tag of the namespace, 16 bytes. `nonce`: 12 bytes, for chunk 0;
+    chunk n has one that is larger by n; never used twice with one key. `shard` of `shards`. `payload`: bytes of all
+    chunks without tags; `raw`: bytes that they decode to. `created`, `expires`: Unix seconds, 0 for never."""
 
     algorithm: int
     segment: bytes
@@ -70,7 +70,8 @@ class FrameHeader:
 
     @classmethod
     def parse(cls, page: bytes) -> FrameHeader | None:
-        """The header in this page; None if it is none, is damaged, or says what no writer of this version says."""
+        """The header in this page; None if there is none, it is damaged, or it has values that no writer of this
+        version writes."""
         if len(page) != PAGE or zlib.crc32(page[:_CRC_AT]) != _CRC.unpack_from(page, _CRC_AT)[0]:
             return None
         magic, version, algorithm, flags, codecs, *ids, shard, shards, payload, raw, created, expires = (

@@ -1,4 +1,4 @@
-"""How many tokens a block has, and how a slab is cut into slots: the arithmetic of sizes."""
+"""Sizes: the number of tokens of a block, and the division of a slab into slots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_SLAB = 16 * MiB
 
 
 def block_tokens_for(engine_page: int, page_shard_bytes: int) -> int:
-    """engine_page x 2^k with the smallest k whose shard has at least 512 KiB."""
+    """The block size in tokens: `engine_page` x 2^k with the smallest k for which a shard has at least 512 KiB."""
     pages = 1
     while pages * page_shard_bytes < SMALLEST_SHARD:
         pages *= 2

@@ -1,8 +1,8 @@
-"""Namespaces and block ids: which blocks may ever meet.
+"""Namespaces and block ids: the identity of blocks.
 
 A namespace is everything that must be equal for the bytes of two blocks to be interchangeable, the token prefix aside.
-A block id is keyed with the tenant's id key, so that nobody without the key can tell which prompt it stands for; it is
-made only in the well. Recipe: docs/design/identity.md.
+A block id is keyed with the tenant's id key, so that it reveals its prompt to no one without the key; it is made only
+in the well. Recipe: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Namespace:
 
 
 def layout_of_session(scheduler: bytes, workers: Sequence[bytes], shard_bytes: int, replicas: int = 1) -> bytes:
-    """The session's layout digest from what each member says it holds, ranks in order. `replicas`: ranks that share a
-    shard; with as many shards as ranks the digest is the one that it was before there were replicas."""
+    """The session's layout digest, from the layouts that its members report, ranks in order. `replicas`: ranks that
+    share a shard; with as many shards as ranks the digest is the same as before there were replicas."""
     parts = [lp(scheduler), *(lp(w) for w in workers), lp(shard_bytes.to_bytes(8, "big"))]
     if replicas > 1:
         parts.append(lp(b"replicas") + lp(replicas.to_bytes(8, "big")))

@@ -10,7 +10,7 @@ from enum import Enum
 
 class State(Enum):
     ABSENT = "absent"
-    FILLING = "filling"  # its session is writing it; nobody may read it
+    FILLING = "filling"  # its session is writing it; it cannot be read
     RESIDENT = "resident"  # complete, readable
     DRAINING = "draining"  # unreachable; its bytes are still held by a copy under way
 

@@ -1,1 +1,1 @@
-"""How bytes change form on their way: into buffers of the caller, without a copy of their own."""
+"""Codecs: they change the form of bytes while copying them into buffers of the caller."""

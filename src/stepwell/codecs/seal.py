@@ -31,17 +31,17 @@ class SegmentKey:
 
 
 class Opened(Enum):
-    """What came of opening a part of a frame. The values are metric labels."""
+    """Result of opening a part of a frame. The values are metric labels."""
 
     GOOD = "good"
     STALE = "stale"  # a whole header, of another segment: its place was written anew; or it has expired
-    FOREIGN = "foreign"  # of another block, namespace, key, algorithm or shape than was asked for
+    FOREIGN = "foreign"  # it has another block, namespace, key, algorithm or shape than expected
     DAMAGED = "damaged"  # no frame, or a tag does not hold
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a frame must say of itself to be believed."""
+    """Fields that a frame's header must have to be accepted."""
 
     segment: bytes
     block: bytes
@@ -80,11 +80,9 @@ class Sealer:
 
 
 class Opener:
-    """Opens one frame into memory that nobody reads yet. Until a tag is checked the memory has the plaintext already
-    (measured): whoever gets another answer than GOOD for any part wipes it.
-
-    `sealed`: refuses plain frames, which anybody could have written. `now`: Unix seconds, for its expiry.
-    """
+    """Opens one frame into memory that has no other reader yet. The memory holds plaintext before a tag is checked
+    (measured), so the caller wipes it if any part is not GOOD. `sealed`: refuses plain frames, which any user could
+    have written. `now`: Unix seconds, to tell whether it has expired."""
 
     def __init__(self, expected: Expected, key: SegmentKey, *, sealed: bool, now: int) -> None:
         self.parts = frame_parts(expected.raw)

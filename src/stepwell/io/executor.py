@@ -15,7 +15,5 @@ Done = Callable[[BaseException | None], None]
 class Executor(Protocol):
     def submit(self, job: Job, done: Done) -> None:
         """Runs `job` elsewhere, where it may block, and then `done` on the owner's thread, never inside this call.
-
-        `done` gets what the job raised, or None. Jobs may run in any order and at the same time. Does not block and
-        holds no bound of its own: whoever submits keeps count.
-        """
+        `done` gets the job's exception, or None. Jobs may run in any order and at the same time. Does not block and has
+        no bound of its own: the caller limits the number of jobs."""

@@ -38,14 +38,14 @@ class File(Protocol):
         """Writes all of it, or raises."""
 
     def blank(self) -> bool:
-        """It has no data at all, as far as the filesystem tells: only space."""
+        """True if the file has space but no data, as far as the filesystem reports."""
 
     def zero(self, offset: int, nbytes: int) -> int:
         """This range reads as zeros from now on; the file keeps its space. How many bytes had to be written for that.
         Offset and length are multiples of 4096, and the range lies within the file."""
 
     def sync(self) -> None:
-        """What was written is there after a power cut."""
+        """Makes written bytes survive a power cut."""
 
     def size(self) -> int: ...
 
@@ -57,7 +57,7 @@ class Files(Protocol):
     """I/O goes past the page cache."""
 
     def names(self) -> list[str]:
-        """Of everything in the directory."""
+        """Names of everything in the directory."""
 
     def create(self, name: str, nbytes: int) -> File:
         """A new file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
@@ -69,7 +69,7 @@ class Files(Protocol):
     def unlink(self, name: str) -> None: ...
 
     def sync(self) -> None:
-        """Files that were unlinked are gone after a power cut."""
+        """Makes the removal of unlinked files survive a power cut."""
 
     def free(self) -> tuple[int, int]:
         """Bytes that this user may still take on the filesystem, and its size."""
@@ -231,7 +231,7 @@ class SystemFiles:
 
 
 class FilesToRead:
-    """Files of a directory that we may look at and nothing else, even if somebody else is writing them."""
+    """Files of a directory for reading only, even while another process writes them."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""How much memory this process may still use, and how much of it a well takes when nobody says.
+"""Memory that this process may still use, and the default size of a well's host tier.
 
-The total of the machine is the wrong number in a container: what counts is the tightest of the memory control groups
-above this process, of version 1 or 2, and what the machine itself has available. Standard library only. The `system`
-parameter replaces "/" in tests.
+The total of the machine is the wrong number in a container. The limit is the tightest of the memory control groups
+above this process, of version 1 or 2, and of the memory that the machine has available. Standard library only. The
+`system` parameter replaces "/" in tests.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _private: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _parents: list[mmap.mmap] = []
-"""In a forked child: its parent's. Were one let go, its addresses would be unmapped, where the child has something of
-its own by then."""
+"""In a forked child: its parent's mappings. Closing one would unmap addresses that the child may use for something
+else."""
 
 os.register_at_fork(after_in_child=lambda: _parents.extend(_private))
 
@@ -78,8 +78,8 @@ class Mapping:
 
 
 class Shared:
-    """A sealed memfd owned by the well, mapped here. It goes back to the system with `close`, or when nobody has it any
-    more."""
+    """A sealed memfd owned by the well, mapped here. It goes back to the system with `close`, or with the last
+    reference."""
 
     def __init__(self, nbytes: int) -> None:
         if not hasattr(os, "memfd_create"):

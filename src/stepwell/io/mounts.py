@@ -16,7 +16,7 @@ from pathlib import Path
 SYSTEM = Path("/")
 
 STAMPED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs"})
-"""Filesystems on which this system's kernel gives a file a new ctime with every change, and nobody can set it."""
+"""Filesystems on which this kernel gives a file a new ctime with every change, which no user can set."""
 
 _LOOP = "7:"
 _LAYER = re.compile("(?:lowerdir|upperdir|datadir)[+]?=(.*)")
@@ -58,17 +58,18 @@ def covering(real: str, table: Sequence[Mount]) -> Mount | None:
     for mount in table:
         inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
         if inside and (best is None or len(mount.point) >= len(best.point)):
-            best = mount  # of two at one point, the later one covers the earlier
+            best = mount  # of two mounts at one point, the later one covers the earlier
     return best
 
 
 def unstamped(path: Path, table: Sequence[Mount] | None = None) -> str:
-    """What holds this file, if an unchanged ctime is no proof there of unchanged content; else "".
+    """The filesystem of this file, if an unchanged ctime does not prove unchanged content there; else "".
 
-    That is everything but STAMPED: network filesystems and FUSE, whose times a server makes up; images such as squashfs
-    or erofs, and whatever is mounted from a file by a loop device, whose times were chosen when they were built and
-    whose numbers come again; an overlay, unless all its layers are seen here to be on STAMPED (in a container they are
-    not: they are the host's)."""
+    It proves that on the filesystems in STAMPED only. Network filesystems and FUSE have times that a server makes up.
+    Images (squashfs, erofs) and filesystems on loop devices have times chosen when they were built, and inode numbers
+    that come again. An overlay counts as STAMPED if all its layers are seen to be, which in a container they
+    are not: they are the host's.
+    """
     return _unstamped(os.path.realpath(path), mounts() if table is None else table, _MOST_DEEP)
 
 

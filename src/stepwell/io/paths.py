@@ -1,9 +1,9 @@
-"""Where a well lives: its home, the runtime directory, and the rendezvous of the two.
+"""Paths of a well: its home, the runtime directory, and the rendezvous of the two.
 
-Home holds what outlives the well (keyring, log, an optional stepwell.yaml). Socket and lock lie in a per-boot runtime
-directory, named by a hash of home's real path, so that everyone who means the same home finds the same well. Every
-directory is checked before it is trusted: whoever can write there could pose as the well. Used by both sides of the
-socket; standard library only.
+Home holds the files that outlive the well (keyring, log, an optional stepwell.yaml). Socket and lock lie in a per-boot
+runtime directory, named by a hash of home's real path, so that all processes with the same home find the same well.
+Every directory is checked before it is trusted, since a user who can write there could pose as the well. Used by both
+sides of the socket; standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NETWORK = frozenset({
 """Filesystems that other hosts may share, as `filesystem` names them."""
 MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 OVERLAY = frozenset({"overlay", "fuse.fuse-overlayfs", "aufs"})
-"""Of a container's own: what is written there goes with it."""
+"""Filesystems of a container of its own: files there are lost with it."""
 _README = """\
 This directory is the home of a stepwell, a cache for the KV blocks of LLM inference.
 
@@ -59,7 +59,7 @@ class Rendezvous:
 
     @classmethod
     def named(cls, socket: Path) -> Rendezvous:
-        """The rendezvous of a well that listens where its operator says. Raises ConfigError SW-109."""
+        """The rendezvous of a well that listens at a socket chosen by its operator. Raises ConfigError SW-109."""
         check_length(socket, "give the well a socket with a shorter path, such as /run/stepwell/well.sock")
         return cls(socket, socket.with_name(f"{socket.name}.lock"))
 
@@ -170,8 +170,8 @@ def runtime_dir(env: Mapping[str, str]) -> Path:
 
 
 def check_socket_dir(socket: Path, *, shared: bool) -> None:
-    """Raises AccessDenied SW-604 if a well of ours cannot safely listen at `socket`: its directory must be our own, and
-    others must not be able to put a socket of theirs there. `shared`: its group may, as its owner has decided."""
+    """Raises AccessDenied SW-604 if a well cannot safely listen at `socket`: the directory must belong to this user,
+    and others must not be able to put a socket there. `shared`: its group may, as its owner has decided."""
     directory = socket.parent
     try:
         why = _unsafe(directory.stat(), stat.S_IWOTH if shared else stat.S_IWGRP | stat.S_IWOTH)
@@ -188,8 +188,8 @@ def check_socket_dir(socket: Path, *, shared: bool) -> None:
 
 
 def _unused(directory: Path) -> Path:
-    """`directory`, or another one that is not there: one that is may be the system's, like /tmp, and whoever gave it
-    another owner on our advice would break the machine."""
+    """`directory`, or a path that does not exist yet: an existing one may be the system's, like /tmp, and changing its
+    owner on our advice would break the machine."""
     others = (Path(f"/run/stepwell{number or ''}") for number in itertools.count())
     return next(path for path in itertools.chain([directory], others) if not os.path.lexists(path))
 

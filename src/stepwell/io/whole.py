@@ -1,4 +1,4 @@
-"""Small files that are replaced as a whole: nobody ever reads half of one, and no power cut brings the old one back."""
+"""Small files that are replaced as a whole: no reader ever sees half of one, and no power cut restores the old one."""
 
 from __future__ import annotations
 

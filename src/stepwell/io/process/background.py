@@ -1,6 +1,6 @@
-"""A thread of its own for work that may hang for ever, such as a write to a filesystem that does not answer.
+"""A thread for work that may hang for ever, such as a write to a filesystem that does not answer.
 
-Whoever asks for the work never waits for it, but for as long as it wants to. Standard library only.
+Callers wait for the work only as long as they choose to. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Background:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def wake(self) -> None:
-        """There is something to do. Any thread."""
+        """Requests a run of `work`. Any thread."""
         with self._news:
             self._asked += 1
             self._news.notify_all()

@@ -13,10 +13,10 @@ _SIZE = array.array("i").itemsize
 
 
 def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], bool]:
-    """Up to `size` bytes and about `most` descriptors, close-on-exec, which the caller owns.
+    """Receives up to `size` bytes and about `most` descriptors, close-on-exec, which the caller owns.
 
-    The last part says whether some were lost, for want of room or because this process can open no more. One call
-    never returns descriptors of two sends. Raises OSError as recvmsg does.
+    The last part of the answer is True if descriptors were lost, for lack of room or because this process can open no
+    more. One call never returns descriptors of two sends. Raises OSError as recvmsg does.
     """
     data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(most * _SIZE), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")

@@ -9,6 +9,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """From now on the system sends this signal when the *thread* that started this process ends. A parent that has
-    ended before is not noticed: who forks compares `os.getppid()` afterwards."""
+    """Makes the system send this signal when the *thread* that started this process ends. A parent that has ended
+    before is not noticed: after a fork, compare `os.getppid()`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -151,7 +151,7 @@ class BlockIndex:
         keys, values = self._keys, self._values
         if not keys[slot]:
             return False
-        # What follows in the run moves up into the hole, if the hole does not lie before its home.
+        # Keys that follow in the run move up into the hole, unless it lies before their home.
         hole, slot = slot, slot + 1
         while key := keys[slot]:
             if self._home(key) <= hole:
@@ -173,7 +173,7 @@ class BlockIndex:
         return len(slots)
 
     def hot(self, segment: int, ids: Sequence[bytes]) -> list[bool]:
-        """For each block: it still lies in this segment and was used since it was put there."""
+        """For each block, whether it still lies in this segment and was used since it was put there."""
         values = self._all_values[self._locate(_keys(b"".join(ids)))]  # not found: the last one, which is always 0
         here: list[bool] = ((values >> 32 == segment) & (values & 1 == 1)).tolist()
         return here
@@ -244,7 +244,7 @@ class BlockIndex:
             taken, rows = slots.take(empty), numbers[: len(empty)]
             all_keys[taken] = keys.take(empty)
             all_values[taken] = rows
-            self._count += int(np.count_nonzero(all_values.take(taken) == rows))  # what several took counts once
+            self._count += int(np.count_nonzero(all_values.take(taken) == rows))  # several keys in one slot count once
             settled = all_keys.take(slots) == keys
             done, rest = settled.nonzero()[0], (~settled).nonzero()[0]
             all_values[slots.take(done)] = values.take(done)

@@ -51,7 +51,7 @@ class Directory(Protocol):
     segment_bytes: int
     """Size of a new segment file."""
     segments: dict[int, Segment]
-    """By number: those of `Shared.segments` that lie here."""
+    """Segments of this directory, by number."""
     open_segment: Segment | None
     """The segment that new blocks are placed in."""
     reads: set[ReadRun]
@@ -75,7 +75,7 @@ class Directory(Protocol):
         """A job that used the segment's file has ended."""
 
     def wake(self) -> None:
-        """Resumes whatever waits for room or for the end of a job."""
+        """Resumes work that waits for room or for the end of a job."""
 
     def begin(self) -> None:
         """Makes an open segment with room, in the background, or refuses the waiting blocks if there will be none."""

@@ -22,7 +22,7 @@ class Deletion:
         self._running = False
         self._doomed = 0
         self._left: list[Segment] = []  # files that could not be deleted: they still take space
-        self._gone = Forgotten()  # what was deleted since there was last nothing to do
+        self._gone = Forgotten()  # deleted since there was last nothing to delete
         self._when_done: list[Callable[[Forgotten], None]] = []
 
     def doom(self, segment: Segment) -> None:

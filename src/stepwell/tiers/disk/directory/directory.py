@@ -50,7 +50,7 @@ class DiskDirectory:
         self.ready = False
         self.unreadable = False
         self.unseen = False
-        self._jobs = 0  # that use segments
+        self._jobs = 0  # jobs under way that use segments
         self._to_clear: list[Callable[[], None]] = []  # clears that wait until the segments here are known
         self._footers = Footers(self)
         self._placing = Placing(self)
