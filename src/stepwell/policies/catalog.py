@@ -27,7 +27,7 @@ from stepwell.policies.reuse import Reuse
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What leaves a tier and what is let in."""
+    """Eviction and admission of one tier."""
 
     eviction: Eviction
     admission: Admission

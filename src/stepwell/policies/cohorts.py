@@ -1,4 +1,4 @@
-"""How many blocks of each age are alive, without a record for each block."""
+"""Number of blocks alive by age, without a record for each block."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Recall or recompute: how much of a request's leading run is worth bringing up, and how long that may take.
+"""Recall or recompute: how much of a request's leading run to recall, and the time limit for that.
 
     expected seconds to the first token, if the first k blocks are recalled
         = reading those below the arena and copying all k, or, if that is longer, what the engine computes for others
           before it comes to this request; + computing the tokens behind them
 
 Each block costs its bytes, and saves more the farther back it lies, since attention makes late tokens dearer. So the
-cost has no valley but at a few places: the ends of stretches that lie in one tier, where the rest fits into one step of
-the engine, and where recalling begins to take longer than the engine is busy. Only these are looked at; the cheapest
-wins, and of equals the longest.
+minimum lies at one of a few cuts: the ends of stretches that lie in one tier, the point where the rest fits into one
+step of the engine, and the point where recalling begins to take longer than the engine is busy. Only these are
+compared; the cheapest wins, and the longest of equal ones.
 
-What is uncertain gets the benefit of the doubt: reading is counted shorter by what both estimates may be off, so that a
-tier is refused only when recomputing is cheaper by more than that. What is unknown costs nothing: it is recalled, and
-learned. One that is refused is learned by probes that nobody waits for (see `probe`).
+Uncertainty favours recalling: reading is counted shorter by the uncertainty of both estimates, so that a tier is
+refused only when recomputing is cheaper by more than that. An unknown tier costs nothing: it is recalled from, and
+learned. A refused tier is learned by probes that no request waits for (see `probe`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""
 
 UNKNOWN_LIMIT_S = 2.0
-"""Of a recall whose worth nobody can tell."""
+"""Limit of a recall while the time to recompute is unknown."""
 
 
 class Mode(Enum):
@@ -44,7 +44,7 @@ class Mode(Enum):
 class Why(Enum):
     WORTH_IT = "worth_it"
     UNKNOWN = "unknown"  # there is nothing to compare yet: recalled, and learned
-    RECOMPUTE_CHEAPER = "recompute_cheaper"  # for all of it, or for what lies behind the cut
+    RECOMPUTE_CHEAPER = "recompute_cheaper"  # all of it, or the blocks behind the cut
     ALWAYS = "always"
     NEVER = "never"
     EMPTY = "empty"  # there was nothing to recall
@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the costs: None or absent is unknown. `doubt`: of `prefill` for this prompt."""
+    """Known costs; None or absent: unknown. `doubt`: relative uncertainty of `prefill` for this prompt."""
 
     prefill: PrefillCost | None = None
     doubt: float = 1.0
@@ -127,12 +127,12 @@ class Decision:
 
 
 class _Costs:
-    """Of one request, as far as `known` says. Prefill must be known."""
+    """Costs of one request, from `known`. The prefill cost must be known."""
 
     def __init__(self, request: Request, known: Known) -> None:
         assert known.prefill is not None
         self._request, self._known, self._prefill = request, known, known.prefill
-        self._ends = [0]  # of stretches, in blocks, and what lies before each by tier
+        self._ends = [0]  # ends of stretches, in blocks, and the bytes before each by tier
         self._before: list[dict[str, int]] = [{}]
         for tier, blocks, nbytes in ((s.tier, s.blocks, s.nbytes) for s in request.stretches if s.blocks):
             before = self._before[-1]
@@ -140,7 +140,7 @@ class _Costs:
             self._before.append({**before, tier: before.get(tier, 0) + nbytes})
 
     def of(self, cut: int) -> Cost:
-        """Of recalling exactly the first `cut` blocks."""
+        """Cost of recalling exactly the first `cut` blocks."""
         nbytes = self.nbytes(cut)
         read = {tier: self._read_s(tier, n) for tier, n in nbytes.items() if tier != HOST}
         host = self._known.speeds.get(HOST)
@@ -156,7 +156,7 @@ class _Costs:
         )
 
     def nbytes(self, cut: int) -> dict[str, int]:
-        """Of the first `cut` blocks, by tier."""
+        """Bytes of the first `cut` blocks, by tier."""
         at = bisect_left(self._ends, cut)
         if self._ends[at] == cut:
             return self._before[at]
@@ -167,7 +167,7 @@ class _Costs:
         }
 
     def cuts(self) -> list[int]:
-        """Those that may be the best."""
+        """Cuts that may be the best."""
         blocks = self._ends[-1]
         cuts = {*self._ends, *(start + 1 for start in self._ends), blocks - 1}
         if self._prefill.step_tokens:
@@ -190,8 +190,8 @@ class _Costs:
 
 
 def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decision:
-    """The cut with the least expected time to first token. Its limit is what computing everything would take: who waits
-    longer has lost more than a cache may cost."""
+    """The cut with the least expected time to first token. Its limit is the time to compute everything: a longer wait
+    would cost more than a cache may."""
     blocks = request.blocks
     if not blocks:
         return Decision(0, Why.EMPTY, UNKNOWN_LIMIT_S)
@@ -211,11 +211,11 @@ def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decisio
 
 
 def cost_of(request: Request, known: Known, blocks: int) -> Cost:
-    """What recalling exactly the first `blocks` is expected to cost. Prefill must be known."""
+    """Expected cost of recalling exactly the first `blocks`. The prefill cost must be known."""
     return _Costs(request, known).of(blocks)
 
 
 def least_cost(request: Request, known: Known) -> Cost:
-    """Of the best cut for one who knows exactly what `known` says. Prefill must be known."""
+    """Expected cost of the best cut if `known` is exact. The prefill cost must be known."""
     costs = _Costs(request, known)
     return min(map(costs.of, costs.cuts()), key=lambda cost: (cost.seconds, -cost.blocks))

@@ -1,4 +1,4 @@
-"""What a policy sees of what a tier holds."""
+"""Items of a tier as policies see them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import Any, Protocol
 
 
 class Item(Protocol):
-    """A block, or consecutive blocks of one prefix that share one history. Its owner is whoever holds blocks: the arena
-    of a well, the replay of a simulator.
+    """A block, or consecutive blocks of one prefix that share one history. Its owner holds the blocks: the arena of a
+    well, or the replay of a simulator. The owner keeps all fields but the last two:
 
-    The owner keeps all fields but the last two:
-
-    - size: blocks in it.
+    - size: number of blocks.
     - seconds: prefill seconds that a hit of all of it saves.
-    - uses: how often it was asked for, as far as that is remembered; 1 after the first time.
-    - used: when that was last; in seconds, strictly increasing from one request to the next.
-    - evictable: held, not in use, and no block behind it is held: so tails leave before heads, and what is held of a
-      prefix is always usable from its start.
+    - uses: number of requests for it, as far as remembered; 1 after the first.
+    - used: time of the last of them, in seconds; strictly increasing from one request to the next.
+    - evictable: held, not in use, and no block behind it is held: so tails leave before heads, and the part of a prefix
+      that is held can always be used from its start.
 
-    A policy's own:
+    Fields of the policy:
 
     - note: None at first. After a split both parts have the same.
     - listed: 0 at first, and for the tail of a split.

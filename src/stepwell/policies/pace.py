@@ -11,7 +11,7 @@ into the first bin of `reuse`."""
 SILENCE: Final = 16.0
 """Times the mean between uses that a silence counts at most: nothing is asked for in it, so nothing grows old."""
 
-_USES: Final = 256  # that the mean is over, roughly
+_USES: Final = 256  # uses that the mean covers, roughly
 _FASTEST: Final = 64.0  # times the mean that one of them counts: it may grow by a quarter with each
 
 

@@ -1,4 +1,4 @@
-"""What left a tier, or was not let in, and is remembered for a while."""
+"""Items that left a tier, or were refused, and are remembered for a while."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Past(Generic[Held]):
         return iter(self._records)
 
     def remember(self, item: Held) -> None:
-        """It left, or was asked for and not let in."""
+        """The item left, or was asked for and not let in."""
         self.came(item)
         if not item.uses:
             return
@@ -59,7 +59,7 @@ class Past(Generic[Held]):
         return self._blocks
 
     def forget(self, blocks: int) -> None:
-        """So many, the earliest."""
+        """Forgets the earliest items, up to this number of blocks."""
         self._shrink(max(0, self._blocks - blocks))
 
     def _shrink(self, most: int) -> None:
@@ -74,12 +74,13 @@ class Past(Generic[Held]):
         self._tally.blocks += blocks
 
     def came(self, item: Held) -> None:
-        """It is held from now on."""
+        """The item is held from now on."""
         _, size = self._records.pop(item, (0.0, 0))
         self._count(-size)
 
     def wrong(self, gone: Iterable[Held]) -> str:
-        """What does not add up if `gone` are all items that are not held and have a use; for tests."""
+        """Describes an inconsistency if `gone` are all items that are not held and have a use; "" if there is none. For
+        tests."""
         sizes = [size for _, size in self._records.values()]
         if sum(sizes) != self._blocks or sizes != [item.size for item in self._records] or self._blocks > self._most:
             return f"{self._blocks} blocks remembered, {sum(sizes)} recorded"

@@ -1,9 +1,9 @@
-"""How soon blocks are used again, learned from all that are remembered: a life table by age, for each class of items.
+"""Reuse of blocks, learned from all that are remembered: a life table by age, for each class of items.
 
-After each use an item is at risk of being used again. Its age passes through bins that widen by the square root of two;
-of each bin it is counted how many blocks came to be at risk in it, and how many were used again in it. Their ratio is
-the hazard of that age (Kaplan, Meier, "Nonparametric estimation from incomplete observations", 1958: what is forgotten
-leaves the counts at that age, as censored). Classes are how often an item was used, by powers of two.
+After each use an item is at risk of being used again. Its age passes through bins that widen by the square root of two.
+Each bin counts the blocks that came to be at risk in it, and those that were used again in it. Their ratio is the
+hazard of that age (Kaplan, Meier, "Nonparametric estimation from incomplete observations", 1958: forgotten items leave
+the counts at their age, as censored). Classes are the number of uses, by powers of two.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ BINS: Final = 48
 """The last bin begins at 0.25 s x 2^23.5: a month."""
 
 CLASSES: Final = 11
-"""Of items that were used once, 2 to 3 times, 4 to 7 times, ..., from 1,024 times on."""
+"""Classes of items: used once, 2 to 3 times, 4 to 7 times, ..., from 1,024 times on."""
 
 PRIOR: Final = 0.1
 """Hazard of a bin before anything is known: the same in all, and bins widen, so that what was used last is expected
 first, as with LRU; but for the very first bin, which is wider than the next."""
 
 WEIGHT: Final = 30.0
-"""Blocks that have to be seen in a bin of a class before they count as much as what was known before: of all classes
-together, which have to outweigh PRIOR in the same way."""
+"""Blocks that must be seen in a bin of a class before they outweigh the estimate for all classes together, which in
+turn has to outweigh PRIOR."""
 
 Rates = npt.NDArray[np.float64]
 
@@ -78,20 +78,20 @@ class Reuse:
             self._due = self._requests + min(100, 1 + self._requests // 10)
 
     def used(self, now: float, row: int, blocks: int) -> None:
-        """Blocks that are of class `row` with this use."""
+        """Blocks are in class `row` with this use."""
         self._cohorts.add(now, row, blocks)
 
     def used_again(self, last: float, row: int, blocks: int) -> None:
-        """Blocks that were of class `row` since their last use, at `last`, are used again."""
+        """Blocks that were in class `row` since their last use, at `last`, are used again."""
         bin = self._cohorts.take(last, row, blocks)
         self._again[row][bin] += blocks
 
     def forgotten(self, last: float, row: int, blocks: int) -> None:
-        """Nobody will tell whether they are used again."""
+        """Blocks were forgotten: whether they are used again will not be known."""
         self._cohorts.take(last, row, blocks)
 
     def rate(self, row: int, age_s: float) -> float:
-        """Uses per second of holding one block of this class, last used so long ago."""
+        """Uses per second of holding one block of this class, `age_s` seconds after its last use."""
         return float(self.rates[row, bisect_right(_ENDS_LIST, age_s)])
 
     def _best(self) -> Rates:
@@ -107,7 +107,7 @@ def hazards(risk: Rates, again: Rates) -> Rates:
 
 
 def best_rates(hazard: Rates) -> Rates:
-    """For each class and bin: max over the bins in which to give up of uses / seconds held."""
+    """For each class and bin: maximum, over the bins in which to give up, of uses / seconds held."""
     widths = np.diff(EDGES, append=2 * EDGES[-1])
     widths[0] = EDGES[1]
     rates = np.empty_like(hazard)

@@ -9,14 +9,14 @@ from stepwell.policies.eviction.valued import Valued
 from stepwell.policies.item import Item
 
 DOUBT: Final = 2.0
-"""What is new is let in until the other is worth this many times as much: refused, it is lost with all that would have
-followed it, which its own value does not count. Measured on long conversations: with 1, 6 % of the seconds are lost; 4
-gains nothing."""
+"""A new item is let in until the victim is worth this many times as much. A refused item is lost with all that would
+have followed it, which its own value does not count. Measured on long conversations: with 1, 6 % of the seconds are
+lost; 4 gains nothing."""
 
 
 class ExpectedValue(Admission):
-    """By the values of the eviction that it stands before: so it is strict while a tier is small and its blocks are of
-    use, and lets everything in when what would go is not expected to be used again."""
+    """Compares the values of the eviction policy: strict while a tier is small and its blocks are in use, and open once
+    the victim is not expected to be used again."""
 
     def __init__(self, eviction: Valued) -> None:
         self._value = eviction.value

@@ -1,11 +1,11 @@
-"""What a prompt costs on hardware that nobody has measured: presets from descriptions.
+"""Prefill costs of hardware without measurements: presets from descriptions.
 
     FLOP of n tokens behind c others = 2 P n + 4 L d (n c + n^2 / 2)
 
 P parameters are multiplied and added once for each token (J. Kaplan et al., "Scaling Laws for Neural Language Models",
-2020, section 2.1); in each of L layers a token's query meets every key, and its weights every value, of width d each:
-2 x 2 d for each pair. Divided by what the hardware does in a second: its peak times the share of it that prefill
-reaches, 50 % unless said otherwise. Dense models with full attention only.
+2020, section 2.1); in each of L layers a token's query meets every key, and its weights every value, of width d each: 2
+x 2 d for each pair. Seconds are this divided by the hardware's FLOP per second: its peak times the share of it that
+prefill reaches, 50 % unless given. Dense models with full attention only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long an engine computes a prompt, learned from the steps that it ran.
+"""Prefill time of an engine, learned from the steps that it ran.
 
     seconds of n new tokens behind c others = f per step + a n + b (n c + n^2 / 2)
 
-The first term is what every step costs, the second the layers' matrices, the third attention: each new token looks at
-all before it. `pairs` below is n c + n^2 / 2, summed over the requests of a step; it is the same for a prompt as for
+The first term is the fixed cost of a step, the second the layers' matrices, the third attention: each new token attends
+to all before it. `pairs` below is n c + n^2 / 2, summed over the requests of a step; it is the same for a prompt as for
 the sum of its steps.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from stepwell.policies.costs.robust import Fitted, fit
 
 LEAST_SAMPLES = 4
-"""Steps before anything is said without a calibration: an engine's first ones are slow."""
+"""Steps before an estimate is given without a calibration: an engine's first ones are slow."""
 
 MOST_KINDS, SAMPLES = 48, 8
 """Kinds of steps remembered, by the powers of two of their tokens and contexts, and samples of each: long contexts stay
@@ -48,22 +48,22 @@ class PrefillCost:
     step_tokens: int = 0
 
     def seconds(self, new: int, context: int = 0) -> float:
-        """Of `new` tokens behind `context` others; 0 for none. The last step of many counts as the part that it is: the
-        rest of it is somebody else's."""
+        """Seconds to prefill `new` tokens behind `context` others; 0 for none. If the last of several steps is partly
+        filled, it counts in proportion: the rest of it serves other requests."""
         if new <= 0:
             return 0.0
         steps = max(1.0, new / self.step_tokens) if self.step_tokens else 1.0
         return self.step_s * steps + self.token_s * new + self.pair_s * pairs(new, context)
 
     def weight(self, new: int, context: int) -> float:
-        """What these tokens take in the middle of a prompt, without what every step costs, in units of what as many
-        take at its beginning."""
+        """Cost of these tokens in the middle of a prompt, without the fixed cost of a step, in units of the cost of as
+        many tokens at its beginning."""
         first = self.token_s * new + self.pair_s * pairs(new, 0)
         return (self.token_s * new + self.pair_s * pairs(new, context)) / first if first > 0 else 1.0
 
 
 class PrefillFit:
-    """Learns a PrefillCost. `calibration`: what an earlier life had learned; its proportions are believed until there
+    """Learns a PrefillCost. `calibration`: the cost that an earlier life had learned; its proportions hold until there
     are samples, its scale until there is one. Memory is bounded."""
 
     def __init__(self, calibration: PrefillCost | None = None) -> None:
@@ -76,7 +76,7 @@ class PrefillFit:
         self._stale = True
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
-        """A step of prefill: its tokens, their `pairs`, and how long it took. What cannot be is left out."""
+        """Adds a step of prefill: its tokens, their `pairs`, and its seconds. Impossible values are ignored."""
         possible = LEAST_SECONDS <= seconds <= MOST_SECONDS
         if not (0 < tokens <= MOST_TOKENS and tokens / 2 <= pairs <= tokens * MOST_TOKENS and possible):
             return
@@ -91,7 +91,7 @@ class PrefillFit:
 
     @property
     def cost(self) -> PrefillCost | None:
-        """None: too little is known."""
+        """The cost; None while too little is known."""
         fitted = self._fit()
         if fitted is None:
             return self._calibration
@@ -99,7 +99,7 @@ class PrefillFit:
         return PrefillCost(step_s, token_s, pair_s, self._step_tokens)
 
     def doubt(self, new: int, context: int = 0) -> float:
-        """How far `cost` may be off for these tokens, relative, as a standard deviation; 1: anything is possible."""
+        """Relative uncertainty of `cost` for these tokens, as a standard deviation; 1: unknown."""
         fitted = self._fit()
         if fitted is None:
             return 1.0 if self._calibration is None else 0.5
@@ -124,6 +124,6 @@ class PrefillFit:
 
 
 def _usable(cost: PrefillCost) -> bool:
-    """Numbers from a file may be anything."""
+    """False for impossible numbers, which a file may contain."""
     parts = (cost.step_s, cost.token_s, cost.pair_s)
     return all(math.isfinite(part) and part >= 0 for part in parts) and any(parts) and cost.step_tokens >= 0

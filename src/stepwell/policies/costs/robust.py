@@ -1,9 +1,9 @@
-"""A straight fit of times that were measured on a machine that others use too.
+"""A linear fit of times that were measured on a shared machine.
 
-Times cannot be negative, their noise grows with them, and some are several times too long for reasons of somebody
-else's. So: coefficients are at least 0, residuals are relative to what is expected, and those beyond one spread count
-for less the farther they are out (P. J. Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical
-Statistics 35, 1964), by reweighted least squares.
+Times cannot be negative, their noise grows with them, and some are several times too long because of other users. So:
+coefficients are at least 0, residuals are relative to the expected time, and those beyond one spread get less weight
+the larger they are (P. J. Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35,
+1964), by reweighted least squares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 ROUNDS = 6
-"""Of reweighting: what is left of the change after them is far below the noise."""
+"""Iterations of reweighting: after them the remaining change is far below the noise."""
 
 HUBER = 1.0
 """Spreads within which a residual counts in full. Of 1, 1.5, 2.5 and no bound, the least bias (3 %, 4 %, 10 %, 50 %)
@@ -40,8 +40,8 @@ class Fitted:
     _covariance: Floats
 
     def doubt(self, x: Floats) -> float:
-        """How far the expectation at `x` may be off, relative, as a standard deviation; at most 1. Large where no
-        sample was near in kind."""
+        """Relative uncertainty of the expected time at `x`, as a standard deviation; at most 1. Large where no sample
+        was similar."""
         expected = float(x @ self.coefficients)
         if expected <= 0:
             return 1.0

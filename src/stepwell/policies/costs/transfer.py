@@ -1,9 +1,9 @@
-"""How long a tier takes to bring blocks up, learned from the reads that it answered.
+"""Read time of a tier, learned from the reads that it answered.
 
     seconds of a batch = latency + bytes of it x batches side by side / bandwidth
 
 Batches that are read at the same time share the tier, so each takes as long as if it read for all of them. Only reads
-count: how fast a tier is written says nothing about them.
+count: write speed is unrelated.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from stepwell.policies.costs.robust import Fitted, fit
 
 SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
-"""Batches remembered, and after how many, and how many seconds, one counts half: a tier's speed depends on who else
-uses it, and what few probes show must soon count more than what was seen before."""
+"""Batches remembered, and the number of batches and of seconds after which one counts half: a tier's speed depends on
+its other users, and the few probes must soon count more than older reads."""
 
 LEAST_SAMPLES = 2
 REFIT = 8
-"""A part of the samples in so many must be new for the fit to be made again: it costs some 0.2 ms."""
+"""The fit is made again once one in so many of its samples is new: it costs some 0.2 ms."""
 
 FROM_NOTHING = 0.2
-"""Batches that this counts for: that time grows with the bytes."""
+"""Weight, in batches, of the assumption that time grows with the bytes."""
 
 MOST_BYTES, LEAST_SECONDS, MOST_SECONDS = 1 << 50, 1e-9, 1e6
 
@@ -39,12 +39,12 @@ class TierSpeed:
     doubt: float = 0.0
 
     def seconds(self, nbytes: int, queued: int = 0) -> float:
-        """Until `nbytes` are here, behind `queued` bytes that were asked for before them; 0 for none."""
+        """Seconds to read `nbytes` behind `queued` bytes that were asked for before; 0 for none."""
         return self.latency_s + (queued + nbytes) * self.byte_s if nbytes > 0 else 0.0
 
 
 class TransferFit:
-    """Learns a TierSpeed. `in_flight`: bytes that are asked for at a time, so that latency comes once for so many."""
+    """Learns a TierSpeed. `in_flight`: bytes that are read at a time, so that the latency counts once for as many."""
 
     def __init__(self, in_flight: int) -> None:
         self._in_flight = max(1, in_flight)
@@ -53,15 +53,15 @@ class TransferFit:
         self._new = 0  # samples since it was learned
 
     def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0, at: float = 0.0) -> None:
-        """A batch came, `at` seconds of one clock: its bytes, how long it took, and how many were under way on average.
-        What cannot be is left out."""
+        """Adds a batch that was read `at` seconds of one clock: its bytes, its seconds, and the mean number of batches
+        under way. Impossible values are ignored."""
         if 0 < nbytes <= MOST_BYTES and LEAST_SECONDS <= seconds <= MOST_SECONDS and 1 <= side_by_side <= 1e6:
             self._samples.append((nbytes, side_by_side, seconds, at))
             self._new += 1
 
     @property
     def speed(self) -> TierSpeed | None:
-        """None: too little is known."""
+        """The speed; None while too little is known."""
         known = len(self._samples)
         if known >= LEAST_SAMPLES and self._new >= max(1, known // REFIT):
             self._new = 0

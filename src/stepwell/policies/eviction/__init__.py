@@ -1,1 +1,1 @@
-"""Which block goes when room is needed: one file for each policy."""
+"""Eviction policies: which block leaves when room is needed; one file for each policy."""

@@ -71,7 +71,7 @@ class Arc(Eviction):
     def enter(self, item: Item) -> None:
         part = self._once if item.note is None else self._often
         if item.note is not None and item.note.queue is not None:
-            item.note.queue.remove(item.note)  # nobody has asked for it since it left
+            item.note.queue.remove(item.note)  # it was not asked for since it left
         item.note = _Place(item, part, held=True)
         part.size += item.size
         self._trim(self._once, max(0, self._held - self._once.size))

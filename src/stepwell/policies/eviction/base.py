@@ -16,7 +16,7 @@ class Eviction(ABC):
     2. makes room for what is missing: `victim`, then `leave`, as often as needed; of a large victim it may take only
        the end, which it splits off before;
     3. calls `enter` for each item that is held from now on, head to tail;
-    4. calls `offer` for each item that may have become evictable: whatever kept it is gone.
+    4. calls `offer` for each item that may have become evictable.
 
     An item that left, or that was not let in, may be remembered by the owner, and is then the same object when it comes
     again. `forget` ends that.
@@ -24,25 +24,25 @@ class Eviction(ABC):
 
     @abstractmethod
     def victim(self) -> Item | None:
-        """The evictable item to go next, which stays in place; None if nothing is evictable."""
+        """The next item to leave, which stays in place; None if nothing is evictable."""
 
     def few(self, n: int) -> Iterable[Item]:
-        """Some of those to go soon, the next one among them if any: at most about `n`, in no order."""
+        """Up to about `n` of the next items to leave, the very next one among them, in no order."""
         victim = self.victim()
         return () if victim is None else (victim,)
 
     @abstractmethod
     def offer(self, item: Item) -> None:
-        """It may be evictable now, or not, or not even held."""
+        """The item may have become evictable; it may also not be, or not be held."""
 
     def refer(self, item: Item, now: float) -> None:  # noqa: B027 - most policies need only some of these
-        """Somebody asks for it now, held or not."""
+        """The item is asked for now, held or not."""
 
     def enter(self, item: Item) -> None:  # noqa: B027
-        """It is held from now on."""
+        """The item is held from now on."""
 
     def leave(self, item: Item) -> None:  # noqa: B027
-        """It is held no more: mostly the last victim, but any other may have to be dropped."""
+        """The item is not held any longer: mostly the last victim, but any other item may have to be dropped."""
 
     def split(self, head: Item, tail: Item) -> None:  # noqa: B027
         """`tail` was the end of `head` until now; both have its former history and note. Whether they are held can be

@@ -16,7 +16,7 @@ class Lfu(Ranked):
         self._age = 0.0
 
     def worth(self, item: Item) -> float:
-        """With the use that is being counted."""
+        """Uses, including the one that is being counted."""
         return item.uses + 1
 
     def refer(self, item: Item, now: float) -> None:

@@ -10,7 +10,7 @@ from stepwell.policies.item import Item
 
 
 class _Place:
-    """Of a held item. `number` ascends with the time it came; `side` has its record while it is listed."""
+    """Record of a held item. `number` ascends with the time of its entry; `side`: its list, while it is listed."""
 
     __slots__ = ("number", "side", "visited")
 
@@ -62,7 +62,7 @@ class Sieve(Eviction):
         return None
 
     def _next(self) -> Item | None:
-        """What may go and is first before the hand."""
+        """The first evictable item before the hand."""
         while (top := self._before.top()) is not None and not top[1].evictable:
             self._before.pop()
         return None if top is None else top[1]

@@ -16,7 +16,7 @@ class Place(Enum):
 
 
 class Placement(ABC):
-    """Asked for each block that a request brings into host memory, spilled by an engine or staged from below."""
+    """Placement of each block that enters host memory, spilled by an engine or promoted from below."""
 
     @abstractmethod
     def place(self, *, admitted: bool, below: bool) -> Place:

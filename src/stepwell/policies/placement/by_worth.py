@@ -1,4 +1,4 @@
-"""The default: host memory is for what is worth its place, the tier below for the rest."""
+"""The default: host memory holds the blocks of the highest value, the tier below the rest."""
 
 from __future__ import annotations
 

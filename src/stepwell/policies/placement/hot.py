@@ -1,5 +1,5 @@
-"""Whatever comes stays in host memory until something else needs its place, whatever admission says: what inclusive
-tiers with LRU do."""
+"""Every block stays in host memory until its place is needed, whatever admission decides, as in inclusive tiers with
+LRU."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""When which blocks are brought up before anybody has asked for them."""
+"""Prefetch: which blocks are promoted before a request asks for them, and when."""

@@ -1,6 +1,6 @@
-"""Which requests are turns of one conversation: those that go on from where an earlier one ended.
+"""Conversations: requests that continue earlier ones.
 
-Engines name no conversations. What is known of one is its chain of blocks: the prompt of its last request, and the
+Engines name no conversations. A conversation is known by its chain of blocks: the prompt of its last request, and the
 blocks that were spilled behind it since. A request whose prompt holds the last block of an earlier prompt is its next
 turn, and the two are one conversation from then on.
 
@@ -22,15 +22,15 @@ MOST_BLOCKS: Final = 1 << 17
 """Ids remembered, 32 bytes each, of all conversations together: 4 MiB. Those that went on longest ago are forgotten."""
 
 MOST_CHAIN: Final = 1 << 12
-"""Blocks of a prompt. A longer one is nobody's turn."""
+"""Most blocks of a prompt that is remembered. A longer one is not part of a conversation."""
 
 ID_BYTES: Final = 32
 
 
 class Conversation:
-    """`blocks`: the ids of its chain, one after the other. `prompt`: how many of them its last request asked for.
-    `last`: when that was, seconds. `turn`: how many there were; 0 once it is forgotten. `tag`: of its namespace.
-    `asker`: whoever asked last, as its owner knows him."""
+    """A conversation. `blocks`: ids of its chain, in order. `prompt`: number of blocks that its last request asked for.
+    `last`: time of that request, in seconds. `turn`: number of its requests; 0 once it is forgotten. `tag`: its
+    namespace. `asker`: the origin of the last request, as the owner knows it."""
 
     __slots__ = ("asker", "blocks", "last", "prompt", "rhythm", "tag", "turn")
 
@@ -51,7 +51,7 @@ class Conversation:
 
 
 class Conversations:
-    """Those that went on last; at most MOST_CONVERSATIONS with MOST_BLOCKS together."""
+    """The most recent conversations; at most MOST_CONVERSATIONS, with MOST_BLOCKS together."""
 
     def __init__(self) -> None:
         self._by_prompt: OrderedDict[bytes, Conversation] = OrderedDict()  # by the last block of the prompt
@@ -63,7 +63,7 @@ class Conversations:
 
     @property
     def ids(self) -> int:
-        """That are remembered."""
+        """Number of ids remembered."""
         return self._ids
 
     def ends(self, id: BlockId) -> bool:
@@ -71,8 +71,8 @@ class Conversations:
         return id in self._by_prompt
 
     def asked(self, tag: bytes, ids: Sequence[BlockId], at: int | None, now: float) -> Conversation | None:
-        """A request came, with these blocks in its prompt. `at`: the last of them that `ends` a prompt; None: none
-        does, and a conversation begins. The answer is None if it is too long to be remembered."""
+        """A request with these blocks in its prompt has come. `at`: position of the last of them that `ends` a prompt;
+        None: a conversation begins. Returns the conversation; None if it is too long to be remembered."""
         if not 0 < len(ids) <= MOST_CHAIN:
             return None
         conversation = self._by_prompt.get(ids[at]) if at is not None else None
@@ -95,7 +95,7 @@ class Conversations:
         return conversation
 
     def followed(self, parent: BlockId, id: BlockId) -> None:
-        """This block was spilled, behind that one."""
+        """The block `id` was spilled behind the block `parent`."""
         conversation = self._by_tail.get(parent)
         if conversation is None or id in self._by_tail or self._ids >= MOST_BLOCKS:
             return
@@ -105,7 +105,7 @@ class Conversations:
         self._ids += 1
 
     def forget(self, tag: bytes) -> Iterator[None]:
-        """All of this namespace; of all, if it is empty. In steps of one conversation."""
+        """Forgets the conversations of this namespace, or all if it is empty, one conversation a step."""
         for conversation in list(self._by_prompt.values()):
             if tag in (b"", conversation.tag) and conversation.turn:
                 self._forget(conversation)

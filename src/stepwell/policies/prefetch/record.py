@@ -1,21 +1,21 @@
-"""Whether to go on guessing, by how many of the last guesses were right."""
+"""Success of recent guesses: whether to go on guessing."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LEAST_GUESSES: Final = 8
-"""That are judged together: the last ones, each half as much as the one this many behind it."""
+"""Guesses before they are judged. The last ones count most: each counts half as much as the one this many after it."""
 
 LEAST_RIGHT: Final = 0.5
-"""Of them that must have been right."""
+"""Share of the guesses that must have been right."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
-"""Without a guess, when too few were: the first, doubled each time that it was so again."""
+"""Seconds without guesses after too few were right: the first pause, and the longest; doubled each time."""
 
 
 class Record:
-    """Times are seconds of one clock."""
+    """Record of guesses. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._right = self._all = 0.0
@@ -29,11 +29,11 @@ class Record:
 
     @property
     def until(self) -> float:
-        """When they may be made again."""
+        """Time from which guesses may be made again."""
         return self._until
 
     def ended(self, now: float, *, right: bool) -> None:
-        """A guess turned out so."""
+        """A guess has turned out right or wrong."""
         fade = 0.5 ** (1 / LEAST_GUESSES)
         self._right, self._all = fade * self._right + right, fade * self._all + 1
         self._guesses += 1

@@ -1,8 +1,8 @@
-"""When a conversation goes on: the times between its turns so far, and within what time the next is expected.
+"""Rhythm of a conversation: the times between its turns so far, and the window in which the next one is expected.
 
-Mean and mean deviation of what was seen, the last few times weighing most, as TCP learns how long an answer may take
-(Jacobson, "Congestion avoidance and control", SIGCOMM 1988; RFC 6298); of the logarithms, since people and tools take
-times that differ by factors.
+Mean and mean deviation of the observed times, the last few weighing most, as TCP estimates round-trip times (Jacobson,
+"Congestion avoidance and control", SIGCOMM 1988; RFC 6298); of their logarithms, since people and tools take times that
+differ by factors.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_TIMES: Final = 2
-"""Between turns, that must be known."""
+"""Times between turns that must be known."""
 
 LONGEST_S: Final = 3600.0
 """A conversation that pauses for longer has no rhythm."""
 
 WEIGHT: Final = 0.25
-"""Of the last time, at least."""
+"""Least weight of the last time."""
 
 LEAST_DEVIATION, MOST_DEVIATION = 0.05, 0.5
-"""Of logarithms: nobody is so regular; and of who is no more regular than that nothing is expected."""
+"""Bounds of the deviation of logarithms. No conversation is more regular than the first; for one that is less regular
+than the second no turn is expected."""
 
 EARLY, LATE = 2.0, 3.0
 """Deviations before and behind the mean, within which a turn is expected."""
@@ -36,7 +37,7 @@ class Window:
 
 
 class Rhythm:
-    """One conversation's."""
+    """Rhythm of one conversation."""
 
     __slots__ = ("_deviation", "_mean", "_times")
 
@@ -46,7 +47,7 @@ class Rhythm:
         self._deviation = 0.0
 
     def took(self, seconds: float) -> None:
-        """So long after the turn before came another."""
+        """A turn came this many seconds after the one before."""
         if not 0 <= seconds <= LONGEST_S:
             self._times = 0
             return
@@ -62,7 +63,7 @@ class Rhythm:
 
     @property
     def window(self) -> Window | None:
-        """None: nothing is expected."""
+        """The window after the last turn; None: no turn is expected."""
         if self._times < LEAST_TIMES or self._deviation > MOST_DEVIATION:
             return None
         deviation = max(self._deviation, LEAST_DEVIATION)

@@ -1,1 +1,1 @@
-"""When blocks of host memory are written to the tier below: one file for each policy."""
+"""Write policies: when blocks of host memory are written to the tier below; one file for each policy."""

@@ -1,6 +1,7 @@
-"""What leaves host memory, shortly before: nothing is written while there is room, and all when the well ends; a kill
-loses what was not. (Write-back: A. J. Smith, "Cache Memories", ACM Computing Surveys 14(3), 1982.) An eviction cannot
-wait for a write, so what would go next is written ahead, as an operating system cleans pages before it needs them."""
+"""Writes blocks shortly before they leave host memory: none while there is room, and all when the well ends; a kill
+loses the unwritten ones. (Write-back: A. J. Smith, "Cache Memories", ACM Computing Surveys 14(3), 1982.) An eviction
+cannot wait for a write, so the next victims are written ahead, as an operating system cleans pages before it needs
+them."""
 
 from __future__ import annotations
 

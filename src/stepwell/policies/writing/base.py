@@ -10,14 +10,14 @@ class WritePolicy(ABC):
 
     @abstractmethod
     def at_spill(self, uses: int) -> bool:
-        """It has just been spilled: write it? `uses`: how often it was asked for, as far as is remembered; 1 after the
-        first time."""
+        """Whether to write a block that has just been spilled. `uses`: number of requests for it, as far as remembered;
+        1 after the first."""
 
     @abstractmethod
     def at_use(self) -> bool:
-        """It is in host memory and was asked for once more: write it?"""
+        """Whether to write a block in host memory that was asked for once more."""
 
     @abstractmethod
     def ahead(self, host_bytes: int) -> int:
-        """What would leave host memory next is to be written by then, so many bytes ahead of the need; and all that is
-        left when the well ends. 0: what leaves unwritten was not to be written."""
+        """Bytes of next victims that are kept written ahead of the need; the rest is written when the well ends. 0:
+        blocks leave host memory unwritten."""

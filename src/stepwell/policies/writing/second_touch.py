@@ -1,7 +1,7 @@
-"""What is asked for a second time: a prompt that never comes back wears no device. The third time may find it there.
-(The idea of 2Q's first queue: Johnson, Shasha, "2Q: a low overhead high performance buffer management replacement
-algorithm", VLDB 1994; for what is written to flash: Tang et al., "RIPQ: advanced photo caching on flash for Facebook",
-FAST 2015, and others since.)"""
+"""Writes blocks that are asked for a second time: a prompt that never recurs wears no device. The third request may
+find it there. (The idea of 2Q's first queue: Johnson, Shasha, "2Q: a low overhead high performance buffer management
+replacement algorithm", VLDB 1994; for flash: Tang et al., "RIPQ: advanced photo caching on flash for Facebook", FAST
+2015, and others since.)"""
 
 from __future__ import annotations
 

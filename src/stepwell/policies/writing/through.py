@@ -1,5 +1,5 @@
-"""Whatever is spilled, at once: a kill loses nothing but what is on its way, and every block wears the device once.
-(Write-through: A. J. Smith, "Cache Memories", ACM Computing Surveys 14(3), 1982.)"""
+"""Writes blocks as soon as they are spilled: a kill loses only those on their way, and every block wears the device
+once. (Write-through: A. J. Smith, "Cache Memories", ACM Computing Surveys 14(3), 1982.)"""
 
 from __future__ import annotations
 

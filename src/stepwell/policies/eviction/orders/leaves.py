@@ -38,7 +38,7 @@ class Leaves:
         self.renew(item, row, worth, used)
 
     def renew(self, item: Item, row: int, worth: float, used: float) -> None:
-        """It is here, and all this has changed."""
+        """Updates the record of an item that is here."""
         at = item.listed - 1
         self._used[at], self._worth[at], self._rows[at] = used, worth, row
 

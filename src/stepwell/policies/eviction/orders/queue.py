@@ -36,11 +36,11 @@ class Queue:
             place = place.newer
 
     def append(self, place: Place) -> None:
-        """As the newest."""
+        """Adds the item as the newest."""
         self._insert(self.newest, place, None)
 
     def prepend(self, place: Place) -> None:
-        """As the oldest."""
+        """Adds the item as the oldest."""
         self._insert(None, place, self.oldest)
 
     def split(self, place: Place, tail: Place) -> None:

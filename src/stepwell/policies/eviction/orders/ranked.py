@@ -44,15 +44,16 @@ class Ranks:
         return None
 
     def pop(self) -> None:
-        """What `top` returned."""
+        """Removes the item that `top` returned."""
         heapq.heappop(self._heap)[3].listed = 0
 
     def few(self, n: int) -> list[Item]:
-        """What lies near the top, the top itself among it."""
+        """Up to `n` items near the top, the top included."""
         return [record[3] for record in self._heap[:n] if record[3].listed == record[2]]
 
     def remove(self, item: Item) -> None:
-        """If it is listed. Its record is void, and goes when it comes to the top or when there are many such."""
+        """Removes the item if it is listed. Its record becomes void, and is dropped at the top or when there are many
+        such."""
         if not item.listed:
             return
         item.listed = 0
