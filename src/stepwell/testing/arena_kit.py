@@ -1,6 +1,6 @@
 """The contract of the arena as tests: subclass `ArenaKit`, supply `make`, and pytest runs them.
 
-Jobs run only when a test says `settle`, so that what must not happen before a completion can be seen not to happen.
+Jobs run only when a test calls `settle`, so that a test sees it if something happens too early, before a completion.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def name(n: int) -> BlockId:
 
 
 class _Recorder:
-    """What the arena of a bench says; member 1 maps each slab, if it maps any."""
+    """Records the messages of a bench's arena; member 1 maps each slab, if it maps any."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -144,7 +144,7 @@ class ArenaKit(ABC):
                 bench.arena.reserve(owner(n), name(100 * n + block), None, 1, MEMBER)
             assert bench.arena.bytes <= 5 * SLAB // 2
             assert sum(s.layout.nbytes for s in bench.served if s not in bench.retired) <= 5 * SLAB // 2
-        assert len(bench.served) == 2  # what is being filled is not taken away
+        assert len(bench.served) == 2  # a slot that is being filled is not taken away
 
     def test_a_refusal_of_memory_is_told_and_forgotten(self) -> None:
         bench = self.bench()
@@ -285,8 +285,8 @@ class ArenaKit(ABC):
         bench.arena.came(owner(2))
         assert bench.retired == [slab]
         assert sorted(bench.gone()) == list(range(SLOTS))
-        assert not mapping[: 8 * slab.layout.slots].any()  # told at once, whenever its pages go
-        assert len(bench.memory.made) == 1  # whose bytes count until then
+        assert not mapping[: 8 * slab.layout.slots].any()  # members get the message at once, whenever its pages go
+        assert len(bench.memory.made) == 1  # its bytes count until then
         bench.settle()
         assert not mapping[at : at + 4].any()
         assert bench.served[-1].owner == owner(2)

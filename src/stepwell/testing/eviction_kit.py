@@ -51,7 +51,7 @@ class Tier:
         self.chance = random.Random(seed)
         self.capacity, self.memory = capacity, memory
         self.now = 0.0
-        self.root = Node(0, 0, None)  # of all prefixes; itself no item
+        self.root = Node(0, 0, None)  # root of all prefixes; itself no item
         self.held: dict[Node, None] = {}
         self.remembered: dict[Node, None] = {}  # oldest first
         self.in_use: list[list[Node]] = []
@@ -62,14 +62,14 @@ class Tier:
         return sum(node.size for node in self.held)
 
     def node(self, parent: Node | None = None, size: int = 1) -> Node:
-        """A new one, which nobody has asked for."""
+        """A new node, which was never asked for."""
         parent = parent or self.root
         made = Node(parent.start + parent.size, size, parent)
         parent.kids.append(made)
         return made
 
     def ask(self, last: Node, *, refuse: float = 0.0) -> None:
-        """A request for all that ends with this one. `refuse`: how often the admission says no."""
+        """A request for all nodes up to `last`. `refuse`: probability that admission refuses one."""
         self.now += self.chance.expovariate(1.0) + 1e-6
         path = last.path()[1:]
         for node in reversed(path):
@@ -97,7 +97,7 @@ class Tier:
         self.remembered[node] = None
 
     def drop(self, node: Node) -> None:
-        """It has to go at once, though nobody made it the victim: and nothing is remembered of it."""
+        """Drops a node that is no victim; it is not remembered."""
         self._leave(node)
         self._forget(node)
 
@@ -136,7 +136,7 @@ class Tier:
                 self.eviction.offer(node)
 
     def drain(self) -> None:
-        """Until nothing is held."""
+        """Evicts until nothing is held."""
         while self.in_use:
             self.end_use()
         while (victim := self.victim()) is not None:
@@ -231,7 +231,7 @@ def entries(eviction: Eviction) -> int:
 
 
 MOST_ENTRIES = 30
-"""For each item that is held or remembered."""
+"""Most entries for each item that is held or remembered."""
 
 MOST_OVERHEAD = 2_500
 """Beside them: tables, and records that are void but not yet found."""
@@ -320,7 +320,7 @@ class EvictionKit(ABC):
         assert len(one.evicted) > 20
 
     def test_nothing_is_kept_of_what_is_gone(self) -> None:
-        """Bounded by what is held and remembered, whatever happens meanwhile, and however often."""
+        """Memory is bounded by the items held and remembered, whatever happens meanwhile, and however often."""
         tier = self.tier()
         for _ in range(2500):
             tier.step()

@@ -1,7 +1,7 @@
 """An executor whose disorder is drawn from one seed: the same seed and the same calls give the same run.
 
 Jobs wait until `step` runs one of them, any of them; its completion waits in turn until `step` delivers it, in any
-order, or never. For state machines that must hold whatever their executor does.
+order, or never. For state machines whose guarantees must not depend on the order of their executor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class InjectedFailure(OSError):
-    """A job failed because the seed said so. The job was not run."""
+    """A job failed by decision of the seed. It was not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _NO_SUID, _NO_DEV, _REMOUNT = 2, 4, 32
 _DETACH = 2
 _BUSY_S = 2.0
 _SHUTDOWN = 2 << 30 | 4 << 16 | ord("X") << 8 | 125  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: the same number
-_WITHOUT_LOG = 2  # of both: the journal is not flushed
+_WITHOUT_LOG = 2  # both flags: the journal is not flushed
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -87,8 +87,8 @@ class Image:
         return self
 
     def mount(self, options: str = "") -> None:
-        """On a device of its own each time: whoever still has the mount before this one in a namespace of his, as
-        sandboxes have for a moment, would else make us share what was shut down. Raises OSError."""
+        """Mounts the filesystem, each time on a new device: a mount namespace that still holds the last one, as
+        sandboxes do for a moment, would else make us share the device that was shut down. Raises OSError."""
         self._device = _run("losetup", "--find", "--show", str(self._image))
         mount(self._device, self.path, self._kind, options)
 
@@ -99,7 +99,7 @@ class Image:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
 
     def sync(self) -> None:
-        """What is there now survives a power cut."""
+        """Makes the present content survive a power cut."""
         with self._opened() as fd:
             _libc.syncfs(fd)
 
@@ -112,12 +112,12 @@ class Image:
             os.close(fd)
 
     def turn_read_only(self) -> None:
-        """What ext4 does after an error: files stay open and can be read, writes end with EROFS. Until it was unmounted
-        and mounted again. Raises OSError."""
+        """Does what ext4 does after an error: files stay open and readable, and writes fail with EROFS, until it is
+        unmounted and mounted again. Raises OSError."""
         mount(self._device, self.path, self._kind, "abort", _REMOUNT)
 
     def unmount(self) -> None:
-        """Raises OSError EBUSY while somebody has files open there."""
+        """Raises OSError EBUSY while a process has files open there."""
         unmount(self.path, lazily=False)
         self._detach()
 

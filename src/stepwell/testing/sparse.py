@@ -17,7 +17,7 @@ class SparseShared(Shared):
 
 
 class SparseMemory:
-    """A `Memory` that can be told to refuse. `made` are all that it ever made."""
+    """A `Memory` that a test can make refuse. `made`: everything that it ever made."""
 
     def __init__(self) -> None:
         self.refuse = False

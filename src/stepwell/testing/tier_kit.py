@@ -91,7 +91,7 @@ class Hands:
             def open(part: int, frame: Bytes, segment: bytes) -> Reading:
                 assert part == len(found[at]), "parts come in order, once each"
                 found[at].append(frame.copy())
-                frame[:] = 0xAA  # the buffer is the tier's, and what is done to it matters to nobody
+                frame[:] = 0xAA  # the buffer belongs to the tier, which may overwrite it
                 return Reading.GOOD
 
             return Incoming(block_id(n), in_parts(nbytes or self.nbytes), open)
@@ -284,7 +284,7 @@ class TierKit(ABC):
 
     @pytest.mark.parametrize("fail", [0.0, 0.4])
     def test_a_call_is_answered_after_its_last_maker_has_run(self, hands: Hands, fail: float) -> None:
-        """Whoever asked may use a block's memory for others as soon as he is answered, refused or not."""
+        """A caller may reuse a block's memory as soon as the block is answered, refused or not."""
         nbytes = hands.tier.capacity().limit // 12 // PAGE * PAGE
         for call in range(8):
             hands.executor.faults = Faults(fail)

@@ -1,11 +1,11 @@
-"""Disks that fail for real: a pass-through filesystem with faults, spoken to the kernel over /dev/fuse.
+"""Faulty disks: a pass-through filesystem with injected faults, spoken to the kernel over /dev/fuse.
 
     with FaultyDisk(directory) as disk:
         disk.set(Rule(op="read", name="*.seg", errno=errno.EIO))
         ...  # use disk.path
         disk.heal()
 
-Needs root and /dev/fuse, no library: `why_not` says what is missing.
+Needs root and /dev/fuse, no library: `why_not` names what is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A disk that fails when told to: a directory of a real filesystem, seen through one whose faults are set live."""
+"""A faulty disk: a directory of a real filesystem, shown through one whose faults are set while it is mounted."""
 
 from __future__ import annotations
 
@@ -31,19 +31,17 @@ def why_not() -> str:
 
 
 class FaultyDisk:
-    """Shows the directory `backing` at `path`, on a filesystem of its own behind a process of its own, as long as this
-    is entered. In the end nothing of it is left, whatever hangs and whoever has files open there: they get errors.
-
-    The page cache does not come between: every read and write is a request. Root, one filesystem below, and no unnamed
-    files (O_TMPFILE), locks are the kernel's own. `seed` draws which bits flip and what `Rule.chance` decides.
-    """
+    """Shows the directory `backing` at `path`, on a filesystem of its own behind a process of its own, within the
+    `with` block. At its end nothing is left of it: requests that hang and processes with open files get errors. The
+    page cache does not come between: every read and write is a request. Root only; one filesystem below; no unnamed
+    files (O_TMPFILE); locks are the kernel's own. `seed` draws the bits that flip and the outcomes of `Rule.chance`."""
 
     def __init__(self, backing: Path, seed: int = 0) -> None:
         self._backing = backing
         self._seed = seed
         self.path = Path()
         self.pid = 0
-        """Of the process behind it. Killed, all that is asked of the disk fails with ENOTCONN."""
+        """Process id of the process behind it. If it is killed, every request to the disk fails with ENOTCONN."""
 
     def __enter__(self) -> FaultyDisk:
         """Raises OSError if it cannot be."""
@@ -69,7 +67,7 @@ class FaultyDisk:
         self.set()
 
     def report(self) -> Report:
-        """What the present rules have done."""
+        """Effects of the present rules so far."""
         return self._tell(b"null")
 
     def _tell(self, line: bytes) -> Report:

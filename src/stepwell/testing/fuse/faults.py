@@ -1,4 +1,4 @@
-"""Which requests go wrong, and how: rules that may be exchanged at any moment."""
+"""Rules for requests that go wrong, which can be exchanged at any moment."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ import msgspec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests of kind `op` ("read", "write", "open", "create", "lookup", "getattr", "setattr", "unlink", "fsync",
-    "fsyncdir", "readdir", "statfs", "fallocate", ..., "*": all) for files whose name matches the glob `name`, that
-    touch bytes from `first` on and before `last`. The first `skip` of them pass, then `times` go wrong (0: all), each
-    with probability `chance`. Of several rules the first that applies counts.
+    """Requests that go wrong, and how.
 
-    They wait `delay` seconds, or `hang` until the rules are exchanged, and then go on as the rest says: a hang alone
-    ends well. A hanging request gives up when its caller is killed, as on a network filesystem, unless it is `deaf`, as
-    on a block device: then not even SIGKILL ends the caller before the hang ends.
+    `op`: kind of the requests ("read", "write", "open", "create", "lookup", "getattr", "setattr", "unlink", "fsync",
+    "fsyncdir", "readdir", "statfs", "fallocate", ..., "*": all). `name`: glob for the names of their files. `first`,
+    `last`: they touch bytes from `first` on and before `last`. The first `skip` of them pass, then `times` go wrong (0:
+    all), each with probability `chance`. The first of several rules that apply counts.
 
-    errno: fails with it, and nothing is done. short: this share of the bytes is read or written, and that is told.
-    torn: this share is written, and all of it confirmed. lose: nothing is written, and all confirmed. flip: one bit of
-    what is read or written is another one.
+    The requests wait `delay` seconds, or `hang` until the rules are exchanged, and then go on as the other fields
+    demand: a hang alone ends well. A hanging request gives up when its caller is killed, as on a network filesystem,
+    unless it is `deaf`, as on a block device: then not even SIGKILL ends the caller before the hang ends.
+
+    - errno: the request fails with it and does nothing.
+    - short: this share of the bytes is read or written, and reported.
+    - torn: this share is written, and all of it confirmed.
+    - lose: nothing is written, and all confirmed.
+    - flip: one bit of the bytes read or written is wrong.
     """
 
     op: str = "*"
@@ -92,7 +96,7 @@ class Faults:
             return Report(list(self._hits), len(self._waits))
 
     def strike(self, request: int, op: str, name: str, offset: int = 0, nbytes: int = 1) -> Rule:
-        """What is to happen to this request, after it has waited as it should. Raises OSError where that is all."""
+        """The rule for this request, after its wait. Raises OSError if the rule has an errno."""
         with self._lock:
             rule = self._choose(op, name, offset, nbytes)
             wait = None
@@ -126,7 +130,7 @@ class Faults:
         return NO_FAULT
 
     def interrupt(self, request: int) -> None:
-        """Its caller has been given a signal. A request that does not wait ends soon anyway."""
+        """The caller of a request has received a signal. A request that does not wait ends soon anyway."""
         with self._lock:
             wait = self._waits.get(request)
             if wait is not None:

@@ -1,8 +1,8 @@
-"""A directory as a filesystem: each request is carried out below it, and goes wrong where a rule says so.
+"""A directory as a filesystem: each request is carried out below it, or goes wrong according to a rule.
 
-A node is a file or directory that the kernel knows, held by a descriptor that only names it (O_PATH): so what was
-renamed or unlinked meanwhile is still the same thing. A file's handle is the number of our own descriptor of it,
-without O_DIRECT, whatever the caller asked for: requests come to us anyway. Alignment is not checked.
+A node is a file or directory that the kernel knows, held by a descriptor that only names it (O_PATH): so it stays the
+same after a rename or unlink. A file's handle is the number of our own descriptor of it, opened without O_DIRECT even
+if the caller asked for that: requests reach us anyway. Alignment is not checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The process behind a faulty disk: `python -m stepwell.testing.fuse.server DIRECTORY MOUNTPOINT SEED`.
 
-Answers the kernel on as many threads as there are requests that wait, so that one that hangs holds up no other. Takes
-lists of rules as JSON lines on its standard input and answers each line with a report. When that ends, whoever made the
-disk is gone: what hangs goes on, and the mount goes.
+Answers the kernel on as many threads as there are waiting requests, so that a hanging one holds up no other. Takes
+lists of rules as JSON lines on its standard input and answers each line with a report. Standard input ends with the
+owner of the disk: hanging requests are then released, and the filesystem is unmounted.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ROOT = 1
 """The node of the mounted directory itself."""
 
 MOST = 1 << 20
-"""Bytes of data in one request: 256 pages, the most that the kernel sends unless it is told otherwise."""
+"""Bytes of data in one request: 256 pages, the kernel's default maximum."""
 
 BUFFER = MOST + 4096
 OUT_HEAD = struct.Struct("<IiQ")  # length of it all, minus an errno, the request's number
@@ -37,8 +37,8 @@ STATFS = struct.Struct("<QQQQQIIIIIIIIII")
 WRITTEN = struct.Struct("<II")
 
 WANTED = 1 << 0 | 1 << 3 | 1 << 5 | 1 << 18 | 1 << 22
-"""What we can do, if the kernel offers it: several reads at a time, open with O_TRUNC, writes of more than a page,
-names looked up at the same time, more than 32 pages a request."""
+"""Features to use if the kernel offers them: several reads at a time, open with O_TRUNC, writes of more than a page,
+parallel lookups, more than 32 pages a request."""
 
 DIRECT_IO = 1  # in the answer to an open: every read and write comes to us, none is served from the page cache
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_FH = 1, 2, 4, 8, 64
