@@ -471,7 +471,7 @@ def test_where_the_keys_lie(directory: Path, tmp_path: Path) -> None:
         return found("disk-key", lambda: disk.key_apart(settings(where, **more), where, home))
 
     status, text = about(tmp_path / "home")
-    assert status == "warn" and "whoever takes one has both" in text
+    assert status == "warn" and "a thief of one has both" in text
     assert about(Path("/proc"))[0] == "ok"
     status, text = about(Path("/proc"), seal="plain")
     assert status == "warn" and "seal is plain" in text

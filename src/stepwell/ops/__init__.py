@@ -1,3 +1,3 @@
-"""What an operator asks of a machine and of what lies on it, beside the running well."""
+"""Operations on a machine and on stored data, beside the running well: doctor, fsck, uninstall."""
 
 from __future__ import annotations

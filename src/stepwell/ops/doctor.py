@@ -21,8 +21,8 @@ from stepwell.ops.checks.check import Check, failed, guarded
 def examine(
     home: Path, env: Mapping[str, str], config: Path | None = None, options: Mapping[str, object] | None = None
 ) -> Iterator[Check]:
-    """All checks, one by one as they are done. Settings that cannot be used are one failed check; the rest is then
-    examined with the defaults, or with settings that contradict each other as they are."""
+    """All checks, yielded as they are done. Settings that cannot be used are one failed check; the others then run with
+    the defaults, or, where settings contradict each other, with these settings."""
     settings = Settings()
     try:
         settings = load(home, env, path=config, overrides=options).settings
@@ -66,13 +66,13 @@ def line(check: Check) -> str:
 
 
 def summary(checks: list[Check]) -> str:
-    """How many there were of each status."""
+    """Number of checks by status."""
     counts = [sum(check.status == status for check in checks) for status in ("ok", "warn", "fail")]
     return "{} ok, {} warn, {} fail".format(*counts)
 
 
 def shape(checks: list[Check]) -> dict[str, Any]:
-    """What `--json` prints: {"ok": nothing failed, "checks": [{"check", "status", "text", "fix", "of", "facts"}]}."""
+    """Output of `--json`: {"ok": nothing failed, "checks": [{"check", "status", "text", "fix", "of", "facts"}]}."""
     rows = [
         {"check": c.name, "status": c.status, "text": c.text, "fix": c.fix, "of": c.of, "facts": dict(c.facts)}
         for c in checks

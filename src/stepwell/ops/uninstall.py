@@ -1,9 +1,9 @@
-"""What stepwell has left on this machine, and its removal: by name, never more than a well or the demo makes.
+"""Removal of stepwell's files from this machine: by name, never more than a well or the demo makes.
 
 Three parts: a home, the directories of the disk tier, the demo's cache; lock and socket of the home's well go last. In
-each part, regular files are ours if they have a name that we give and belong to whoever owns the directory; everything
-else is shown and left. A directory is removed only when it is empty afterwards. No path is followed through a symbolic
-link. A well that runs holds locks on home and directories, and what is locked is left alone.
+each part, regular files are ours if they have one of our names and belong to the owner of the directory; all others are
+listed and left. A directory is removed only when it is empty afterwards. No path is followed through a symbolic link. A
+well that runs holds locks on home and directories, and locked ones are left alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = Literal["home", "data", "demo"]
 _CACHE, _LOG = re.escape(CACHE_NAME), re.escape(LOG_NAME)
 _NAMES: dict[Kind, re.Pattern[str]] = {
     "data": re.compile("|".join((recovery.NAME.pattern, *map(re.escape, recovery.OURS)))),
-    # What a killed process may have left half made is among them; a stepwell.yaml was written by a person.
+    # Half-made files of killed processes are included; a stepwell.yaml is not, since a person wrote it.
     "home": re.compile(
         rf"({KEYRING_NAME}|{re.escape(CONTEXT_KEY_NAME)})(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{re.escape(HOLDER_NAME)}|{_CACHE}|\.{_CACHE}\.(new|\w{{8}})|README\.txt"
         rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What became of a part. `left`: why something is still there, by name; empty when the directory is gone."""
+    """Result for one part. `left`: reasons why files are still there, by name; empty when the directory is gone."""
 
     kind: Kind
     path: Path
@@ -84,8 +84,8 @@ class Removed:
 
 
 def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
-    """What is there, in `disks` and in the directories that `home` remembers. Nothing is changed; a directory that is
-    missing, a link or unreadable is no part of it, and one with two names is one part."""
+    """Existing parts, of `disks` and of the directories that `home` remembers. Nothing is changed. A directory that is
+    missing, a link or unreadable is no part, and one with two names is one part."""
     wanted: list[tuple[Kind, Path]] = [("data", disk) for disk in (*disks, *remembered(home))]
     wanted += [("home", home), ("demo", demo)]
     parts: dict[tuple[Kind, int, int], Part] = {}
@@ -97,11 +97,9 @@ def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
 
 
 def remove(home: Path, parts: Iterable[Part], *sockets: Path) -> list[Removed]:
-    """Deletes what is ours in these parts, as they are now, then lock and socket of home's well, and those of one that
-    was told to listen at `sockets`. No well of `home` can start meanwhile.
-
-    Raises BackendDown SW-501 if one runs. What the system does not let us delete is left and, in parts, named.
-    """
+    """Deletes our files in these parts, as they are now, then lock and socket of home's well, and those of one that
+    listens at `sockets`. No well of `home` can start meanwhile. Raises BackendDown SW-501 if one runs. Files that the
+    system does not let us delete are left and, in parts, named."""
     places = [rendezvous(home)]
     named = [Rendezvous.named(socket) for socket in sockets]
     places += [place for place in named if os.path.lexists(place.lock)]  # else its directory may be gone too
@@ -111,7 +109,7 @@ def remove(home: Path, parts: Iterable[Part], *sockets: Path) -> list[Removed]:
                 raise BackendDown(
                     "SW-501",
                     what=f"a well is running for {home}, or at its socket",
-                    why="what it uses is not deleted under it",
+                    why="files in use are not deleted",
                     fix="end it with `stepwell stop`, or its service, and try again",
                 )
         removed = [_remove(part) for part in parts]
@@ -121,7 +119,7 @@ def remove(home: Path, parts: Iterable[Part], *sockets: Path) -> list[Removed]:
 
 
 def _remove_place(place: Rendezvous) -> None:
-    """What a well makes anew when it starts. The caller holds the lock, so nobody uses either."""
+    """Removes files that a well makes anew when it starts. The caller holds the lock, so no process uses either."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(place.socket.lstat().st_mode):
             place.socket.unlink()
@@ -149,7 +147,7 @@ def _look(kind: Kind, path: Path, folder: int) -> Part:
 
 
 def _strange(folder: int, name: str, status: os.stat_result) -> bool:
-    """Names that others give too: our lock is empty, and our README says whose it is."""
+    """True for a file with one of our common names that is not ours: our lock is empty, and our README names us."""
     if name == _LOCK:
         return status.st_size > 0
     if name != "README.txt":

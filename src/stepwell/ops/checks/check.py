@@ -14,8 +14,8 @@ Facts = Mapping[str, int | float | str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`name` is stable, for programs; `of` is the directory it is about, if it is about one. `text` says what was
-    found, `fix` what to do (empty where it is ok), `facts` what was measured: bytes, seconds, GB/s by name."""
+    """Result of one check. `name` is stable, for programs; `of`: the directory that it concerns, if any. `text`: the
+    finding; `fix`: what to do (empty if it is ok); `facts`: measurements by name, in bytes, seconds or GB/s."""
 
     name: str
     status: Status

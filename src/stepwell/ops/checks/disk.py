@@ -21,7 +21,8 @@ _SLOW_GB_S = 0.2
 
 
 def directory(place: DiskPlace) -> Iterator[Check]:
-    """It is a directory of ours that others cannot write in, or the nearest of its parents lets us make it."""
+    """Checks that the directory is this user's and that others cannot write in it, or that it can be made in the
+    nearest existing parent."""
     path = place.path
     if not os.path.lexists(path):
         parent = next(parent for parent in path.parents if os.path.lexists(parent))
@@ -47,7 +48,7 @@ def directory(place: DiskPlace) -> Iterator[Check]:
 
 
 def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
-    """It lies on a local filesystem that outlives the container, can be written and has room for files."""
+    """Checks that it lies on a local filesystem that outlives the container, can be written and has room for files."""
     found = _existing(place.path)
     of = os.statvfs(found)
     name = filesystem(found, system)
@@ -73,8 +74,8 @@ def kind(place: DiskPlace, system: Path = SYSTEM) -> Iterator[Check]:
 
 
 def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
-    """The size asked for, by all directories of this filesystem together, fits beside the reserve. Nothing is said of
-    a filesystem without blocks, of which `kind` says it."""
+    """Checks that the size asked for, by all directories of this filesystem together, fits beside the reserve. Silent
+    about a filesystem without blocks, which `kind` reports."""
     found = _existing(place.path)
     of = os.statvfs(found)
     total, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
@@ -96,7 +97,7 @@ def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
         yield _check("disk-space", "fail", f"{format_size(alone)} hold no segments", place, fix, facts)
     elif reserve + _MIN_BYTES > total:
         yield _check("disk-space", "fail", text, place, "lower disk_reserve, or name another directory", facts)
-    elif alone + reserve > total:  # what the well refuses; less is a matter of what is free
+    elif alone + reserve > total:  # the well refuses this; less depends on the free space
         fix = f"lower the size to at most {(total - reserve) >> 20}MiB, or disk_reserve"
         yield _check("disk-space", "fail", text, place, fix, facts)
     elif usable < _MIN_BYTES:
@@ -145,10 +146,10 @@ def measured(place: DiskPlace) -> Iterator[Check]:
 def key_apart(settings: Settings, place: DiskPlace, home: Path) -> Iterator[Check]:
     """The keyring does not lie on the device whose contents it seals."""
     if settings.seal == "plain":
-        text = "seal is plain: whoever reads the disk reads what is cached"
+        text = "seal is plain: the disk shows all cached blocks to its readers"
         yield _check("disk-key", "warn", text, place, "set seal to aes-256-gcm unless the disk itself is encrypted")
     elif _device(home) == _device(place.path):
-        text = f"the keyring in {home} is on the same device as the data: whoever takes one has both"
+        text = f"the keyring in {home} is on the same device as the data: a thief of one has both"
         yield _check("disk-key", "warn", text, place, "set STEPWELL_HOME to a directory on another device")
     else:
         yield _check("disk-key", "ok", "the keyring is on another device than the data", place)

@@ -49,10 +49,10 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """All that was found until the `step` that came last. `failure` says how that one failed, None only for "done":
-    there is no such library, it was refused, or the process that asked hung or died in it; `error` says why, by the
-    driver's name for it where it has one. `cuda` is the newest version that the driver can serve, such as "12.4".
-    `gpus` are those that this process may see, in the driver's order; the first one registers a slab."""
+    """Findings up to the last `step`. `failure`: how that step failed, None only for "done": there is no such library,
+    it was refused, or the process that asked hung or died in it. `error`: the driver's name for the reason, if any.
+    `cuda`: the newest version that the driver can serve, such as "12.4". `gpus`: those that this process may see, in
+    the driver's order; the first one registers a slab."""
 
     step: Step = "load"
     failure: Failure | None = None
@@ -95,8 +95,8 @@ def how_it_ended(child: subprocess.Popen[bytes], patience: float) -> str:
 
 
 def ask(library: str) -> Iterator[Seen]:
-    """What is known before each step, and when all is done. The first GPU registers a slab as a well makes it, and
-    forgets it."""
+    """Yields the findings before each step, and at the end. The first GPU registers a slab as a well makes it, and
+    unregisters it."""
     seen = Seen()
     yield seen
     try:

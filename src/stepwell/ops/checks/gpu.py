@@ -37,14 +37,14 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What of this environment matters to a GPU."""
+    """Installed software that concerns GPUs."""
 
     engine: str = ""
     torch: Torch | None = None
 
     @property
     def for_gpu(self) -> str:
-        """What in this environment is built for CUDA; empty if nothing is."""
+        """Software here that is built for CUDA; empty if there is none."""
         parts = [self.engine] if self.engine else []
         if self.torch is not None and self.torch.cuda:
             parts.append(f"torch {self.torch.version}")
@@ -71,7 +71,7 @@ def all_of(env: Mapping[str, str], has: Software, library: str = LIBRARY) -> Ite
 
 
 def visible(seen: Seen, has: Software, system: Path = SYSTEM) -> Check:
-    """There is a GPU for what is built for one, and the other way round."""
+    """Checks that there is a GPU if software is built for one, and software if there is a GPU."""
     name = "gpu"
     if not seen.gpus:
         return _invisible(seen, has)
@@ -131,7 +131,7 @@ def registration(seen: Seen) -> Check:
         )
         return failed(name, refused)
     if seen.step == "context" and seen.error in IN_USE:
-        text = f"not tried: the GPU is in use and lets nobody else in ({seen.error})"
+        text = f"not tried: the GPU is in use by a process that admits no other ({seen.error})"
         return Check(name, "warn", text, "run the doctor again while no engine is on it")
     if seen.failure:
         return Check(name, "fail", f"it could not be tried ({seen.step}): {seen.error}", _LOOK)
@@ -141,7 +141,8 @@ def registration(seen: Seen) -> Check:
 
 
 def allocator(env: Mapping[str, str], *, expected: bool) -> Iterator[Check]:
-    """torch is not told to map KV piece by piece. Says nothing of one that nobody set if none is `expected`."""
+    """Checks that torch does not map KV piece by piece. Silent about an allocator that is not configured if none is
+    `expected`."""
     name = "gpu-allocator"
     told = [variable for variable in _ALLOCATOR if _expandable(env.get(variable, ""))]
     if told:
@@ -153,7 +154,7 @@ def allocator(env: Mapping[str, str], *, expected: bool) -> Iterator[Check]:
 
 
 def copies(verified_on: str) -> Check:
-    """Our own copies have been proved on a GPU."""
+    """Checks that our own copies have been verified on a GPU."""
     if verified_on:
         return Check("gpu-copies", "ok", f"copies on CUDA are verified on {verified_on}")
     fix = "`make test-gpu` in a clone proves them on this one"

@@ -70,7 +70,8 @@ def shared() -> Iterator[Check]:
 
 
 def huge_pages(settings: Settings, system: Path = SYSTEM) -> Iterator[Check]:
-    """Private huge pages, which disk I/O needs to be cheap: what the system says, and what a mapping really gets."""
+    """Checks private huge pages, which make disk I/O cheap: the system's setting, and the pages that a mapping really
+    gets."""
     try:
         said = (system / _THP).read_text().split("[")[1].split("]")[0]
     except (OSError, IndexError):

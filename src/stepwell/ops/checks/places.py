@@ -111,7 +111,7 @@ def paused(home: Path, at: Path | None = None) -> Iterator[Check]:
 
 
 def tenant(settings: Settings, name: str) -> Iterator[Check]:
-    """The well can listen for the tenant, its users can get there, and nothing that anybody may read tells of it."""
+    """Checks that the well can listen for the tenant, its users can reach the socket, and no public file reveals it."""
     tenant = settings.tenants[name]
     at = tenant.socket or settings.socket
     if at is None:

@@ -1,6 +1,6 @@
-"""How fast a directory takes and gives bytes: one temporary file without a name, written and read past the page cache.
+"""Speed of a directory: one unnamed temporary file is written and read past the page cache.
 
-Run in a thread of its own, because a hung device holds whoever asks it and nothing can end that.
+Runs in a thread of its own, because a hung device blocks its caller, and nothing can end that.
 """
 
 from __future__ import annotations
