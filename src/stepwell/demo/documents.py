@@ -58,7 +58,7 @@ def load_encoder(model: Path) -> Encode:
             "SW-113",
             what="the package tokenizers is not installed",
             why="the demo cuts its documents with the model's tokenizer",
-            fix="run `make setup` in a clone, or install vLLM, which brings it along",
+            fix="run `make setup` in a clone, or install vLLM, which depends on it",
         ) from error
     try:
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

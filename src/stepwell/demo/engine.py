@@ -70,10 +70,8 @@ class EngineFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How to run vLLM. Sizes are in tokens (`page`, `max_model_len`) and pages (`pool_pages`, usable ones).
-
-    `connector` is vLLM's KVTransferConfig as a mapping, None for plain vLLM. `extra` are further vLLM engine arguments
-    and win over ours; `env` wins over the driver's environment and `ENVIRONMENT`.
-    """
+    `connector`: vLLM's KVTransferConfig as a mapping, None for plain vLLM. `extra`: further vLLM engine arguments,
+    which win over ours. `env` wins over the driver's environment and `ENVIRONMENT`."""
 
     model: Path
     page: int
@@ -140,7 +138,7 @@ class Engine:
         return self.ask_all([Question(prompt, max_tokens, sampling=sampling)])[0]
 
     def ask_all(self, questions: list[Question]) -> list[Answer]:
-        """All at the same time. Raises EngineFailed if the engine ends meanwhile."""
+        """Asks all questions at the same time. Raises EngineFailed if the engine ends meanwhile."""
         return self._call(Ask(questions), Answers, ASK_LIMIT_S).answers
 
     def reset_prefix_cache(self, *, connector: bool = False) -> bool:
@@ -148,7 +146,8 @@ class Engine:
         return self._call(ResetPrefixCache(connector), Done, ASK_LIMIT_S).ok
 
     def nap(self) -> None:
-        """It sleeps, as between two updates of its weights, and wakes up. Raises EngineFailed if it cannot."""
+        """Puts the engine to sleep, as between two updates of its weights, and wakes it up. Raises EngineFailed if it
+        cannot."""
         self._call(Nap(), Done, ASK_LIMIT_S)
 
     def load_adapter(self, adapter: tuple[str, int, str], *, in_place: bool = False) -> bool:
@@ -159,7 +158,7 @@ class Engine:
         return self._call(GetMetrics(), Metrics, ASK_LIMIT_S).values
 
     def pids(self) -> list[int]:
-        """All living processes of the engine, the frontend first."""
+        """Process ids of the engine, the frontend first."""
         return session_members(self._process.pid)
 
     def kill(self) -> None:

@@ -80,7 +80,7 @@ class Live:
 
 
 class Arrivals:
-    """Which of the questions come when, each once."""
+    """Order in which the questions come, each once."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self._waiting = sorted((question.after, at) for at, question in enumerate(questions))
@@ -130,7 +130,7 @@ class Session:
                 first = [self.live[out.request_id] for out in outputs if self.live[out.request_id].ttft_s is None]
                 for live in first:
                     live.ttft_s = now - live.began
-                if len(first) == 1:  # vLLM counts sources per step: with two requests they could not be told apart
+                if len(first) == 1:  # vLLM counts sources per step: two requests could not be told apart
                     first[0].local, first[0].external = self.counts.local, self.counts.external
                 for out in outputs:
                     if out.finished:
@@ -156,8 +156,8 @@ class Session:
         return name
 
     def _abort(self, leaving: dict[str, float]) -> dict[str, Answer]:
-        """Aborts these requests, each so many seconds after it came. The engine runs in a process of its own and goes
-        on while this one sleeps; what it says waits."""
+        """Aborts these requests, each `leaving` seconds after it came. The engine runs in a process of its own and goes
+        on while this one sleeps; its messages wait."""
         left = {}
         for when, name in sorted((self.live[name].began + leaves_s, name) for name, leaves_s in leaving.items()):
             time.sleep(max(0.0, when - time.perf_counter()))
@@ -252,7 +252,7 @@ def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> N
 
 
 def _end_with_driver() -> None:
-    """Wait until nobody holds the other end of standard input, then end every process of the engine."""
+    """Waits until no process holds the other end of standard input, then ends every process of the engine."""
     poll = select.poll()
     poll.register(0, 0)  # no event but the hang-up; the commands are read elsewhere
     poll.poll()

@@ -86,7 +86,7 @@ def _convert_into(target: Path) -> None:
         if find_spec(package) is None:
             raise missing_package(package, f"pip install {package}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Made beside the target and renamed when whole: a killed conversion leaves a folder that nobody takes for a model.
+    # Made beside the target and renamed when whole: a killed conversion leaves a folder that no one takes for a model.
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         folder, log = Path(building) / "model", Path(building) / "log"
         folder.mkdir()

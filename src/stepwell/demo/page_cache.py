@@ -8,11 +8,9 @@ from pathlib import Path
 
 
 def drop_page_cache(folder: Path) -> int:
-    """Writes what is dirty of all files below `folder` (fdatasync), then has the kernel forget their pages
-    (posix_fadvise DONTNEED). Needs no privilege; other files stay cached. Returns the bytes of the files.
-
-    Files that vanish meanwhile are left out. Pages that somebody has mapped or locked stay: no system here maps files.
-    """
+    """Writes dirty pages of all files below `folder` (fdatasync), then has the kernel forget their pages (posix_fadvise
+    DONTNEED). Needs no privilege; other files stay cached. Returns the bytes of the files. Files that vanish meanwhile
+    are left out. Pages that a process has mapped or locked stay: nothing here maps files."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

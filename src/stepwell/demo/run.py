@@ -34,7 +34,7 @@ from stepwell.errors import ConfigError
 ANSWER_TOKENS = 32
 MIN_DOCUMENTS = 3  # with two, the other one alone cannot push a document out of a pool that holds one request
 WARM_UP_LIMIT_S = 30.0
-# For a model whose KV size its config.json does not say; memory is taken only as blocks come.
+# For a model whose config.json does not give its KV size; memory is taken only as blocks come.
 FALLBACK_HOST_BYTES = 4096 * MIB
 
 

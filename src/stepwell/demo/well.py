@@ -27,8 +27,9 @@ WRITTEN_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DemoWell:
-    """Its engines give receipts. `host_bytes` bounds the host tier; memory is taken as blocks come. `disk_bytes` bounds
-    the disk tier, a folder beside home; 0: none. `settings`: further ones, of the connector or the well."""
+    """The demo's well. Its engines give receipts. `host_bytes` bounds the host tier; memory is taken as blocks come.
+    `disk_bytes` bounds the disk tier, a folder beside home; 0: none. `settings`: further ones, of the connector or the
+    well."""
 
     home: Path
     host_bytes: int
@@ -40,7 +41,7 @@ class DemoWell:
         return self.home.with_name("disk")
 
     def connector(self) -> dict[str, Any]:
-        """What a user would pass as --kv-transfer-config, plus this home."""
+        """The value of --kv-transfer-config that a user would pass, with this home added."""
         host = f"{-(-self.host_bytes // MIB)}MiB"
         extra: dict[str, str | int] = {"home": str(self.home), "host": host, "receipts": True}
         if self.disk_bytes:
@@ -72,7 +73,7 @@ class DemoWell:
         return True
 
     def kill(self) -> None:
-        """SIGKILL: nothing is written any more. Quiet if there is none."""
+        """Ends the well with SIGKILL, so that nothing more is written. Does nothing if there is no well."""
         from stepwell.client import control
 
         if pid := control.pid(self.home):

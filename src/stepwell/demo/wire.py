@@ -1,8 +1,8 @@
-"""What a driver and its engine process say to each other: one JSON object a line, in each direction.
+"""Messages between a driver and its engine process: one JSON object a line, in each direction.
 
-The driver (`engine.Engine`) sends a command and waits for its one answer; the process (`engine_main`) says `Ready`
-once, unasked. Times are seconds on the engine process's monotonic clock, counts are tokens. Not a public protocol:
-both ends are of the same version.
+The driver (`engine.Engine`) sends a command and waits for its one answer; the process (`engine_main`) sends `Ready`
+once, unasked. Times are seconds on the engine process's monotonic clock, counts are tokens. Not a public protocol: both
+ends are of the same version.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import msgspec
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says else.
+    """One request: greedy and of exactly `max_tokens` tokens, unless `sampling` (SamplingParams fields) says otherwise.
 
-    It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do. It runs
-    with `adapter`, if there is one: name, number and folder of a LoRA adapter. Whoever asked it goes away `leaves_s`
-    seconds later, whatever has become of it: it is aborted, unanswered. The engine goes on with the others meanwhile,
-    but their times count until then.
+    It comes when the engine has made `after` steps for the questions asked with it, or has nothing else to do.
+    `adapter`: name, number and folder of a LoRA adapter to run it with. `leaves_s`: seconds after which it is aborted,
+    unanswered, whatever its state; the engine goes on with the others meanwhile, but their times count until then.
     """
 
     prompt: list[int] | str
@@ -71,7 +70,7 @@ class Nap(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Load this adapter (name, number, folder) now, as a server does that is told of one; answered by `Done`."""
+    """Load this adapter (name, number, folder), as a server does on request; answered by `Done`."""
 
     adapter: tuple[str, int, str]
     in_place: bool = False

@@ -1,8 +1,8 @@
-"""What the demo counts, and how it becomes numbers: pairs, medians of ratios, intervals. Pure, no I/O.
+"""Measurements of the demo: pairs, medians of ratios, intervals. Pure, no I/O.
 
 A recall and the engine hit of the same prompt right after it are a pair; the ratio of a pair is free of the document's
-length and, nearly, of the machine's changing speed. A pair counts only if vLLM itself says that both sides had the
-same number of cached tokens, none of the recall's from the engine's own cache, none of the hit's from the connector.
+length and, nearly, of the machine's changing speed. A pair counts only if vLLM itself reports the same number of cached
+tokens for both sides, none of the recall's from the engine's own cache, none of the hit's from the connector.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def drops(pairs: Sequence[Pair]) -> dict[Drop, int]:
 
 
 def ratio(values: Sequence[float], seed: int = 0) -> Ratio | None:
-    """None for no values. Percentile bootstrap, deterministic for a seed."""
+    """Median of the values with an interval by percentile bootstrap, deterministic for a seed. None for no values."""
     if not values:
         return None
     samples = np.random.default_rng(seed).choice(np.asarray(values), (RESAMPLES, len(values)))

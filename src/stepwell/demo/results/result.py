@@ -81,7 +81,7 @@ class DemoResult:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, beside the samples."""
+    """Conditions of the run, beside the samples."""
 
     model: str
     engine: str

@@ -30,7 +30,7 @@ class Estimate:
         return Estimate(self.value + offset, self.low + offset, self.high + offset, self.count)
 
     def times(self, factor: float) -> Estimate:
-        """In another unit."""
+        """The estimate in another unit."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.count)
 
 
@@ -60,7 +60,7 @@ def mean(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
-    """As `ratio_of_percentiles`, of means."""
+    """Ratio of the means, as `ratio_of_percentiles` gives it for percentiles."""
     a, b = _samples(above), _samples(below)
     drawn = _means(a, seed) / _means(b, seed + 1)
     return _estimate(float(a.mean() / b.mean()), drawn, min(len(a), len(b)))
