@@ -1,7 +1,7 @@
-"""Who may connect to a well, and where: users, sockets, and the tenants that follow from them.
+"""Access to a well: users, sockets, and the tenants that follow from them.
 
 Pure data, as the other settings are. A connection's tenant follows from the user of its process or from the socket it
-came in by, never from what it says.
+came in by, never from its messages.
 """
 
 from __future__ import annotations

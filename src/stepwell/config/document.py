@@ -62,7 +62,7 @@ def _content(path: Path) -> bytes:
 
 
 def parse(raw: bytes, name: str) -> list[Entry]:
-    """As `read`, of the bytes of a file called `name` in messages."""
+    """All values in `raw`, the bytes of a file that messages call `name`. Raises ConfigError SW-105."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

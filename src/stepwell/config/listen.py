@@ -1,6 +1,6 @@
-"""Where the well may listen for those who watch it: the loopback interface or a Unix socket, never a network.
+"""Addresses for monitoring: the loopback interface or a Unix socket, never a network.
 
-What is served there has no password, so whoever can connect can read it.
+They have no password, so every user who can connect can read everything served there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _is_loopback(six: str | None, four: str | None) -> bool:
 
 
 def split_listen(text: str) -> tuple[str, int] | str:
-    """What `parse_listen` let through, for `bind`: (host without brackets, port), or the path of a Unix socket."""
+    """The parts of an address that `parse_listen` accepted, for `bind`: (host without brackets, port), or the path of a
+    Unix socket."""
     if text.startswith("/"):
         return text
     host, _, port = text.rpartition(":")

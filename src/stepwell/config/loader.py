@@ -1,7 +1,7 @@
 """Settings from one YAML file, the environment and explicit overrides, in this order; the last one wins.
 
-Whatever is not understood is an error that names its place: a misspelt key must not silently mean its default. Each
-value remembers where it came from. Called by the well at start and by the command line; never by the engine side.
+A key or value that is not understood is an error that names its place: a misspelt key must not silently mean its
+default. Each value has its origin. Called by the well at start and by the command line; never by the engine side.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def from_env(env: Mapping[str, str]) -> Iterator[Entry]:
 
 
 def from_overrides(overrides: Mapping[str, object], origin: str = OPTION) -> Iterator[Entry]:
-    """An entry for each override that is given, written at `origin`, as `load` says."""
+    """An entry for each override that is not None, with this origin; see `load`."""
     for key, value in overrides.items():
         if value is not None:
             yield Entry(tuple(key.split(".")), value, origin.format(key))
@@ -87,7 +87,7 @@ def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
         elif entry.value is not None or not _is_group(known, names):  # an empty group in a file sets nothing
             raise _unknown(model, entry, names)
         elif known.endswith(f".{NAME}"):
-            _within(tree, entry.path)  # but a member that somebody named is there
+            _within(tree, entry.path)  # a named member exists even if it is empty
     for entry in chosen.values():
         _within(tree, entry.path[:-1])[entry.path[-1]] = entry.value
     try:
@@ -175,7 +175,8 @@ def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[s
 
 
 def _lacks(error: ValidationError, given: Iterable[Entry]) -> ConfigError | None:
-    """If it is that something must be set and is not: told where the first of its group is written."""
+    """The error for a required setting that is missing, located where the first of its group is written; None: no such
+    error."""
     errors = error.errors()
     if errors[0]["type"] != "missing":
         return None
@@ -192,6 +193,6 @@ def _lacks(error: ValidationError, given: Iterable[Entry]) -> ConfigError | None
 
 
 def _takes(model: type[BaseModel], name: str) -> str:
-    """Behind the word that means a setting's value: what may be written, if the setting says that."""
+    """The allowed values of a setting, to follow its name in a sentence; "" if its type does not define them."""
     what = allowed(model.model_json_schema()["properties"].get(name, {}))
     return f" ({what})" if what else ""

@@ -1,6 +1,6 @@
-"""Which settings a running well takes over when it reads them again, and which only when it is started again.
+"""Settings that a running well takes over when it reads them again, and those that need a restart.
 
-All of them are in one of the two, by name: a test says so.
+Every setting is in one of the two tables; a test checks this.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from stepwell.config.settings import Settings, texts
 LIVE: Mapping[str, str] = {
     "recall": "asked for each request",
     "placement": "asked for each block",
-    "write": "asked for each block; what a change from `back` finds unwritten in host memory stays so",
-    "prefetch": "guesses begin, or begin no more",
+    "write": "asked for each block; blocks that a change from `back` finds unwritten in host memory stay so",
+    "prefetch": "guessing starts or stops",
     "pin_waiting": "asked for each pin",
-    "linger": "asked when nobody is connected, by a well that an engine has started",
-    "linger_empty": "asked when nobody is connected, by a well that an engine has started",
+    "linger": "asked when no engine is connected, by a well that an engine has started",
+    "linger_empty": "asked when no engine is connected, by a well that an engine has started",
     "log_level": "asked for each line",
 }
-"""In force at once, with how."""
+"""Settings in force at once, each with how."""
 
 FIXED: Mapping[str, str] = {
     "host": "the arena is divided by it",
     "disk": "directories are locked and recovered at the start",
     "disk_reserve": "the sizes of the disk tier are fixed at the start",
-    "disk_queue": "a bound of what may be under way",
+    "disk_queue": "it bounds the writes under way",
     "disk_threads": "threads are made at the start",
-    "policy": "it has learned from what it has seen, in a form of its own",
-    "seal": "what lies on disk is to be of one kind for each life of a well",
-    "log_format": "a log is to have lines of one kind for each life of a well",
+    "policy": "each policy has learned in a form of its own",
+    "seal": "blocks on disk are of one kind for each life of a well",
+    "log_format": "a log has lines of one kind for each life of a well",
     "metrics": "the address is taken at the start",
     "socket": "the socket is made at the start",
-    "allow_uids": "who may connect decides modes of the socket, and who is connected stays",
-    "tenants": "keys, sockets and who is connected follow from them",
+    "allow_uids": "the modes of the socket follow from it, and connections stay",
+    "tenants": "keys, sockets and connections follow from them",
 }
-"""In force when the well is started again, with why."""
+"""Settings in force after a restart, each with why."""
 
 
 def in_force(running: Settings, wanted: Settings) -> Settings:
-    """`running` with what can be taken over of `wanted`."""
+    """`running`, with the settings of `wanted` that can be taken over."""
     return running.model_copy(update={name: getattr(wanted, name) for name in LIVE})
 
 
 def changed(before: Settings, now: Settings) -> dict[str, tuple[str, str]]:
-    """The settings that differ, each with what it was and what it is, as a person would write it."""
+    """The settings that differ, each with its old and new value, as a person would write it."""
     old, new = texts(before), texts(now)
     return {name: (old[name], new[name]) for name in new if getattr(before, name) != getattr(now, name)}

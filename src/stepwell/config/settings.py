@@ -99,8 +99,8 @@ class Settings(BaseModel):
     )
     prefetch: Literal["on", "off"] = Field(
         default="off",
-        description="whether blocks on disk of a conversation that goes on at regular times are brought into host"
-        " memory shortly before it is expected to",
+        description="whether blocks on disk of a conversation that goes on at regular times are promoted into host"
+        " memory shortly before its next turn is expected",
     )
     seal: Literal["aes-256-gcm", "plain"] = Field(
         default="aes-256-gcm", description="how blocks lie on disk: encrypted and authenticated, or with checksums only"
@@ -119,8 +119,8 @@ class Settings(BaseModel):
     pin_waiting: Share = Field(default=0.5, description="share of the arena that waiting requests together may pin")
     socket: SocketPath | None = Field(
         default=None,
-        description="where the well listens, for engines that are told so and never start it; its directory must belong"
-        " to the well's user; unset: where engines with the same home look for it",
+        description="where the well listens, for engines that name this socket and never start it; its directory must"
+        " belong to the well's user; unset: where engines with the same home look for it",
     )
     allow_uids: Uids = Field(
         default=(),
@@ -131,7 +131,7 @@ class Settings(BaseModel):
         default={},
         description="trust domains beside that of the well's own user, each with keys, memory and blocks of its own;"
         " `uids` are its users, `socket` is where it alone is met: its users and the well's own user there are of this"
-        " tenant; without `socket` its users are told apart at the well's",
+        " tenant; without `socket` its users are recognised at the well's",
     )
 
 
@@ -181,8 +181,8 @@ def queue_bytes(settings: Settings, host: int) -> int:
 
 
 def allowed(schema: Mapping[str, Any]) -> str:
-    """What may be written as a setting's value, by its part of the JSON schema: "whole number from 1 to 64". Empty
-    where the schema does not say."""
+    """Allowed values of a setting, from its part of the JSON schema: "whole number from 1 to 64". Empty if the schema
+    does not define them."""
     match next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema):
         case {"enum": values}:
             return "one of " + ", ".join(f"`{value}`" for value in values)
