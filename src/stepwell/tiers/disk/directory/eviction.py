@@ -30,8 +30,7 @@ class Evictor:
         self._emptied = emptied
 
     def begin(self, victim: Segment) -> None:
-        """Empties a CLOSED segment that no job uses. It counts as in use until the directory is told that it is
-        empty."""
+        """Empties a CLOSED segment that no job uses. It counts as in use until `emptied` is called."""
         shared = self._directory.shared
         self.busy = True
         victim.phase = Phase.EVICTING
