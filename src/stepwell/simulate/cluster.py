@@ -1,5 +1,5 @@
 """Work on the processors of a Ray cluster, or of this machine by way of Ray. Needs the extra `ray`. Ray's messages are
-pickles: whoever can talk to the cluster can run code here."""
+pickles: a process that can reach the cluster can run code here."""
 
 from __future__ import annotations
 

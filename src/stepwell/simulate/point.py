@@ -19,12 +19,10 @@ NAMES = (*POLICIES, OPTIMAL)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What `stepwell simulate` prints for a point, field by field.
-
-    hit_tokens_ratio: prompt tokens found by the requests' leading runs, over all prompt tokens; ceiling_ratio: the same
-    for a tier without bounds. saved_prefill_s: what computing those tokens would have taken, of prefill_s for all
-    prompt tokens, both by the preset `cost`. spilled_tokens: let into the tier. references_per_s: blocks that were
-    asked for, over the processor seconds of the replay."""
+    """Output of `stepwell simulate` for a point, field by field. `hit_tokens_ratio`: prompt tokens found by the
+    requests' leading runs, over all prompt tokens; `ceiling_ratio`: the same for a tier without bounds.
+    `saved_prefill_s`: seconds to compute those tokens, of `prefill_s` for all prompt tokens, both by the preset `cost`.
+    `spilled_tokens`: let into the tier. `references_per_s`: blocks asked for, per processor second of the replay."""
 
     trace: str
     policy: str

@@ -1,4 +1,4 @@
-"""Work in forked processes of this machine, which share what they are forked with and end with whoever forked them."""
+"""Work in forked processes of this machine, which share the parent's memory at the fork and end with the parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepwell.io.process.parent import end_with_parent
 Work = Callable[[int], bytes]
 
 MOST_BYTES = 1 << 16
-"""Of an answer: each is one message of a socket."""
+"""Largest answer in bytes: each is one message of a socket."""
 
 _DONE, _FAILED = b"+", b"-"
 

@@ -14,7 +14,8 @@ from stepwell.simulate.traces.trace import Ints, Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """hits: blocks [n] of each request that its leading run found. entered: blocks that were let in, each time."""
+    """`hits`: number of blocks of each request that its leading run found, [n]. `entered`: blocks that were let in,
+    counted each time."""
 
     hits: Ints
     entered: int
@@ -43,6 +44,6 @@ class Replay:
         while known < len(path) and path[known].held:
             hits += path[known].size
             known += 1
-        # What was found is among what is offered only for its end, which may be evictable again.
+        # Found items are offered only for their end, which may be evictable again.
         self._store.offer(path[max(0, known - 1) :])
         return hits

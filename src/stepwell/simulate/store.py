@@ -1,4 +1,4 @@
-"""What a tier holds while traces are replayed, and what leaves it for what."""
+"""Content of a tier in a replay, and its evictions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Store:
     def _let_in(self, run: Run, came: list[Run]) -> bool:
         """Whether all of it is held now; a part may be."""
         if run.left or not run.uses:
-            self._now += MOMENT_S  # it has left since it was asked for: what brings it back counts as a use
+            self._now += MOMENT_S  # it has left since it was asked for: a use puts it back
             self._refer(run, self._now)
         if run.parent is not None:
             run.parent.children += 1  # first of all, so that room is not made by evicting it
@@ -99,7 +99,7 @@ class Store:
         return whole
 
     def _room_for(self, run: Run) -> int:
-        """How many of its blocks find room. Evicts what the admission thinks is worth less."""
+        """Number of the run's blocks that find room. Evicts blocks of less value by the admission."""
         room = self._capacity - self.held
         if room and not self._admission.admits(run, None):
             return 0

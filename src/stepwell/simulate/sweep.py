@@ -1,4 +1,4 @@
-"""All points of a table, in as many processes as wanted, or on a cluster; what is done already is not done again."""
+"""All points of a table, in several processes or on a cluster; points that are done already are skipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepwell.simulate.point import Row, point
 from stepwell.simulate.processes import each as in_processes
 from stepwell.simulate.traces.trace import Trace
 
-_VERSION = 2  # of what a key means: raise it when replays of old would come out otherwise
+_VERSION = 2  # version of the keys: raise it when old replays would give other results
 _BEGINS = b'{"key":"'  # every line of the file
 
 
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """So many tokens, or a share of the working set in whole blocks: one at least, as nothing is no capacity."""
+    """A capacity in tokens, or as a share of the working set in whole blocks, at least one."""
 
     tokens_: int = 0
     share: float = 0.0

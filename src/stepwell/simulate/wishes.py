@@ -1,4 +1,4 @@
-"""What the command line asks for: policies by name, capacities in tokens or as a share of the working set."""
+"""Arguments of the command line: policies by name, capacities in tokens or as a share of the working set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whole fleets on one virtual clock: engines, what lies below them on their hosts, and who sends a request where.
+"""Fleets on one virtual clock: engines, the tiers of their hosts, and the routing of requests.
 
-`description` is the YAML, `run` plays a trace on it, `results` says what came out. See docs/fleet.md for what is
-modelled and what is not.
+`description` is the YAML, `run` plays a trace on it, `results` reports. See docs/fleet.md for what is modelled and what
+is not.
 """
 
 from __future__ import annotations

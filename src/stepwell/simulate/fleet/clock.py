@@ -24,7 +24,7 @@ class Clock:
         self.at(self.now + seconds, do)
 
     def run(self) -> None:
-        """Until nothing is due any more."""
+        """Runs until no event is left."""
         while self._events:
             self.now, _, do = heapq.heappop(self._events)
             do()

@@ -35,7 +35,7 @@ from stepwell.units import format_size
 
 MOST_ENGINES = 4096
 Seconds = Annotated[float, Field(ge=0, le=1000)]
-"""Of a step or a token."""
+"""Seconds of a step or a token."""
 
 
 class _Part(BaseModel):
@@ -43,7 +43,7 @@ class _Part(BaseModel):
 
 
 class Prefill(_Part):
-    """What an engine was measured to take, as `policies.prefill` has it. Any of them that is set, also to 0, replaces
+    """Measured prefill cost of an engine, as in `policies.costs.prefill`. Any field that is set, even to 0, replaces
     the whole preset."""
 
     step_s: Seconds = 0.0

@@ -16,8 +16,8 @@ from stepwell.simulate.fleet.tier import GPU, Level, Tier
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """Of one request: what is asked for, and in the end what came of it. `number` is its place in the trace. It is
-    computed from `started` to `done`, when the first token is there."""
+    """One request and its outcome. `number`: its place in the trace. It is computed from `started` to `done`, when its
+    first token is there."""
 
     number: int
     first: int
@@ -35,7 +35,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What engines of one fleet have in common."""
+    """Properties that the engines of one fleet share."""
 
     clock: Clock
     prefill: PrefillCost
@@ -45,7 +45,7 @@ class Ways:
 
 
 class Engine:
-    """`copies` brings blocks into its GPU; a host's engines share it. `tiers`: the nearest first."""
+    """One engine. `copies` copies blocks into its GPU; the engines of a host share it. `tiers`: the nearest first."""
 
     def __init__(
         self, index: int, host: int, ways: Ways, gpu: Level | None, tiers: Sequence[Tier], copies: Server,
@@ -62,7 +62,7 @@ class Engine:
         self.down_until = 0.0
         self.spent_s = 0.0  # GPU seconds
         self.copied_bytes = 0  # into the GPU
-        self.waiting_tokens = 0  # that were taken on and are not computed
+        self.waiting_tokens = 0  # accepted and not yet computed
         self.under_way: dict[Visit, None] = {}
 
     def arrive(self, prompt: Prompt) -> None:
@@ -71,7 +71,7 @@ class Engine:
         visit.begin()
 
     def stop(self) -> list[Prompt]:
-        """Its memory is gone. Returns the prompts that it had not finished."""
+        """Stops the engine and loses its memory. Returns the prompts that it had not finished."""
         self.up = False
         if self.gpu is not None:
             self.gpu.lose()
@@ -141,7 +141,7 @@ class Visit:
         self._recall.begin(decision.limit_s)
 
     def end(self) -> None:
-        """Its engine is gone."""
+        """The engine has stopped."""
         if self._recall is not None:
             self._recall.stop()
 

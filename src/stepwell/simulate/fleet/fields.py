@@ -1,4 +1,4 @@
-"""How the values of a fleet's description are written: bandwidths, and names that must be known."""
+"""Values of a fleet's description: bandwidths, and names that must be known."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ WriteName = Annotated[str, _one_of("write policy", WRITES)]
 ModeName = Annotated[str, _one_of("mode of deciding", [mode.value for mode in Mode])]
 FailureName = Annotated[str, _one_of("failure", FAILURES)]
 NamedTiers = BeforeValidator(_tiers)
-"""Of a mapping: its keys."""
+"""Keys of a mapping."""
 
 FailingName = Annotated[str, _one_of("tier that is slow or gone", TIERS[1:])]

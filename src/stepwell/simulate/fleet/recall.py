@@ -58,7 +58,7 @@ class Recall:
         self._clock.after(limit_s, self._late)
 
     def stop(self) -> None:
-        """Nobody waits for it any more; what has been asked for is read all the same."""
+        """Stops waiting for the recall; reads that were requested go on."""
         self._stopped = True
 
     def _read(self, tier: Tier) -> None:
@@ -119,7 +119,7 @@ def _up_to(parts: Sequence[Part], cut: int) -> list[Part]:
 
 
 def _short(parts: Sequence[Part], tier: Tier, had: int) -> list[Part]:
-    """Of these, what lies before the first that is missing, if only `had` blocks came from `tier`."""
+    """The leading parts before the first missing block, if only `had` blocks came from `tier`."""
     kept: list[Part] = []
     for level, count in parts:
         if level is tier:

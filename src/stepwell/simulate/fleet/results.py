@@ -1,4 +1,4 @@
-"""What came out of a played trace: one row for the fleet, one for each of its tiers, one for each request."""
+"""Results of a played trace: one row for the fleet, one for each of its tiers, one for each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ YEAR_D = 365.25
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of all requests."""
+    """Seconds over all requests."""
 
     mean: float
     p50: float
@@ -32,11 +32,10 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """Of all tiers of one name together, except where it says `each`. Hits are tokens of prompts that came from there.
-    Nothing is written to the GPU's row: its pages are not counted.
-
-    written_a_day_bytes: to each, on average, with what its write amplification adds. years_to_wear_out: of each at that
-    rate; None where nothing is written or no endurance was stated."""
+    """All tiers of one name together, except in fields with `each`. Hits are tokens of prompts that came from there.
+    Nothing is written to the GPU's row: its pages are not counted. `written_a_day_bytes`: to each, on average, write
+    amplification included. `years_to_wear_out`: of each at that rate; None where nothing is written or no endurance was
+    given."""
 
     tier: str
     hit_tokens: int
@@ -52,10 +51,11 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """hit_tokens_ratio: found anywhere, over all prompt tokens; ceiling_ratio: of one cache without bounds that all
-    engines share. ttft: from a request's arrival to its first token; recall, queue and compute are its parts, on
-    average. gpu_s: spent on prefill, of prefill_s if nothing were ever found. `without_tiers`: of the same fleet with
-    nothing below its GPUs; gpu_saved_s is the difference. decisions: requests by why they were decided so."""
+    """The whole fleet. `hit_tokens_ratio`: tokens found anywhere, over all prompt tokens; `ceiling_ratio`: the same for
+    one cache without bounds that all engines share. `ttft`: from a request's arrival to its first token; recall, queue
+    and compute are its parts, on average. `gpu_s`: seconds spent on prefill; `prefill_s`: the same if nothing were ever
+    found. `without_tiers`: results of the same fleet with nothing below its GPUs; `gpu_saved_s` is the difference.
+    `decisions`: number of requests by reason."""
 
     trace: str
     engines: int

@@ -1,4 +1,4 @@
-"""Which engine a request goes to."""
+"""Routing: which engine a request goes to."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class RoundRobin(Router):
 
 
 class PrefixAffinity(Router):
-    """By the hash of a prompt's first blocks: the engine that draws the highest lot for it (Thaler, Ravishankar, "Using
-    name-based mappings to increase hit rates", 1998), so that a failure moves only the prefixes of the engine that
-    failed."""
+    """Routes by the hash of a prompt's first blocks to the engine that draws the highest lot for it (Thaler,
+    Ravishankar, "Using name-based mappings to increase hit rates", 1998), so that a failure moves only the prefixes of
+    the engine that failed."""
 
     def __init__(self, trace: Trace, blocks: int) -> None:
         self._ids = trace.ids

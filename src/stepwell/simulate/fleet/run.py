@@ -23,7 +23,7 @@ from stepwell.simulate.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What is left at the end: the prompts in the order of the trace, and all that served them."""
+    """State at the end: the prompts in the order of the trace, and all servers."""
 
     prompts: list[Prompt]
     engines: list[Engine]
@@ -118,7 +118,8 @@ class _Play:
         return list(dict.fromkeys(tiers))
 
     def _stop(self, engines: list[Engine], down: float) -> None:
-        """They come back after so long, empty. What they had taken on is sent anew, in the order in which it came."""
+        """Stops the engines; they return after `down` seconds, empty. Their unfinished prompts are sent again, in the
+        order in which they came."""
         lost = [prompt for engine in engines if engine.up for prompt in engine.stop()]
         for engine in engines:
             engine.down_until = max(engine.down_until, self._clock.now + down)
@@ -166,7 +167,8 @@ class _Play:
         return Level(GPU, lambda left: Store(trace, POLICIES["lru"](), capacity, cost, left), self._watch(index))
 
     def _copies(self, tiers: list[Tier]) -> tuple[Server, TierSpeed]:
-        """What brings blocks into the GPUs of a host: its memory is read, or only passed through."""
+        """The server that copies blocks into the GPUs of a host, and its speed: it reads the host's memory or passes
+        through it."""
         fleet = self._fleet
         if tiers and tiers[0].name == HOST:
             return tiers[0].reads, tiers[0].speed

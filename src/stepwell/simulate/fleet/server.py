@@ -1,4 +1,5 @@
-"""What serves several at a time and makes the others wait: a GPU that computes prompts, a drive that is read."""
+"""A server that works on several jobs at a time while others wait: a GPU that computes prompts, a drive that is
+read."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class Server:
         begin: Callable[[], float] | None = None,
         lost: Callable[[], None] | None = None,
     ) -> Job:
-        """`begin()` is called when its turn comes, and says how much work it is then. Either `done` or, if the server
-        fails, `lost` is called in the end."""
+        """`begin()` is called when the job's turn comes, and returns its amount of work. In the end either `done` is
+        called or, if the server fails, `lost`."""
         job = Job(work, done, begin, lost)
         self._settle()
         self._line.append(job)
@@ -81,7 +82,7 @@ class Server:
         self._go_on()
 
     def fail(self) -> None:
-        """All jobs are lost."""
+        """Loses all jobs."""
         lost = [*self._served, *self._line]
         self._served.clear()
         self._line.clear()

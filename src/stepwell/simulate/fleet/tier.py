@@ -22,7 +22,7 @@ GPU = "gpu"
 
 
 class _Written(Admission):
-    """What is written after so many uses, if the policy wants it too."""
+    """Writes blocks after this many uses, if the policy lets them in too."""
 
     def __init__(self, policy: Admission, write: WritePolicy) -> None:
         self._policy = policy
@@ -33,7 +33,8 @@ class _Written(Admission):
 
 
 class Level:
-    """What all levels have, the GPU's pages too: a store, and the level below, which takes what leaves it."""
+    """Common part of all levels, the GPU's pages included: a store, and the level below, which takes the blocks that
+    leave it."""
 
     def __init__(self, name: str, new_store: Callable[[Callable[[Run], None]], Store], watch: Watch) -> None:
         self.name = name
@@ -63,7 +64,7 @@ class Level:
         self._enter(self._store.path(first, last))
 
     def lose(self) -> None:
-        """All that it holds."""
+        """Loses all blocks."""
         self._store = self._new_store(self._evicted)
         self._watch.lost()
 
@@ -88,7 +89,7 @@ class Tier(Level):
         self, name: str, like: description.Tier, clock: Clock, trace: Trace, cost: Cost, block_bytes: int,
         *, watch: Watch | None = None, most: float,
     ) -> None:  # fmt: skip
-        """`most`: bytes a second that one recall gets, whatever the tier could."""
+        """`most`: largest bandwidth of one recall in bytes per second, whatever the tier could."""
         capacity = like.capacity // block_bytes
         super().__init__(
             name, lambda left: Store(trace, policy_of(like), capacity, cost, left), watch if watch else Unseen()
@@ -97,7 +98,7 @@ class Tier(Level):
         self._back = _writes_back(like)
         self._block_bytes = block_bytes
         self._most = most
-        self._factors: list[float] = []  # of what slows it now
+        self._factors: list[float] = []  # factors by which it is slower now
         self._gone = 0  # reasons why it cannot be reached now
         self._queue_bytes = like.write_queue if like.write_queue is not None else like.capacity
         self.reads = Server(clock, like.read_bandwidth, like.parallel, most)
@@ -107,7 +108,7 @@ class Tier(Level):
 
     @property
     def speed(self) -> TierSpeed:
-        """As it is now, for one recall alone."""
+        """Present speed, for one recall alone."""
         return TierSpeed(self.latency_s, 1 / min(self._most, self._like.read_bandwidth / self._slowed))
 
     @property
@@ -116,7 +117,7 @@ class Tier(Level):
 
     @property
     def queued_bytes(self) -> int:
-        """Asked for before whoever asks now."""
+        """Bytes of the reads that wait or are under way."""
         return int(self.reads.outstanding)
 
     def read(self, nbytes: int, landed: Callable[[], None], lost: Callable[[], None]) -> Job:
@@ -134,7 +135,7 @@ class Tier(Level):
             self._store.settle(path)
 
     def take(self, run: Run) -> None:
-        """It has left the level above, whose run it is. What is there already is not written again."""
+        """Takes a run that has left the level above. Blocks that are here already are not written again."""
         if not self._back or not self.up:
             return
         prefix = run.base - run.start
@@ -143,7 +144,7 @@ class Tier(Level):
         self._write([part for part in path if part.start >= run.start])
 
     def slow(self, factor: float) -> None:
-        """Until as many calls of `recover` as of this. Of several factors the largest holds."""
+        """Slows the tier until `recover` is called as often as this. The largest of several factors holds."""
         self._factors.append(factor)
         self._run()
 
@@ -152,7 +153,7 @@ class Tier(Level):
         self._run()
 
     def go(self) -> None:
-        """It cannot be reached until as many calls of `come_back` as of this, and then has what it had."""
+        """Makes the tier unreachable until `come_back` is called as often as this; its content stays."""
         self._gone += 1
         self.up = False
         self.reads.fail()
@@ -194,7 +195,7 @@ def policy_of(like: description.Tier) -> Policy:
 
 
 def _writes_back(like: description.Tier) -> bool:
-    """What leaves the level above is written."""
+    """Whether blocks that leave the level above are written."""
     return WRITE_POLICIES[like.write]().ahead(like.capacity) > 0
 
 

@@ -1,4 +1,4 @@
-"""What a router believes that engines hold, from their events, which come late."""
+"""A router's belief about the blocks that engines hold, from their events, which come late."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stepwell.simulate.traces.trace import Trace
 
 
 class Watch(Protocol):
-    """Is told what a level holds."""
+    """Receives changes of a level's content."""
 
     def changed(self, run: Run, *, held: bool) -> None: ...
 
     def lost(self) -> None:
-        """All of it."""
+        """The level has lost everything."""
 
 
 class Unseen:
-    """Nobody watches."""
+    """Ignores all changes."""
 
     def changed(self, run: Run, *, held: bool) -> None:
         pass
@@ -47,7 +47,7 @@ class View:
         return _Place(self, place)
 
     def tell(self, place: int, base: int, size: int, *, held: bool) -> None:
-        """Of the ids [base, base + size) of the trace; of all blocks if the size is -1."""
+        """Reports the ids [base, base + size) of the trace as held or not; all blocks if the size is -1."""
         self._news.append((self._clock.now + self._stale_s, place, base, size, held))
 
     def of(self, first: int, last: int) -> NDArray[np.bool_]:

@@ -69,7 +69,7 @@ def _detected(source: str, lines: list[bytes]) -> Format:
 
 
 def _look(line: bytes) -> Seen | None:
-    """What a line is by itself, if anything."""
+    """The format of a line by itself; None if it fits none."""
     try:
         if line.startswith(b"{"):
             return msgspec.json.decode(line, type=dict[str, object])

@@ -1,4 +1,4 @@
-"""What a format is, and the bounds of what any of them may say."""
+"""The interface of formats, and the bounds of their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell.simulate.formats.lines import Lines
 from stepwell.simulate.traces.problems import Problems
 from stepwell.simulate.traces.trace import Trace
 
-MAX_TOKENS = 1 << 27  # of one request
+MAX_TOKENS = 1 << 27  # tokens of one request
 MAX_SECONDS = 1e12
 MAX_ID = 1 << 60
 
@@ -29,7 +29,7 @@ Seen = dict[str, object] | list[str]  # a line by itself: a JSON object, or else
 
 
 class Wishes(NamedTuple):
-    """What a person asked of a trace; None is the format's own default."""
+    """Options for reading a trace; None: the format's own default."""
 
     block_tokens: int | None = None
     open_: int | None = None  # conversations open at once, on average; only for formats that leave their times open
@@ -37,11 +37,10 @@ class Wishes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`fits` says whether a line looks like one of this format; `read` makes the trace, named as given.
-
+    """A trace format. `fits`: whether a line looks like this format; `read`: makes the trace, with the given name.
     `read` reports lines that it leaves out and goes on; it raises ConfigError SW-122 if nothing is left, or if the
-    trace as a whole cannot be what was asked for. `timed`: its times are those of the file, `Wishes.open_` is not
-    asked."""
+    trace as a whole cannot have the requested form. `timed`: its times are those of the file, and `open_` has no
+    effect."""
 
     name: str
     about: str
@@ -51,17 +50,17 @@ class Format:
 
 
 def in_vain(wishes: Wishes, problems: Problems, why: str) -> None:
-    """A wished number of open conversations says nothing of this trace; a note, if there is one."""
+    """Notes that a requested number of open conversations has no effect on this trace, if one was requested."""
     if wishes.open_ is not None:
         problems.notes.append(f"--open {wishes.open_} changes nothing: {why}")
 
 
-# What decoding a line may raise, whatever it holds.
+# Exceptions that decoding a line can raise, whatever it holds.
 BAD_LINE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def why(error: Exception) -> str:
-    """What is wrong with a line. Names fields and types, never shows what the line holds."""
+    """The error in a line. Names fields and types, never shows their values."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, UnicodeError):

@@ -25,7 +25,7 @@ from stepwell.simulate.traces.contexts import grown
 from stepwell.simulate.traces.problems import Problems
 from stepwell.simulate.traces.trace import Trace
 
-# What each field is called. Of several in one line the first counts.
+# Names of each field. The first of several in one line counts.
 NAMES = {
     "time": ("timestamp", "timestamp_ms", "arrival_time", "arrival_time_ms", "arrival_timestamp", "arrived_at",
              "arrival", "time", "t"),
@@ -43,7 +43,7 @@ _NEED_IDS = {"hash_ids", "blocks", "rle", "requests"}  # a line with these is of
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Which field of a line is what."""
+    """The names that a file uses for its fields."""
 
     time: str
     unit: float  # seconds of one unit of a time that is a number
@@ -55,7 +55,7 @@ class _Fields:
 
 @lru_cache(maxsize=64)  # the lines of a file are alike
 def _fields_of(names: tuple[str, ...]) -> _Fields | None:
-    """None if there is no time or no input length."""
+    """The fields among these names; None if there is no time or no input length."""
     known = {_squashed(name): name for name in names}
     time, input_, output, session, shared = (
         next((known[_squashed(name)] for name in among if _squashed(name) in known), None) for among in NAMES.values()

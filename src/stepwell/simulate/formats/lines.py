@@ -1,4 +1,4 @@
-"""Files of lines, plain or compressed with zstd: told apart by their first bytes, not by their names."""
+"""Files of lines, plain or compressed with zstd, recognised by their first bytes, not by their names."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ from stepwell.simulate.traces.trace import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What all of them can be told."""
+    """Parameters that all these generators have."""
 
     seed: int = number(0, 0, 2**63 - 1)
     requests: int = number(20_000, 1, 2_000_000)
     documents: int = number(400, 1, 1_000_000)
-    tokens: int = number(8192, 1, 1_000_000)  # of a document: the median, half to twice of it
+    tokens: int = number(8192, 1, 1_000_000)  # median of a document; from half of it to twice
     gap: float = number(1.0, 0, 1e6)  # mean seconds between requests
 
 

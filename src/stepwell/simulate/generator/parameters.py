@@ -21,8 +21,8 @@ def number(default: int | float, low: float, high: float) -> Any:
 
 
 def parsed(kind: type[T], text: str) -> T:
-    """The `kind` of which `text` says `name=value,...`. Raises ConfigError: SW-121 for a name that does not exist,
-    SW-122 for a value that cannot be used."""
+    """An instance of `kind` with the parameters in `text`, `name=value,...`. Raises ConfigError: SW-121 for a name that
+    does not exist, SW-122 for a value that cannot be used."""
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     given: dict[str, int | float] = {}
     for part in filter(None, text.split(",")):

@@ -45,8 +45,8 @@ class Zipf(About):
 
 @dataclass(frozen=True, slots=True)
 class Churn(About):
-    """As `zipf` over the newest `documents`; `every` so many requests a new one comes in as the most popular, and all
-    before it are one rank less so."""
+    """`zipf` over the newest `documents`. After every `every` requests a new one enters as the most popular, and all
+    others fall by one rank."""
 
     documents: int = number(500, 1, 1_000_000)
     skew: float = number(0.8, 0, 10)
@@ -76,7 +76,7 @@ class Scan(About):
         return asked(self, order, 0, block_tokens, rng)
 
     def _scanned(self, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Which requests are part of a burst: spans of random length, in turns of one kind and the other."""
+        """For each request, whether it is part of a burst: spans of random length, in alternation."""
         if self.once in (0, 1):
             return np.full(self.requests, self.once == 1)
         pairs = self.requests // 2 + 1  # certainly enough, since no span is empty

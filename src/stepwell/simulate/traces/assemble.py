@@ -13,7 +13,7 @@ from stepwell.simulate.traces.trace import Floats, Ints, Trace
 
 
 class Columns(NamedTuple):
-    """Of each request, in any order."""
+    """Columns of all requests, in any order."""
 
     times: Floats  # seconds from anywhere
     inputs: Ints
@@ -35,14 +35,14 @@ class Rows:
         return len(self._times)
 
     def add(self, time: float, inputs: int, outputs: int, session: str | int | None) -> None:
-        """One request; sessions are told apart by name and numbered here."""
+        """Adds one request; sessions are recognised by name and numbered here."""
         self._times.append(time)
         self._inputs.append(inputs)
         self._outputs.append(outputs)
         self._sessions.append(self._names.setdefault(session, len(self._names) - 1))
 
     def columns(self, problems: Problems) -> Columns:
-        """All of them. Requests that stand behind later ones are counted as a problem."""
+        """The columns. Requests that stand behind later ones are counted as a problem."""
         times = np.array(self._times, np.float64)
         problems.unsorted = int(np.count_nonzero(times < np.maximum.accumulate(times))) if len(times) else 0
         inputs, outputs, sessions = (

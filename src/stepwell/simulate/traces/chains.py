@@ -15,7 +15,7 @@ import numpy as np
 from stepwell.simulate.traces.problems import unusable
 from stepwell.simulate.traces.trace import Ints
 
-MAX_IDS = 1 << 27  # of a whole trace: 1 GiB, and some times that while it is read
+MAX_IDS = 1 << 27  # ids of a whole trace: 1 GiB, and a few times that while it is read
 
 
 class Blocks(NamedTuple):
@@ -66,7 +66,7 @@ def dense(ids: Ints) -> Ints:
         values, ids = np.unique(ids, return_inverse=True)
         span = len(values)
     first = np.empty(span, np.int64)
-    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ids the last write is kept: the first place
+    first[ids[::-1]] = np.arange(len(ids))[::-1]  # the last write of equal ids is kept: the first position
     new = first[ids] == np.arange(len(ids))
     number = np.empty(span, np.int64)
     number[ids[new]] = np.arange(np.count_nonzero(new))

@@ -94,8 +94,8 @@ class Forest:
         run.seconds = self._cost(run.start * self._tokens, (run.start + run.size) * self._tokens)
 
     def _same(self, run: Run, at: int, last: int) -> int:
-        """How many blocks of the run the ids from `at` on begin with: ids are chained, so if two are equal, all before
-        them are."""
+        """Number of leading blocks of the run that equal the ids from `at` on: ids are chained, so if two are equal,
+        all before them are."""
         ids, base = self._ids, run.base
         most = min(run.size, last - at)
         if ids[base + most - 1] == ids[at + most - 1]:

@@ -33,13 +33,11 @@ def load(
 ) -> Loaded:
     """The trace that `source` names: a generator (`zipf`, `zipf:seed=3,requests=1000`), else a file.
 
-    `open_` conversations are open at once, on average, where the times of conversations are ours to choose (64 unless
-    it is given). `block_tokens` is the size of the trace's blocks: by default what the file says, else 512. For
-    Mooncake's format it is the size of the blocks that the file means. `strict` ends at the first malformed line,
-    `format_` names the format of a file whose lines do not show it.
-
-    Raises ConfigError: SW-121 for a format, generator or parameter that is not known, SW-122 for a file or a value that
-    cannot be used, SW-113 if a package is missing.
+    `open_`: mean number of conversations open at once, where the trace does not fix their times (64 unless given).
+    `block_tokens`: size of the trace's blocks, by default the file's, else 512; for Mooncake's format it is the block
+    size that the file was made with. `strict` ends at the first malformed line; `format_` names the format of a file
+    whose lines do not show it. Raises ConfigError: SW-121 for a format, generator or parameter that is not known,
+    SW-122 for a file or a value that cannot be used, SW-113 if a package is missing.
     """
     for name, value, most in (("open", open_, 1_000_000), ("block_tokens", block_tokens, MAX_TOKENS)):
         if value is not None and not 1 <= value <= most:

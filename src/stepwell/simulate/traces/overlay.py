@@ -1,7 +1,7 @@
-"""Conversations laid over each other: each keeps its own clock, when it starts is drawn.
+"""Overlaid conversations: each keeps its own clock, and its start is drawn.
 
-For recorded conversations whose absolute times are not known, and for those that the generator draws. What comes out of
-it is real inside a conversation only; a result says so by how many were open.
+For recorded conversations whose absolute times are not known, and for those that the generator draws. Times are real
+inside a conversation only; results give the number of open conversations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was wrong with a trace and was read over: counted, and told with line numbers.
+"""Problems of a trace that did not stop its reading: counted, and reported with line numbers.
 
 Readers report here and go on; `strict` turns the first malformed line into an error. The command line shows `told()`.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stepwell.errors import ConfigError
 
-SHOWN = 5  # malformed lines that are told one by one; the rest is a count
+SHOWN = 5  # malformed lines that are shown one by one; the rest is a count
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class Malformed:
 
 @dataclass(slots=True)
 class Problems:
-    """Of one trace. Nothing but the reader changes it."""
+    """Problems of one trace. Only its reader changes them."""
 
     source: str
     strict: bool = False
     malformed: int = 0  # lines left out
-    first: list[Malformed] = field(default_factory=list)  # of these, at most SHOWN
+    first: list[Malformed] = field(default_factory=list)  # the first malformed lines, at most SHOWN
     unsorted: int = 0  # requests that stood behind a later one, and were sorted
     renamed: int = 0  # blocks more than ids, where an id stood behind different prefixes
     cut: str = ""  # why the file was not read to its end
-    notes: list[str] = field(default_factory=list)  # what had to be assumed
+    notes: list[str] = field(default_factory=list)  # assumptions that were made
 
     def line(self, number: int, why: str) -> None:
         """Line `number` is left out. Raises ConfigError SW-122 if that is not wanted."""

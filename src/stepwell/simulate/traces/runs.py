@@ -29,7 +29,7 @@ class Runs:
         return lengths
 
     def blocks(self) -> Blocks:
-        """All ids."""
+        """All block ids."""
         starts = starts_of(self.lengths)
         room_for(int(starts[-1]))
         return Blocks(starts, np.repeat(self.firsts, self.counts) + within(self.counts))

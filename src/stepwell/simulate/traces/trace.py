@@ -1,7 +1,8 @@
-"""What the simulator replays: requests in the order of time, each with the ids of the blocks that it asks for.
+"""Traces: requests in the order of time, each with the ids of the blocks that it asks for.
 
-Flat arrays rather than an object a request: a replay walks millions of ids. `formats` and `generator` make traces (by
-way of `assemble`, which brings about what is promised here); the replay and the tables of results read them.
+Flat arrays rather than an object a request: a replay walks millions of ids. `formats` and `generator` make traces by
+way of `assemble`, which guarantees the order and chaining described here; the replay and the tables of results read
+them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Trace:
     prompt, and a partly filled last one where the format names it. A request may ask for none.
 
     Ids are prefix-chained: an id names a block and all before it, so equal ids stand at equal positions behind equal
-    prefixes, and no request has an id twice. They are numbered 0, 1, ... in the order of their first appearance.
-    Nobody changes the arrays.
+    prefixes, and no request has an id twice. They are numbered 0, 1, ... in the order of their first appearance. The
+    arrays never change.
     """
 
     name: str
