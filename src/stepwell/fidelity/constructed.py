@@ -1,10 +1,10 @@
-"""Attention with a known truth: which records a query needs is planted, so an index's recall is measured directly.
+"""Attention with a known truth: the records that a query needs are planted, so an index's recall is measured directly.
 
 Keys are noise that changes slowly along the context (AR(1) with coefficient `rho`: near 1 neighbours are alike, as
-text's are; 0: nothing helps whoever looks at pages). A query is the sum of its records' own directions, so that each of
-`records` of them stands out less the more they are (context intensity): with one record every method looks alike.
-Optional: channels in which all keys share a large value, and a mean that drifts along the context. No model; a million
-tokens take seconds.
+text's are; with 0 a page says nothing about its tokens). A query is the sum of its records' own directions, so that
+each of `records` of them stands out less the more they are (context intensity): with one record every method looks
+alike. Optional: channels in which all keys share a large value, and a mean that drifts along the context. No model; a
+million tokens take seconds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SPREAD = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What is constructed. `strength`: how much of its own direction a record's key has, in standard deviations of a
-    channel; `run`: tokens of a record; `queries`: each with `records` of its own; `outliers` and `drift`: how large the
-    shared value is, and the mean at the context's end, in the same unit."""
+    """Parameters of a construction. `strength`: the part of its own direction in a record's key, in standard deviations
+    of a channel. `run`: tokens of a record. `queries`: number of queries, each with `records` of its own. `outliers`,
+    `drift`: size of the shared value, and of the mean at the context's end, in the same unit."""
 
     tokens: int
     records: int = 1
@@ -53,8 +53,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Of an index on a construction: the share of the records' tokens that are selected at a budget, with an interval
-    over queries. Bytes are of one KV head; `bytes_all_fp16` of K and V of every token."""
+    """Recall of an index on a construction: the share of the records' tokens that are selected at a budget, with an
+    interval over queries. Bytes are for one KV head; `bytes_all_fp16`: K and V of every token."""
 
     made: Made
     index: str
@@ -69,7 +69,7 @@ class Recall:
         return granularity(self.page_tokens)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as JSON values."""
         return {
             "task": "constructed",
             **asdict(self.made),

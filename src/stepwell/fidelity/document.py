@@ -1,4 +1,4 @@
-"""What a task makes: a prompt, how it goes on, and which of that are the facts that count."""
+"""Documents of tasks: a prompt, its continuation, and the facts in it that count."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Document:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
+        """Tokens of the prompt."""
         return len(self.prompt)
 
     def gold_positions(self) -> list[int]:
-        """Of the continuation's tokens, those of fields; ascending."""
+        """Positions in the continuation of tokens that belong to fields; ascending."""
         return sorted({at for field in self.fields for at in range(field.start, field.stop)})
 
 
@@ -47,5 +47,5 @@ def may_be_gold(span: tuple[int, int], tokens: int) -> bool:
 
 
 def far(spans: Sequence[tuple[int, int]], tokens: int) -> list[int]:
-    """Which of the records may be gold."""
+    """Indexes of the records that may be gold."""
     return [at for at, span in enumerate(spans) if may_be_gold(span, tokens)]

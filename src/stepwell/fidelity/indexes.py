@@ -27,7 +27,7 @@ KINDS: dict[int, dict[str, IndexKind]] = {
     32: {"oracle": TrueKeys(), "2 bits, centred": RotatedKeys(2), "min/max": MinMax(), "mean": MeanLandmark()},
     128: {"oracle": TrueKeys(), "2 bits, centred": RotatedKeys(2), "min/max": MinMax(), "mean": MeanLandmark()},
 }
-"""By the tokens of a page."""
+"""Index kinds by the number of tokens of a page, then by name."""
 WORLDS: dict[str, dict[str, float]] = {
     "smooth": {},
     "rough": {"rho": 0.0},
@@ -39,7 +39,7 @@ Found = list[tuple[str, Recall]]
 
 
 def run(tokens: Sequence[int], records: Sequence[int], budgets: Sequence[float], queries: int, seed: int) -> Found:
-    """In the order of these. Raises ConfigError SW-128 if so many records do not fit."""
+    """Runs all combinations, in this order of parameters. Raises ConfigError SW-128 if the records do not fit."""
     found: Found = []
     for length, count, (world, settings) in product(tokens, records, WORLDS.items()):
         made = replace(Made(length, count, queries=queries, seed=seed), **settings)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def run(tokens: Sequence[int], records: Sequence[int], budgets: Sequence[float],
 
 
 def plain(found: Found) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Output of `--json`."""
     return {"rows": [{"world": world, **one.plain()} for world, one in found]}
 
 

@@ -22,13 +22,14 @@ from stepwell.fidelity.wishes import FULL, ORACLE, Config
 
 Say = Callable[[str], None]
 SIDE_BY_SIDE_TOKENS = 16 << 10
-"""Of prompts, in one batch: what they take in memory, some times over, is modest beside a model."""
+"""Prompt tokens in one batch: their memory, some times over, is modest beside a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. `documents` of each of `seeds`, for every task and length; `own` documents beside those or instead.
-    `limit_s`: no batch is begun that, if it took as long as the longest so far, would end later; one is always run."""
+    """The runs to do. `documents`: number for each of `seeds`, task and length; `own`: documents beside those or
+    instead. `limit_s`: no batch begins that would end later if it took as long as the longest so far; one always
+    runs."""
 
     configs: Sequence[Config]
     tasks: Sequence[str] = ()
@@ -59,7 +60,7 @@ class Job:
 def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> list[Row]:
     """The rows, in the order of the plan. Raises ConfigError for tasks or policies that cannot be."""
     for name in plan.tasks:
-        tasks.named(name)  # a wrong name is told at once
+        tasks.named(name)  # raises for a wrong name at once
     for config, budget in product(plan.configs, plan.budgets):
         if config.name != FULL:
             policy_of(config, budget)

@@ -17,16 +17,19 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from stepwell.fidelity.document import Document
 
 LAST_QUERIES = 64
-"""Of the prompt, whose attention may tell a policy what is important."""
+"""Last tokens of the prompt, whose attention may show a policy what is important."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Documents with prompts of one length, side by side. `dense`: the KV of all of each prompt but its last token;
-    nobody changes it. `queries`: of each layer, those of the last tokens in it, [B, query heads, n, D], after RoPE.
-    `feed`: [T, B], the tokens that decode steps take: of each document the prompt's last one, then the continuation
-    without its own last one; a document that ends before the longest goes on with its last token, and nobody looks.
-    `logits`: of each document [its steps, V] float32, full attention's, from one pass over all of them."""
+    """Documents with prompts of one length, side by side.
+
+    `dense`: KV of all tokens of each prompt but its last; never changed. `queries`: of each layer, those of the last
+    tokens in it, [B, query heads, n, D], after RoPE. `feed`: [T, B], inputs of the decode steps: each prompt's last
+    token, then its continuation without the last one; a document that ends early repeats its last token, and the
+    outputs are ignored. `logits`: of each document [its steps, V] float32, of full attention, from one pass over all of
+    them.
+    """
 
     documents: Sequence[Document]
     dense: DynamicCache
@@ -49,7 +52,7 @@ class Prefilled:
         return sum(layer.keys.shape[1] * (layer.keys.shape[-1] + layer.values.shape[-1]) for layer in self.dense.layers)
 
     def of_documents(self, steps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What T steps gave, [B, V] each, as `logits` is."""
+        """Outputs of T steps, [B, V] each, in the form of `logits`."""
         return [torch.stack([step[row] for step in steps[: len(logits)]]) for row, logits in enumerate(self.logits)]
 
 

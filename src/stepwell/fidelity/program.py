@@ -37,8 +37,8 @@ _OPTIONS = {"own": "--tasks", "tasks": "--tasks-named", "limit_s": "--limit-seco
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """As it was given; None: what is usual, or what is quick. `own`: a file of a user's documents, which are run alone
-    unless `tasks` names others beside them."""
+    """Arguments of the command; None: the default, or the quick default. `own`: a file of a user's documents, which run
+    alone unless `tasks` names others beside them."""
 
     model: Path | None = None
     own: Path | None = None
@@ -87,7 +87,7 @@ def run(wanted: Wanted, progress: Progress) -> Result:
 
 
 def command(wanted: Wanted) -> str:
-    """What to type for the same rows: what is usual is left out, and of files only their names are told."""
+    """The command line for the same rows: defaults are left out, and only names of files are shown."""
     given = ["stepwell fidelity"]
     for field in fields(Wanted):
         value, option = getattr(wanted, field.name), _OPTIONS.get(field.name, f"--{field.name}")
@@ -127,7 +127,7 @@ def _plan(wanted: Wanted, text: Text) -> Plan:
 
 
 def _loaded(folder: Path) -> Any:
-    """In float32, on the CPU: what is measured is the policy, not the rounding."""
+    """The model in float32, on the CPU: the measurement is of the policy, not of rounding."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -22,15 +22,15 @@ Tier = Literal["host", "disk"]
 _FP16 = 2
 _SPARE_BYTES = 64 << 20
 REFERENCE = "stepwell"
-"""Whose codec, pages and index the controls have where no other sparse policy is run."""
+"""The policy whose codec, pages and index the controls have if no other sparse policy is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What the ledger says of the steps that all documents of a run have. Sizes are of all documents together. Shares
-    are of the whole context, in a step and layer on average: what was selected, and what was fetched (prefetched pages
-    that nobody selected included). Masses of attention left out are estimated; `true_uncovered_mass` is measured where
-    that was asked for, else 0. `steps`: of all documents together."""
+    """Totals of the ledger over the steps that all documents of a run have. Sizes are of all documents together. Shares
+    are of the whole context, in a step and layer on average: selected, and fetched (prefetched pages that were not
+    selected included). Masses of attention left out are estimated; `true_uncovered_mass` is measured if requested, else
+    0. `steps`: of all documents together."""
 
     steps: int
     bytes_cold_to_hot: int
@@ -120,7 +120,7 @@ class Tiered:
 
 
 def granularity(page_tokens: int) -> str:
-    """As rows say it."""
+    """The name of a page size in rows."""
     return "token" if page_tokens == 1 else f"page {page_tokens}"
 
 
@@ -155,7 +155,8 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
 
 
 def is_exact(policy: Any) -> bool:
-    """It has no budget: it fetches everything. So does a verified policy here, where no token is left to be drafted."""
+    """True if the policy has no budget and fetches everything. A verified policy does so here too: no token is left to
+    be drafted."""
     from stepwell.longctx import Mode
 
     return policy.mode is not Mode.SPARSE

@@ -25,7 +25,7 @@ class Encoded:
     special: int = 0
 
     def last(self, count: int) -> Encoded:
-        """So many tokens: the special ones and the end of the text. All, if there are not so many."""
+        """The last `count` tokens, with the special ones and the end of the text; all if there are fewer."""
         gone = max(0, len(self.ids) - count)
         kept = slice(self.special + gone, None)
         return Encoded(

@@ -1,4 +1,4 @@
-"""What a run compares: policies, budgets and lengths, as a person writes them."""
+"""Parameters of a comparison: policies, budgets and lengths, as a person writes them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from stepwell.demo.results.measure import RESAMPLES
 from stepwell.demo.results.stats import Estimate
 
 Sums = tuple[Sequence[float], Sequence[float]]
-"""Of each document: the sum over its tokens, and how many these are."""
+"""For each document, the sum over its tokens and their number."""
 
 
 def ratio(sums: Sequence[float], counts: Sequence[float], seed: int = 0) -> Estimate:

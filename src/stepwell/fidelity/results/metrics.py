@@ -1,4 +1,4 @@
-"""What a policy's next-token distributions are like beside full attention's, on the same tokens. Pure."""
+"""Comparison of a policy's next-token distributions with full attention's, on the same tokens. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepwell.fidelity.results import bootstrap
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-_STEPS_AT_ONCE = 64  # of float64 logits of a large vocabulary
+_STEPS_AT_ONCE = 64  # steps of float64 logits of a large vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ def compare(document: Document, full: torch.Tensor, policy: torch.Tensor) -> Com
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of several documents, pooled over their tokens. Intervals are of 95 %, documents resampled. `field_difference` is
-    the policy's less full attention's; `whole_fields`: share of fields with every token right, None without fields."""
+    """Results over several documents, pooled over their tokens. Intervals are of 95 %, documents resampled.
+    `field_difference`: the policy's less full attention's. `whole_fields`: share of fields with every token right, None
+    without fields."""
 
     documents: int
     tokens: int

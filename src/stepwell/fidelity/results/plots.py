@@ -70,7 +70,7 @@ def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """In the order of the lines, which gives them their colours."""
+    """The legend, in the order of the lines, which determines their colours."""
     items = (
         f'<span><i style="background:{COLOURS[number % len(COLOURS)]}"></i>{escape(name)}</span>'
         for number, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""What was measured, for people: a table on a terminal, and one HTML file that needs nothing else."""
+"""The report: a table on a terminal, and one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ table { border-collapse: collapse; font-size: 13px } td, th { padding: .25em .7e
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the rows are of. `facts`: of the machine and the command, as they are to be shown."""
+    """Origin of the rows. `facts`: of the machine and the command, in the form in which they are shown."""
 
     model: str
     facts: Mapping[str, Any]
 
 
 def plain(rows: Sequence[Row]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Output of `--json`."""
     return {"rows": [asdict(row) for row in rows]}
 
 
@@ -59,7 +59,7 @@ def table(rows: Sequence[Row], about: About) -> str:
 
 
 def facts(digits: int) -> str:
-    """How many were scored, and whether that is enough to tell a hundredth."""
+    """The number of facts scored, and whether it is enough to resolve a hundredth."""
     if not digits:
         return "every next token counts as a fact"
     return f"{digits:,} tokens of facts" + (", too few to judge a point by" if digits < DIGITS else "")

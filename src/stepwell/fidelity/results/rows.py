@@ -16,8 +16,8 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a row is about. `budget`: the share of the context that may be selected in a step. `tokens`: of the prompts,
-    as they were asked for; `intensity`: facts that each continuation needs. Both are 0 where documents differ."""
+    """Key of a row. `budget`: share of the context that may be selected in a step. `tokens`: requested length of the
+    prompts; `intensity`: facts that each continuation needs. Both are 0 where documents differ."""
 
     task: str
     policy: str
@@ -105,7 +105,7 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
     counts = [len(one.compared) for one in found]
 
     def mean(values: Iterable[float]) -> float:
-        """Of what is of a document, or of all those side by side on average."""
+        """Mean over documents, or over batches of them."""
         return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
 
     estimates = (summary.kl, summary.top1, summary.dnll, summary.field_accuracy)

@@ -1,7 +1,5 @@
-"""How well a generated JSON list of objects agrees with the gold one: the score of the Text2JSON set (arXiv
-2604.08426), written anew from its description. For models that can generate such lists: the tasks here are
-teacher-forced.
-"""
+"""Agreement of a generated JSON list of objects with the gold one: the score of the Text2JSON set (arXiv 2604.08426),
+written from its description. For models that can generate such lists: the tasks here are teacher-forced."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'"})
 
 
 def score(answer: str, gold: Sequence[Mapping[str, Any]], key: str = "name") -> float:
-    """Of one answer, 0 to 1: items are matched by exactly equal `key`; a matched one is worth 1, less 1/2 for each key
-    that it lacks and 1/4 for each wrong value, not below 0; the sum is divided by the number of names in either list.
-    0 for an answer without exactly one list that can be read. Apostrophes of all kinds are alike."""
+    """Score of one answer, 0 to 1: items are matched by exactly equal `key`; a matched one is worth 1, less 1/2 for
+    each key that it lacks and 1/4 for each wrong value, not below 0; the sum is divided by the number of names in
+    either list. 0 for an answer without exactly one list that can be read. Apostrophes of all kinds are alike."""
     items = _only_list(answer)
     if items is None:
         return 0.0
@@ -28,7 +26,7 @@ def score(answer: str, gold: Sequence[Mapping[str, Any]], key: str = "name") -> 
 
 
 def mean_score(answers: Sequence[str], golds: Sequence[Sequence[Mapping[str, Any]]], key: str = "name") -> float:
-    """In percent, as it is published. Raises ValueError for no answers or unequal numbers."""
+    """Mean score in percent, the published unit. Raises ValueError for no answers or unequal numbers."""
     if not answers:
         raise ValueError("nothing was answered")
     return 100 * sum(score(a, g, key) for a, g in zip(answers, golds, strict=True)) / len(answers)
@@ -40,7 +38,7 @@ def _item(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 
 
 def _only_list(answer: str) -> list[Any] | None:
-    """What stands from the first [ to the last ], if that is one list."""
+    """The text from the first [ to the last ], if it is one list."""
     start, stop = answer.find("["), answer.rfind("]")
     if start < 0 or stop < start:
         return None

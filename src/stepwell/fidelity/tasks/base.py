@@ -1,4 +1,4 @@
-"""What all tasks share: their interface, writing with marks, and filling a prompt up to a length."""
+"""Common parts of tasks: their interface, text with marked facts, and filling a prompt up to a length."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Task(Protocol):
 
     @property
     def blind(self) -> bool:
-        """It cannot tell good policies from bad ones, and is there to show just that."""
+        """The task cannot tell good policies from bad ones, and is there to show that."""
 
     def document(self, text: Text, tokens: int, random: Random) -> Document:
-        """Of exactly `tokens` tokens of prompt: what is too much is cut off at its beginning. Raises ConfigError SW-128
-        if that is too short for the task."""
+        """A document with exactly `tokens` tokens of prompt, cut off at its beginning. Raises ConfigError SW-128 if
+        that is too short for the task."""
 
 
 @dataclass(slots=True)
@@ -53,8 +53,7 @@ class Draft:
 
 
 def fill(text: Text, units: Sequence[str], tokens: int, around: str = "") -> int:
-    """How many of `units`, from the first on, make at least `tokens` tokens together with `around`; all, if they do
-    not."""
+    """Number of leading `units` that make at least `tokens` tokens together with `around`; all if they do not."""
     room = tokens - text.count(around)
     count = min(len(units), bisect_left(list(accumulate(text.count(unit) for unit in units)), room) + 1)
     while count < len(units) and len(text.encode("".join(units[:count]) + around, first=True).ids) < tokens:

@@ -25,8 +25,8 @@ class MultiTurn:
         lines = [f"{key} : {value}\n" for key, value in table.items()]
         count = fill(text, lines, tokens)
         body = "".join(lines[:count])
-        # What a question takes is cut off at the beginning, so nothing there is asked for: nor in the window, without
-        # any question behind it.
+        # The beginning is cut off to make room for the question, so nothing there is asked for. Nor is anything in the
+        # window, as it would be without a question behind it.
         longest = _question(sorted(keys[:count], key=text.count)[-self.asked :])
         spans = spans_of(text.encode(body, first=True).last(tokens), lines[:count])
         spare = SINKS + text.count(longest)

@@ -26,7 +26,7 @@ from stepwell.fidelity.text import Text
 Scalar = str | int | float | bool
 LEAST_PROMPT = 2
 _MARK = b"\xef\xbb\xbf"
-"""What some editors put before UTF-8."""
+"""Byte order mark, which some editors put before UTF-8."""
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""English that every Python brings along: the language reference that `help()` shows, else its library's docstrings.
+"""English text in every Python: the language reference that `help()` shows, else its library's docstrings.
 
 Nothing of it is kept here. Another version of Python has other texts, so a result names the interpreter's.
 """
@@ -20,7 +20,7 @@ _BLANK = re.compile(r"\n\s*\n")
 
 @cache
 def articles() -> tuple[str, ...]:
-    """Of at least 1,500 characters each, in a fixed order. Raises ConfigError SW-128 if there is none."""
+    """Articles of at least 1,500 characters each, in a fixed order. Raises ConfigError SW-128 if there is none."""
     found = _reference() or _docstrings()
     if not found:
         raise ConfigError(

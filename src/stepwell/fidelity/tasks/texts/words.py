@@ -1,4 +1,4 @@
-"""Words and numbers that nobody can guess."""
+"""Unpredictable words and numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLENTY = 2
 
 
 def words(text: Text, random: Random, count: int) -> list[str]:
-    """So many different ones: of the model's vocabulary, if it has plenty, else made of syllables."""
+    """`count` different words: from the model's vocabulary if it has plenty, else made of syllables."""
     known = text.words()
     if len(known) >= _PLENTY * count:
         return random.sample(known, count)
