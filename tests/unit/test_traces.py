@@ -247,7 +247,7 @@ def test_ids_of_blocks_alone_are_renamed_and_that_is_told(folder: Path) -> None:
     loaded = load(put(folder / "unchained.jsonl", *rows))
     assert requests_of(loaded.trace) == [[0, 1], [2, 3], [0, 1]]
     assert loaded.problems.renamed == 1
-    assert any("renamed" in told for told in loaded.problems.told())
+    assert any("renamed" in told for told in loaded.problems.summary())
 
 
 def test_blocks_of_another_size_than_the_files_are_not_believed(folder: Path) -> None:
@@ -302,14 +302,14 @@ def test_open_conversations_that_are_asked_for_in_vain_are_told(folder: Path, so
     source = timed if source == "timed.jsonl" else source
     without, told = load(source), load(source, open_=3)
     assert same(without.trace, told.trace) and without.trace.name == told.trace.name
-    more = [note for note in told.problems.told() if note not in without.problems.told()]
+    more = [note for note in told.problems.summary() if note not in without.problems.summary()]
     assert [note.partition(":")[0] for note in more] == ["--open 3 changes nothing"]
 
 
 def test_open_conversations_that_make_a_difference_are_not_told(folder: Path) -> None:
     talks = put(folder / "talks.jsonl", conversation("a", turn(0, 64, [[1, 1]])))
     for source in (talks, "agentic:conversations=2"):
-        assert not [note for note in load(source, open_=3).problems.told() if "changes nothing" in note]
+        assert not [note for note in load(source, open_=3).problems.summary() if "changes nothing" in note]
 
 
 def test_conversations_start_so_that_as_many_are_open(folder: Path) -> None:
@@ -342,7 +342,7 @@ def test_lengths_as_azure_writes_them(folder: Path) -> None:
     assert trace.outputs.tolist() == [27, 10, 8]
     assert trace.distinct == 0 + 9 + 6
     assert trace.ceiling().sum() == 0
-    assert any("no block is asked for twice" in told for told in loaded.problems.told())
+    assert any("no block is asked for twice" in told for told in loaded.problems.summary())
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_a_malformed_line_is_left_out_and_told(folder: Path, good: Sequence[obje
 def test_many_malformed_lines_are_a_count(folder: Path) -> None:
     loaded = load(put(folder / "many.jsonl", ROW, *["{"] * 1000))
     assert loaded.problems.malformed == 1000
-    told = loaded.problems.told()
+    told = loaded.problems.summary()
     assert [line.split(":")[0] for line in told[:5]] == [f"line {i}" for i in range(2, 7)]
     assert "1,000 malformed lines" in told[5]
 
@@ -579,7 +579,7 @@ def test_a_compressed_file_that_is_cut_off_gives_what_is_there(folder: Path) -> 
     loaded = load(str(path))
     assert 0 < len(loaded.trace) < 20_000
     assert loaded.problems.cut
-    assert any("not read to its end" in told for told in loaded.problems.told())
+    assert any("not read to its end" in told for told in loaded.problems.summary())
     with pytest.raises(ConfigError, match="cut off or damaged"):
         load(str(path), strict=True)
     path.write_bytes(whole[:20])

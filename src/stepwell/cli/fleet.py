@@ -43,7 +43,7 @@ def simulate_fleet(
     lines: list[bytes] = []
     for source in traces:
         loaded = load(source, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_)
-        for told in loaded.problems.told():
+        for told in loaded.problems.summary():
             typer.echo(f"{source}: {told}", err=True)
         row, of_requests = simulate(described, loaded.trace)
         rows.append(row)

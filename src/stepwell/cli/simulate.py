@@ -46,7 +46,7 @@ def simulate(
     names, sizes = wishes.policies(policy), wishes.capacities(capacity_tokens)
     loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]
     for one in loaded:
-        for told in one.problems.told():
+        for told in one.problems.summary():
             typer.echo(f"{one.problems.source}: {told}", err=True)
     wanted = Wanted([one.trace for one in loaded], names, sizes, cost)
     rows = dict(sweep(wanted, processes=processes, keep=keep, cluster=ray))

@@ -1,6 +1,6 @@
 """Problems of a trace that did not stop its reading: counted, and reported with line numbers.
 
-Readers report here and go on; `strict` turns the first malformed line into an error. The command line shows `told()`.
+Readers report here and go on; `strict` turns the first malformed line into an error. Commands show `summary()`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class Problems:
             raise unusable(f"{self.source}, behind line {number}", why, "get the whole file")
         self.cut = f"behind line {number}: {why}"
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """One sentence each, for people; none if all is well."""
-        told = [f"line {bad.line}: {bad.why}" for bad in self.first]
+        lines = [f"line {bad.line}: {bad.why}" for bad in self.first]
         if self.malformed:
-            told.append(f"{_count(self.malformed, 'malformed line')} left out")
+            lines.append(f"{_count(self.malformed, 'malformed line')} left out")
         if self.cut:
-            told.append(f"not read to its end, {self.cut}")
+            lines.append(f"not read to its end, {self.cut}")
         if self.unsorted:
-            told.append(f"{_count(self.unsorted, 'request')} out of order, sorted by time")
+            lines.append(f"{_count(self.unsorted, 'request')} out of order, sorted by time")
         if self.renamed:
-            told.append(
+            lines.append(
                 "ids do not name a block together with all before it, so they were renamed: "
                 f"{_count(self.renamed, 'block')} more than ids"
             )
-        return told + self.notes
+        return lines + self.notes
 
 
 def unusable(what: str, why: str, fix: str) -> ConfigError:
