@@ -20,8 +20,8 @@ from lab.bench.longctx.stage import Stage
 from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
 from stepwell.longctx.kv.cold import ColdPages
 from stepwell.longctx.kv.fetch.arrival import arrive, timing
-from stepwell.longctx.kv.fetch.brought import Brought
 from stepwell.longctx.kv.fetch.fetcher import Fetcher
+from stepwell.longctx.kv.fetch.page_fetch import PageFetch
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.parts.codec.plain import Plain
 from stepwell.longctx.parts.index.exact import TrueKeys
@@ -54,7 +54,7 @@ def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> N
     with attach(model, policy, hot_tokens=96):
         found = [model(ids[:, :-8], past_key_values=cache).logits[:, -1]]
         found += [model(ids[:, at : at + 1], past_key_values=cache).logits[:, -1] for at in range(392, 400)]
-    assert cache.ledger.brought() > 0
+    assert cache.ledger.cold_to_hot() > 0
     cache.close()
     assert (torch.cat(found) - expected).abs().max() < 1e-3 * expected.abs().max()
 
@@ -126,7 +126,7 @@ def test_what_is_to_be_read_is_known_on_the_host(device: str) -> None:
     source = Asked(codec, store, 1, device=torch.device(device), fetcher=fetcher)
     source.add(*torch.randn(2, 1, 8, 2, 16, 8).unbind())
     wanted = torch.ones(1, 8, dtype=torch.bool, device=device)
-    brought = Brought(source, wanted, 3, fetcher=fetcher, ledger=ledger, kind="draft")
+    brought = PageFetch(source, wanted, 3, fetcher=fetcher, ledger=ledger, kind="draft")
     found = [(piece.lanes.device.type, piece.states.result().states()[0].device.type) for piece in brought.pieces()]
     fetcher.close()
     assert found == [(device, device)] * 3 and where == ["cpu"] * 6

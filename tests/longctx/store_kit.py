@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
     def ask_for_what_nobody_owns(self, data: st.DataObject) -> None:
         places = torch.tensor([data.draw(st.sampled_from([-1, PAGES, 1 << 62, *sorted(self.freed)]))])
         for call in (self.store.get, self.store.retain, self.store.free):
-            with pytest.raises(ValueError, match="a place that nobody owns"):
+            with pytest.raises(ValueError, match="a place without owner"):
                 call(places)
 
     @invariant()

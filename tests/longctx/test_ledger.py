@@ -43,5 +43,5 @@ def test_partial_results_are_not_pages():
     for kind, nbytes in (("draft", 1), ("exact", 2), ("warm", 4), ("recall", 8), ("partial", 16)):
         ledger.moved("cold", "hot", kind, nbytes)
     ledger.moved("hot", "cold", "spill", 32)
-    assert ledger.brought() == 15 and ledger.brought("exact") == 2
+    assert ledger.cold_to_hot() == 15 and ledger.cold_to_hot("exact") == 2
     assert ledger.snapshot()["bytes_hot_to_cold"] == 32

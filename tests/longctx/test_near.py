@@ -162,7 +162,7 @@ def test_scoring_moves_a_twentieth_of_what_reading_keys_would(process):
     told = ledger.snapshot()
     assert 0 < 20 * told["bytes_score"] <= keys.numel() * 2
     assert told["moved"]["hot to cold: score"] > 0 and told["moved"]["cold to hot: score"] > 307 * 3 * 6
-    assert told["bytes_cold_to_hot"] == ledger.brought() == 0
+    assert told["bytes_cold_to_hot"] == ledger.cold_to_hot() == 0
     assert told["moved"]["hot to cold: index"] > keys.nbytes
 
 
@@ -253,10 +253,10 @@ def test_tokens_of_beams_and_of_verified_drafts_are_the_same():
 
 
 def test_how_much_is_told_follows_from_the_selector():
-    assert policies.named("hillinfer").executor == "near_data" and policies.named("hillinfer").told == 0.15
-    assert replace(HERE, selector=TopP(0.9, 0.1, 0.3)).told == 0.3
-    assert replace(HERE, selector=BelowMax(ceiling=0.1)).told == 0.1
-    assert replace(HERE, candidates=0.5).told == 0.5
+    assert policies.named("hillinfer").executor == "near_data" and policies.named("hillinfer").scored_share == 0.15
+    assert replace(HERE, selector=TopP(0.9, 0.1, 0.3)).scored_share == 0.3
+    assert replace(HERE, selector=BelowMax(ceiling=0.1)).scored_share == 0.1
+    assert replace(HERE, candidates=0.5).scored_share == 0.5
     for wrong in ({"candidates": 0.0}, {"candidates": 1.5}, {"executor": "elsewhere"}):
         with pytest.raises(ConfigError, match="SW-129"):
             replace(HERE, **wrong)

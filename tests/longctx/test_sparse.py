@@ -93,7 +93,7 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
         pages = cache.ledger.pages
         waited = pages["selected"] - pages["hits"] - pages["early"] - pages["late"]
         assert (waited == 0) == (late == 1.0) and pages["early"] > 0 and found.isfinite().all()
-        coming = sum(brought.count for layer in cache.tiered for brought in layer.state.ahead.brought)
+        coming = sum(brought.count for layer in cache.tiered for brought in layer.state.ahead.fetches)
         came = pages["fetched"] - pages["mispredicted"] - coming
         assert pages["late"] > 0 and pages["selected"] == pages["hits"] + came + pages["late"]
         cache.close()
@@ -249,7 +249,7 @@ def test_no_more_is_on_its_way_between_steps_than_there_is_room_for(tmp_path):
         cache = attached.new_cache()
         stepped(model, ids, cache, [150, 1, 1])
         states = [layer.state for layer in cache.tiered]
-        coming = [sum(brought.count for brought in state.ahead.brought) for state in states]
+        coming = [sum(brought.count for brought in state.ahead.fetches) for state in states]
         assert max(coming) == cache.setting.late_pages < cache.ledger.pages["late"]
         assert all(state.pool.slots + cache.setting.late_pages == cache.setting.budget.pool for state in states)
         cache.measure()

@@ -73,7 +73,7 @@ def _rows(tokens: int, made: int, clock: Clock, ledger: Ledger) -> list[Row]:
         _bytes("  hot: tail, sinks and pool", told["hot_bytes"]),
         _bytes("  key index", told["index_bytes"]),
         _bytes("  brought up in all", told["bytes_cold_to_hot"], "lossless pages for the prompt's parts, mostly"),
-        one("  brought up by a decode step", "KiB", ledger.brought("draft") / max(1, len(steps)) / 1024),
+        one("  brought up by a decode step", "KiB", ledger.cold_to_hot("draft") / max(1, len(steps)) / 1024),
         one("  hits of the pool", "", ledger.pages["hits"] / selected),
     ]
 
@@ -114,7 +114,7 @@ def hot_tokens(cache: TieredCache) -> int:
     for state in (layer.state for layer in cache.tiered if layer.state is not None):
         sinks = state.sinks[0].shape[2] if state.sinks is not None else 0
         pages = int((state.pool.pages >= 0).sum(1).max()) if state.pool is not None else 0
-        pages += sum(int(brought.wanted.sum(1).max()) for brought in state.ahead.brought)
+        pages += sum(int(brought.wanted.sum(1).max()) for brought in state.ahead.fetches)
         found = max(found, sinks + len(state.tail) + pages * state.shape.tokens)
     return found
 

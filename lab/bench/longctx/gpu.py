@@ -148,7 +148,7 @@ def decode(model: Any, name: str, context: int, steps: int, stage: Stage) -> Dec
         with attach(model, policy, hot_tokens=hot), timing() as waited:
             for step in range(WARM + steps):
                 if step == WARM:
-                    before = ledger.brought(), ledger.seconds["stall"], ledger.seconds["fetch"], waited()
+                    before = ledger.cold_to_hot(), ledger.seconds["stall"], ledger.seconds["fetch"], waited()
                 if trace is not None:
                     trace.step = step
                 wait(device)
@@ -166,7 +166,7 @@ def decode(model: Any, name: str, context: int, steps: int, stage: Stage) -> Dec
             ledger.seconds["stall"] - stall,
             waits - waits_before,
             ledger.seconds["fetch"] - fetch,
-            ledger.brought() - brought,
+            ledger.cold_to_hot() - brought,
         )
     finally:
         cache.close()

@@ -160,11 +160,11 @@ def decode(model: Any, cache: TieredCache, ids: torch.Tensor) -> Steps:
     """One step for each of these tokens."""
     ledger = cache.ledger
     seconds, stalls, fetches = [], [], []
-    before = ledger.brought()
+    before = ledger.cold_to_hot()
     for token in ids.unbind(1):
         began, stall, fetch = time.perf_counter(), ledger.seconds["stall"], ledger.seconds["fetch"]
         model(token[:, None], past_key_values=cache)
         seconds.append(time.perf_counter() - began)
         stalls.append(ledger.seconds["stall"] - stall)
         fetches.append(ledger.seconds["fetch"] - fetch)
-    return Steps(seconds, ledger.brought() - before, sum(fetches), sum(stalls), stalls, fetches)
+    return Steps(seconds, ledger.cold_to_hot() - before, sum(fetches), sum(stalls), stalls, fetches)

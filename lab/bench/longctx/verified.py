@@ -223,7 +223,7 @@ def _alone(model: Any, ids: torch.Tensor, size: Size) -> dict[str, float]:
             model.generate(ids, past_key_values=cache, **_greedy(size.alone_tokens))
         ledger = cache.ledger
         counted = {"drafted": ledger.drafted, "accepted": ledger.accepted, "checks": ledger.verifies}
-        counted["bytes"] = ledger.brought() // ledger.generated
+        counted["bytes"] = ledger.cold_to_hot() // ledger.generated
         found |= {f"{name} {budget:g}": value for name, value in counted.items()}
         cache.close()
     return found
@@ -237,6 +237,6 @@ def _exact_bytes(model: Any, prompt: Prefilled, steps: int) -> float:
     with attach(model, "exact", hot_tokens=HOT):
         for _ in range(steps):
             model(prompt.feed[:1], past_key_values=cache)
-    found = cache.ledger.brought() / steps
+    found = cache.ledger.cold_to_hot() / steps
     cache.close()
     return found

@@ -39,7 +39,7 @@ class Recording:
 
     def __init__(self, inner: Fetcher, ledger: Ledger) -> None:
         self._inner, self._ledger = inner, ledger
-        self._brought = ledger.brought()
+        self._brought = ledger.cold_to_hot()
         self.events: list[Ask | Need] = []
 
     @property
@@ -47,7 +47,7 @@ class Recording:
         return self._inner.beside
 
     def start(self, read: Callable[[], T], urgent: bool = True) -> _Recorded[T]:
-        brought = self._ledger.brought()  # what is asked for is noted there first
+        brought = self._ledger.cold_to_hot()  # what is asked for is noted there first
         nbytes, self._brought = brought - self._brought, brought
         number = len(self.events)
         self.events.append(Ask(time.perf_counter(), number, nbytes, urgent))

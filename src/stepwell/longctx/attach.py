@@ -23,7 +23,7 @@ from stepwell.longctx.policy import Mode, Policy
 from stepwell.longctx.saved import contexts
 
 PREFILL_TOKENS = 1024
-"""Of a prompt, computed at a time: what a chunk takes on the device is on top of the hot budget."""
+"""Prompt tokens computed at a time: the memory of a chunk on the device comes on top of the hot budget."""
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def attach(
     hook.register()
     chosen = named(policy) if isinstance(policy, str) else policy
     attached = Attached(model, chosen, {"hot_tokens": hot_tokens, "host": host, "disk": disk}, prefill_tokens)
-    attached.new_cache().close()  # impossible sizes are told now
+    attached.new_cache().close()  # raises for impossible sizes now
     before, own = model.config._attn_implementation, model.__dict__.get("generate")
     plain = model.generate
     handles: list[Any] = []
@@ -75,13 +75,13 @@ def attach(
 
 
 class Attached:
-    """What `attach` gives."""
+    """The result of `attach`."""
 
     def __init__(self, model: Any, policy: Policy, sizes: dict[str, Any], prefill_tokens: int) -> None:
         self._model, self._sizes, self._prefill_tokens = model, sizes, prefill_tokens
         self.policy = policy
         self.ledger = Ledger()
-        """Of the last generation."""
+        """Ledger of the last generation."""
 
     def new_cache(self) -> TieredCache:
         return TieredCache(self._model.config, self.policy, **self._sizes)
@@ -102,7 +102,7 @@ class Attached:
                 options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)[:, start:]
             with cache.exactly():
                 self._model(input_ids[:, start:until], **options)
-            cache.crop(0)  # windows that a verified turn before this one told to record keep no more than they need
+            cache.crop(0)  # windows that an earlier verified turn made record keep no more than they need
         _note_tokens(cache, input_ids, attention_mask)
 
     def save(self, path: str | Path, cache: TieredCache, *, key: bytes | None = None) -> None:
@@ -137,7 +137,7 @@ class Attached:
         seen = _Seen(cache.ledger)
         criteria = [*(kwargs.pop("stopping_criteria", None) or []), seen]
         if cache.policy.mode is Mode.VERIFIED:
-            # generate keeps the streamer to itself when the decoding is somebody else's
+            # generate withholds the streamer from custom decoding
             kwargs["custom_generate"] = partial(verified.decode, streamer=kwargs.get("streamer"))
             criteria += wishes.stop_strings()
         try:

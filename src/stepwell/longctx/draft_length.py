@@ -1,4 +1,4 @@
-"""How many tokens to draft before a check: as many as make a token cheapest."""
+"""Number of tokens to draft before a check: the one that makes a token cheapest."""
 
 from __future__ import annotations
 

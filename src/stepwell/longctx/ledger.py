@@ -1,4 +1,4 @@
-"""What was moved, hit, guessed and left out: the only source of every figure that this package reports."""
+"""Counts of pages moved, hit, predicted and left out: the only source of every figure that this package reports."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _RECENT = 32
 
 @dataclass(slots=True)
 class Ledger:
-    """Of one cache; counts only grow. Thread-safe where a fetching thread writes: `moved` and `fetched`.
+    """Ledger of one cache; counts only grow. `moved` and `fetched` are thread-safe, since a fetching thread calls them.
 
-    bytes: by (from, to, kind), as they crossed, scales included. Kinds: "spill", "draft" (pages for a sparse step),
-    "exact" (pages streamed for an exact pass), "warm" (pages brought back when decoding began), "recall" (pages that
-    take residence after being attended in place), "partial" (queries and partial results of attending in place),
-    "index" (keys that go to where they are scored), "score" (queries that go there, pages and scores that come back).
+    `bytes`: by (from, to, kind), as transferred, scales included. Kinds: "spill", "draft" (pages for a sparse step),
+    "exact" (pages streamed for an exact pass), "warm" (pages fetched when decoding began), "recall" (pages that take
+    residence after being attended in place), "partial" (queries and partial results of attending in place), "index"
+    (keys that go to where they are scored), "score" (queries that go there, pages and scores that return).
     """
 
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     pages: Counter[str] = field(default_factory=Counter)
-    """selected = hits + fetched - mispredicted + in_place + late, once all that was asked for has come. early: those of
-    the selected that were fetched before; late: those that their step did not wait for."""
+    """selected = hits + fetched - mispredicted + in_place + late, once all requested pages have arrived. early:
+    selected pages that were fetched before; late: those that their step did not wait for."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """fetch: reading and decoding; stall: what the model waited for it."""
+    """fetch: reading and decoding; stall: time that the model waited for it."""
     steps: int = 0
     """Decode steps of a layer, in all layers together."""
     exact_passes: int = 0
@@ -63,8 +63,8 @@ class Ledger:
         self.alarms += risen
         return risen
 
-    def brought(self, *kinds: str) -> int:
-        """Bytes that came up from cold tiers, of these kinds or of all that are pages."""
+    def cold_to_hot(self, *kinds: str) -> int:
+        """Bytes copied from cold tiers, of these kinds or of all kinds of pages."""
         chosen = kinds or ("draft", "exact", "warm", "recall")
         with self._lock:
             return sum(n for (_, target, kind), n in self.bytes.items() if target == "hot" and kind in chosen)
@@ -76,7 +76,7 @@ class Ledger:
             seconds = dict(self.seconds)
         wanted = self.pages["selected"]
         return {
-            "bytes_cold_to_hot": self.brought(),
+            "bytes_cold_to_hot": self.cold_to_hot(),
             "bytes_hot_to_cold": sum(n for name, n in moved.items() if name.startswith("hot to ")),
             "bytes_score": sum(n for name, n in moved.items() if name.endswith(": score")),
             "moved": moved,

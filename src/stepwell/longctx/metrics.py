@@ -1,4 +1,4 @@
-"""A ledger as text for Prometheus: whoever serves a metrics page adds this to it."""
+"""A ledger as Prometheus text, to be added to a metrics page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The policies that have names: published systems as configurations of our parts, and our own.
+"""Named policies: published systems as configurations of our parts, and our own.
 
-A paper's policy is here as its text has it, with what the text leaves open filled in (said beside each); it is a
-reproduction of the policy, not of the system. Whoever installs a distribution with an entry point in the group
+A paper's policy is here as its text has it, with the gaps of the text filled in (noted beside each); it is a
+reproduction of the policy, not of the system. A distribution with an entry point in the group
 `stepwell.longctx.policies` adds one by its name: the entry point names a `Policy`, or a function that returns one.
 """
 
@@ -39,11 +39,11 @@ STEPWELL = Policy(
     lookahead=2,
     late_mass=0.02,
 )
-"""Two-bit centred token scores summed by page, as many pages as the estimated mass asks for, pages kept as long as
-there is room by the mass that they have now, 8-bit keys and 4-bit values in cold tiers, early fetches two layers ahead;
-a step waits for what was not foretold only where a head gives it 2 % of its attention, the rest comes for the next one
-(measured: waiting for nothing more than doubles the KL on tables, waiting for all hides a fifth less of the fetching).
-A window of a few steps would empty a pool that has room: measured, up to ten hits of a hundred less."""
+"""Two-bit centred token scores summed by page; as many pages as the estimated mass asks for; pages kept as long as
+there is room, by their present mass; 8-bit keys and 4-bit values in cold tiers; early fetches two layers ahead. A step
+waits for a page that was not predicted only if a head gives it 2 % of its attention; the rest arrives for the next step
+(measured: never waiting doubles the KL on tables, waiting for all hides a fifth less of the fetching). A window of a
+few steps would empty a pool that has room: measured, up to ten hits of a hundred less."""
 
 _TOKENS = replace(
     STEPWELL,
@@ -96,7 +96,7 @@ _NAMED = {
             predicted_math=True,
         ),
         # Keys rotated and on a normal distribution's grid in place of plain INT4; 64 recent tokens rather than a share;
-        # what is hot is attended over anyway; no balancing of who scores.
+        # hot pages are attended over anyway; scoring is not balanced between devices
         Policy(
             "hillinfer",
             index=RotatedKeys(bits=4, centred=False),

@@ -24,26 +24,28 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`index`, `selector`: None in EXACT only. `codec`: of cold pages; None is lossless. The first `sinks` and the last
-    `window` tokens are always hot (`window` None: all of the hot budget is the most recent tokens, and nothing is kept
-    of what was fetched).
+    """A policy of a cache.
 
-    `query`: with which query pages are scored. "ahead": predicted from the layer before (ScoutAttention), also used for
-    nothing but fetching early where `prefetch` is set; the mathematics always uses the actual one, unless
-    `predicted_math`. `executor`: "fetch" brings pages to the model's device, "in_place" attends over them where they
-    lie, on the CPU, and brings only partial results. "near_data" is "fetch" with pages and index in a process of their
-    own, which tells the scores of the best pages and no more (HillInfer): of `candidates`, a share of the context;
-    None: of what the selector takes at most, by its `share` or `ceiling`. Others have no order of their own.
+    `index`, `selector`: None in EXACT only. `codec`: of cold pages; None is lossless. The first `sinks` and the last
+    `window` tokens are always hot (`window` None: the whole hot budget is the most recent tokens, and fetched pages are
+    not kept).
 
-    `attend_hot`: what happens to be hot is attended over, selected or not: it costs no transfer. `new_pages`: at most
-    so many pages are fetched in a step and layer. `lookahead`: how many layers before its own a query is foretold; the
-    more, the longer a fetch may take, and the less exact the prediction. `late_mass`: of the pages that were not
-    foretold, a step waits for those that are estimated to hold more than this share of a head's attention; of the
-    others as many as fit into a quarter of the pool's room are brought for the next step (None: it waits for all; so
-    does a step whose rows are not those of the step before, as with beams). `profile_steps`: after so many steps the
-    pool's slots are divided anew among the layers, by what each gains there. `draft_tokens`: at most so many are
-    drafted between two checks. `alarm`: the estimated share of attention left out, averaged over 32 steps, above which
-    accuracy is at risk.
+    `query`: the query that scores pages. "ahead": predicted from the layer before (ScoutAttention); with `prefetch` a
+    prediction only fetches early. Attention always uses the actual query, unless `predicted_math`. `lookahead`: layers
+    between a prediction and its layer; a larger number gives a fetch more time, and a less exact prediction.
+
+    `executor`: "fetch" copies pages to the model's device; "in_place" attends over them where they lie, on the CPU, and
+    returns only partial results; "near_data" is "fetch" with pages and index in a process of their own, which returns
+    the scores of the best pages only (HillInfer). `candidates`: their share of the context; None: the most that the
+    selector takes, by its `share` or `ceiling`. Other pages have no order.
+
+    `attend_hot`: pages that happen to be hot are attended over, selected or not: that costs no transfer. `new_pages`:
+    most pages that are fetched in a step and layer. `late_mass`: a step waits for pages that were not predicted if they
+    are estimated to hold more than this share of a head's attention; of the others as many as fit into a quarter of the
+    pool's room are fetched for the next step (None: it waits for all; so does a step whose rows are not those of the
+    step before, as with beams). `profile_steps`: steps after which the pool's slots are divided anew among the layers,
+    by what each gains there. `draft_tokens`: most tokens that are drafted between two checks. `alarm`: the estimated
+    share of attention left out, averaged over 32 steps, above which accuracy is at risk.
     """
 
     name: str
@@ -92,8 +94,8 @@ class Policy:
             raise self._impossible("predicted_math needs query='ahead' and executor='in_place'", "set both")
 
     @property
-    def told(self) -> float:
-        """The share of the context whose scores are told by the process that scores near the data."""
+    def scored_share(self) -> float:
+        """Share of the context whose scores the process near the data returns."""
         if self.candidates is not None:
             return self.candidates
         most: float = getattr(self.selector, "share", getattr(self.selector, "ceiling", 1.0))

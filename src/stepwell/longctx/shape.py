@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """Of every page of a layer. `heads`: KV heads of a lane; `group`: query heads of one KV head."""
+    """Shape of every page of a layer. `heads`: KV heads of a lane; `group`: query heads of one KV head."""
 
     heads: int
     group: int
@@ -22,5 +22,5 @@ class PageShape:
 
     @property
     def numbers(self) -> int:
-        """Of K and V together."""
+        """Numbers of K and V together."""
         return self.heads * self.tokens * (self.key_dim + self.value_dim)

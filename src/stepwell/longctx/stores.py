@@ -17,9 +17,9 @@ _TRIAL = 4096
 
 
 class Stores:
-    """`link`: a modelled link that all of them share, slower than the real one, for experiments; given as a queue, it
-    may be changed on the way. `near`: they lie in a process of their own. Raises ConfigError and AccessDenied as
-    `Tiers` does: a directory that cannot be used is told before anything is computed."""
+    """Stores of one cache. `link`: a modelled link that all of them share, slower than the real one, for experiments; a
+    queue's speed may be changed while it is in use. `near`: they lie in a process of their own. Raises ConfigError and
+    AccessDenied as `Tiers` does: a directory that cannot be used is an error before anything is computed."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """VERIFIED: tokens are drafted with a sparse policy and checked, several at a time, in one exact pass.
 
-The greedy tokens are full attention's own, whatever the draft: only what the exact pass would have said itself is
-accepted, and the first token that it says otherwise is taken from it (self-speculation with a compressed cache:
-VeriCache, arXiv 2605.17613). What drafting left in the cache is taken back before the check, which computes keys and
+The greedy tokens are full attention's own, for any draft: only tokens that the exact pass would have produced itself
+are accepted, and the first one that differs is taken from it (self-speculation with a compressed cache: VeriCache,
+arXiv 2605.17613). The tokens of drafting are taken out of the cache before the check, which computes their keys and
 values anew, so nothing of a sparse step ever stays.
 """
 
@@ -80,14 +80,14 @@ def _refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
 def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Tensor) -> torch.Tensor:
     """Drafts and checks: what was accepted, [B, 1 to k + 1]. All drafts are in the cache then."""
     ledger, count = run.cache.ledger, length.best()
-    before = ledger.brought()
+    before = ledger.cold_to_hot()
     drafted = tokens
     for _ in range(count):
         drafted = torch.cat([drafted, run.best(drafted, run.forward(drafted[:, -1:])[:, -1])[:, None]], 1)
     run.cache.crop(-count)
-    between = ledger.brought()
+    between = ledger.cold_to_hot()
     scores = run.forward(drafted[:, -count - 1 :], exact=True)
-    after = ledger.brought()
+    after = ledger.cold_to_hot()
     start = tokens.shape[1]
     found: list[torch.Tensor] = []
     for nth in range(count + 1):
@@ -104,8 +104,8 @@ def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Te
 
 
 def _trim(cache: TieredCache, length: int) -> None:
-    """Takes back what was not accepted, or was and nobody will see. Once for each check: with a crop, windows forget
-    what was before them, so a second one would come too late."""
+    """Removes tokens that were not accepted, or were accepted and are not needed. Once for each check: a crop makes
+    windows forget what was before them, so a second one would come too late."""
     cache.crop(length - cache.get_seq_length())
 
 

@@ -1,1 +1,1 @@
-"""Attention in parts, over what is hot and what comes up."""
+"""Attention in parts: over hot tokens, and over pages that are fetched."""

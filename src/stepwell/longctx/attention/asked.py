@@ -1,4 +1,4 @@
-"""What a model's attention asks of a layer."""
+"""The request of a model's attention to a layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the model's attention asks of a layer. `mask`: [B, tokens] bool, False for padding; None: there is none.
+    """A request of the model's attention to a layer. `mask`: [B, tokens] bool, False for padding; None: there is none.
     `sinks`: learned sink logits, one for each query head."""
 
     scale: float

@@ -1,4 +1,4 @@
-"""Which pages a query needs: a policy's index and selector, asked."""
+"""Choice of the pages that a query needs, by a policy's index and selector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell.longctx.parts.select.base import Candidates, Selection
 def candidates(
     layer: LayerState, query: torch.Tensor, hot_lse: torch.Tensor, valid: torch.Tensor | None, asked: Asked
 ) -> Candidates:
-    """What the selector is shown for `query`, [L, H, G, D]."""
+    """The selector's input for `query`, [L, H, G, D]."""
     always = None
     if asked.mask is not None:
         always = _first_tokens(layer, asked.mask)

@@ -37,8 +37,9 @@ def capped(
     seen: torch.Tensor | None,
     lanes: Lanes | None = None,
 ) -> torch.Tensor:
-    """What SDPA has no words for, soft caps and learned sinks, over everything at once: [B, query heads, Q, D] to
-    [B, Q, query heads, Dv]. `seen`: [B or 1, 1, Q, N], bool or added to logits (0 and very little); None: causal."""
+    """Attention with soft caps or learned sinks, which SDPA does not support, over everything at once: [B, query heads,
+    Q, D] to [B, Q, query heads, Dv]. `seen`: [B or 1, 1, Q, N], bool or added to logits (0 and very negative); None:
+    causal."""
     lanes = lanes or Lanes(keys.shape[1], joint=True)
     if seen is None:
         seen = lower(query.shape[2], keys.shape[2], query.device)

@@ -1,10 +1,10 @@
-"""Attention in parts, and the one function that puts parts together: the core of exactness.
+"""Attention in parts, and the one function that merges parts: the core of exactness.
 
 Softmax attention over a set of keys is a fold over any partition of that set: each part keeps its greatest logit, the
 sum of its exponentials below that, and the sum of values weighted by them; two parts merge by scaling both to the
 greater of their peaks (online softmax: Milakov and Gimelshein, arXiv 1805.02867; partial results with their
-log-sum-exp: FlashDecoding). Merging is associative and commutative up to rounding, so the tier a page comes from and
-the order in which pages arrive do not matter. All of it is float32, whatever the model computes in.
+log-sum-exp: FlashDecoding). Merging is associative and commutative up to rounding, so the tier of a page and the order
+in which pages arrive do not matter. All of it is float32, in any dtype of the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Part:
 
     @property
     def lse(self) -> torch.Tensor:
-        """log of the sum of exp(logit): [..., Q]; -inf without keys."""
+        """Log of the sum of exp(logit): [..., Q]; -inf without keys."""
         return self.peak + self.total.log()
 
 

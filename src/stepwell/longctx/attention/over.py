@@ -6,7 +6,7 @@ import torch
 
 from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.merge import Part, attend
-from stepwell.longctx.kv.fetch.brought import Piece, side_by_side
+from stepwell.longctx.kv.fetch.page_fetch import Piece, side_by_side
 from stepwell.longctx.kv.layer import LayerState
 
 

@@ -13,7 +13,7 @@ from stepwell.longctx.attention.hot import hot_part
 from stepwell.longctx.attention.merge import Part, attend, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
 from stepwell.longctx.kv.fetch.arrival import arrive
-from stepwell.longctx.kv.fetch.brought import Brought, Piece
+from stepwell.longctx.kv.fetch.page_fetch import PageFetch, Piece
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.pool import Change
 from stepwell.longctx.parts.residency.base import Step
@@ -28,13 +28,13 @@ _EARLY = 4
 
 
 def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
-    """Sinks, tail, what the pool has, and what was selected; and who is in the pool from then on."""
+    """Attention over sinks, tail, the pages in the pool and those selected; then updates the pool."""
     policy, ledger = layer.setting.policy, layer.setting.ledger
     valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
     shown = candidates(layer, scoring_query(layer, actual), hot.lse[..., 0], valid, asked)
     resident = resident_pages(layer)
-    brought, layer.ahead.brought, layer.ahead.everything = layer.ahead.brought, [], None
-    early = _under_way(brought, resident)
+    fetches, layer.ahead.fetches, layer.ahead.everything = layer.ahead.fetches, [], None
+    early = _under_way(fetches, resident)
     selection = _select(policy, shown, resident, early)
     selected = as_mask(selection, layer.pages)
     if layer.setting.profile is not None and layer.pool is not None:
@@ -53,14 +53,14 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         later &= as_mask(cap(selection, ~later, shown.score, layer.setting.late_pages), layer.pages)
     layer.setting.approximate |= policy.mode is Mode.SPARSE
     ledger.steps += 1
-    late = _bring(layer, missing) if policy.executor != "in_place" else None
+    late = _fetch(layer, missing) if policy.executor != "in_place" else None
     part = hot
-    # What is there is attended over, selected or not, or only what was selected.
+    # Resident pages are attended over, selected or not, or only those that were selected.
     there = resident | early if policy.attend_hot else (resident | early) & selected
     if layer.pool is not None:
         part = merge(part, over_pool(layer, query, there, valid, asked))
     change = _exchange(layer, selected | early, resident, shown.score)
-    for fetched in (*brought, *([late] if late is not None else [])):
+    for fetched in (*fetches, *([late] if late is not None else [])):
         for piece in fetched.pieces():
             more, states = over_piece(layer, query, piece, valid, asked, pages=there | missing)
             part = merge(part, more)
@@ -69,33 +69,33 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         part = merge(part, _in_place(layer, query, missing, valid, asked, change))
     _note(layer, shown, there | selected, actual, hot, valid, asked)
     if later is not None:
-        layer.ahead.brought.append(_bring(layer, later, urgent=False))
+        layer.ahead.fetches.append(_fetch(layer, later, urgent=False))
     layer.before_query = actual
     layer.ahead.query, layer.ahead.hot_lse, layer.ahead.lost = None, hot.lse[..., 0], False
     layer.steps += 1
     return part
 
 
-def foresee(layer: LayerState, query: torch.Tensor) -> None:
-    """`query`: what the layer is expected to be asked next, [B, query heads, 1, D]. Pages that it would need are
-    fetched from now on; where the policy says so, it is what selects."""
+def predict(layer: LayerState, query: torch.Tensor) -> None:
+    """Prepares the layer's next step. `query`: its expected query, [B, query heads, 1, D]. Pages that it would need are
+    fetched from now on; if the policy asks for it, it also selects."""
     policy, ahead = layer.setting.policy, layer.ahead
-    foretold = layer.lanes.queries(query)[..., 0, :]
+    predicted = layer.lanes.queries(query)[..., 0, :]
     if policy.query == "ahead":
-        ahead.query = foretold
+        ahead.query = predicted
     beside = layer.setting.fetcher.beside  # else nothing would be early: reading is done where it is asked for
     if not (policy.prefetch and beside) or ahead.hot_lse is None:
         return
-    shown = candidates(layer, foretold, ahead.hot_lse, None, Asked(layer.scale))
+    shown = candidates(layer, predicted, ahead.hot_lse, None, Asked(layer.scale))
     resident = resident_pages(layer)
-    early = _under_way(ahead.brought, resident)
+    early = _under_way(ahead.fetches, resident)
     wanted = as_mask(_select(policy, shown, resident, early), layer.pages) & ~resident & ~early
-    ahead.brought.append(_bring(layer, wanted, urgent=False))
+    ahead.fetches.append(_fetch(layer, wanted, urgent=False))
 
 
 def _select(policy: Policy, shown: Candidates, resident: torch.Tensor, early: torch.Tensor) -> Selection:
-    """What the policy selects; of pages that are neither resident nor on their way ([L, n] bool each), no more than may
-    still be new in this step."""
+    """The policy's selection; of pages that are neither resident nor on their way ([L, n] bool each), no more than the
+    policy allows as new in a step."""
     assert policy.selector is not None
     selection = policy.selector.select(shown)
     if policy.new_pages is None:
@@ -104,19 +104,19 @@ def _select(policy: Policy, shown: Candidates, resident: torch.Tensor, early: to
     return cap(selection, resident | early, shown.score, left)
 
 
-def _under_way(brought: list[Brought], resident: torch.Tensor) -> torch.Tensor:
+def _under_way(fetches: list[PageFetch], resident: torch.Tensor) -> torch.Tensor:
     """[L, n] bool: pages that are on their way."""
     found = torch.zeros_like(resident)
-    for each in brought:
+    for each in fetches:
         found |= widen(each.wanted, resident.shape[1])
     return found
 
 
-def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> Brought:
-    """As many pages as may be in memory at a time are asked for at once; early ones in small pieces."""
+def _fetch(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> PageFetch:
+    """Fetches as many pages at once as may be in memory at a time; early ones in small pieces."""
     setting, most = layer.setting, layer.pages_at_once
     each = most if urgent else min(_EARLY * wanted.shape[0], most)
-    found = Brought(
+    found = PageFetch(
         layer.source(exact=False),
         wanted,
         each,
@@ -131,7 +131,7 @@ def _bring(layer: LayerState, wanted: torch.Tensor, *, urgent: bool = True) -> B
 
 
 def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor, score: torch.Tensor) -> Change | None:
-    """Who is in the pool from now on. New pages come in as they are fetched."""
+    """Decides which pages are in the pool from now on. New ones enter as they are fetched."""
     if layer.pool is None or layer.residency is None:
         return None
     rank = layer.residency.rank(Step(layer.steps, attended, score, resident))
@@ -140,7 +140,7 @@ def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor,
 
 
 def _install(layer: LayerState, change: Change | None, piece: Piece, states: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Those of the piece's pages that have got a slot."""
+    """Puts the pages of a piece that have got a slot into the pool."""
     if change is None or not len(change.lanes):
         return
     assert layer.pool is not None

@@ -1,4 +1,4 @@
-"""How the hot tokens of a layer are divided."""
+"""Division of a layer's hot tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stepwell.longctx.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class HotBudget:
-    """Per layer and row. Up to `total` tokens nothing steps down. Beyond it: the first `sinks` tokens, a tail of
-    `window` to `window + slack` recent ones, of which whole pages step down whenever it is full, and `pool` pages that
-    have stepped down and were brought back."""
+    """Hot tokens per layer and row. Up to `total` tokens nothing steps down. Beyond it: the first `sinks` tokens, a
+    tail of `window` to `window + slack` recent ones, of which whole pages step down whenever it is full, and `pool`
+    pages that have stepped down and were fetched again."""
 
     total: int
     sinks: int

@@ -16,11 +16,12 @@ from stepwell.longctx.store.base import PageStore
 
 
 class ColdPages:
-    """Pages are numbered from 0 in each lane, the same count in all lanes. Owns its places in the store.
+    """Pages in one codec, numbered from 0 in each lane, the same count in all lanes. Owns its places in the store. Any
+    thread may read.
 
     Where the fetcher reads beside the model, pages are stored beside it, too: they count from the moment they are
-    added, and whoever wants one before its turn stores it himself. What storing raised is then raised by a later call,
-    and this copy is of no further use but to be released. Any thread may read.
+    added, and a thread that needs one before its turn stores it itself. An error of storing is raised by a later call,
+    and this copy can then only be released.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ColdPages:
             self._places = chosen
 
     def release(self) -> None:
-        """Gives all of it back, whatever went wrong before."""
+        """Frees all places, even after errors."""
         with self._lock:
             with contextlib.suppress(StepwellError):
                 self._finish()

@@ -16,7 +16,7 @@ import torch
 
 from stepwell.errors import StepwellError
 from stepwell.longctx.kv.cold import ColdPages
-from stepwell.longctx.kv.fetch.brought import Brought
+from stepwell.longctx.kv.fetch.page_fetch import PageFetch
 from stepwell.longctx.kv.lanes import Lanes
 from stepwell.longctx.kv.pool import Pool
 from stepwell.longctx.kv.setting import Setting
@@ -32,21 +32,21 @@ from stepwell.longctx.policy import Mode
 from stepwell.longctx.shape import PageShape
 
 _LAST_QUERIES = 16
-"""Of the prompt's last tokens, whose attention tells what is important when decoding begins (SnapKV's idea)."""
+"""Last tokens of the prompt, whose attention shows which pages are important when decoding begins (as in SnapKV)."""
 _READ_NUMBERS = 1 << 23
 """K and V numbers that are decoded at a time: 32 MiB in float32."""
 
 
 @dataclass(slots=True)
 class Ahead:
-    """What the layer before has foretold for the next step: the query, pages that are being fetched for it, or,
-    before an exact pass, all of them. `lost`: what was on its way is of other rows than there are now; nothing is put
-    off to the next step, or with beams, which change in each, it would never be there."""
+    """Preparations of the layer before for the next step: the expected query, pages that are being fetched for it, or,
+    before an exact pass, all of them. `lost`: the rows have changed since, so fetched pages do not fit them; the next
+    step then puts off no page, since with beams, which change in each step, it would never arrive."""
 
     query: torch.Tensor | None = None
     hot_lse: torch.Tensor | None = None
-    brought: list[Brought] = field(default_factory=list)
-    everything: Brought | None = None
+    fetches: list[PageFetch] = field(default_factory=list)
+    everything: PageFetch | None = None
     lost: bool = False
 
 
@@ -74,11 +74,11 @@ class LayerState:
         self.settled = self.warmed = False
         self.last_queries: torch.Tensor | None = None
         self.scale = 1.0
-        """Of logits, as the model's attention asks for; set with each attention."""
+        """Scale of logits in the model's attention; set with each attention."""
         self.steps = 0
         """Decode steps so far."""
         self.before_query: torch.Tensor | None = None
-        """Of the step before, [L, H, G, D]."""
+        """Query of the step before, [L, H, G, D]."""
         self.ahead = Ahead()
 
     # --- what is where -----------------------------------------------------------------------
@@ -89,7 +89,7 @@ class LayerState:
 
     @property
     def pages(self) -> int:
-        """That have stepped down."""
+        """Number of pages that have stepped down."""
         copy = self.exact or self.draft
         return copy.count if copy is not None else 0
 
@@ -106,7 +106,7 @@ class LayerState:
         """Sinks, tail, pool, and pages that are on their way."""
         held = self.tail.nbytes + (self.pool.nbytes if self.pool is not None else 0)
         held += sum(states.nbytes for states in self.sinks) if self.sinks is not None else 0
-        coming = sum(brought.count for brought in self.ahead.brought)
+        coming = sum(fetch.count for fetch in self.ahead.fetches)
         return held + coming * self.shape.numbers * self.tail.keys.element_size()
 
     @property
@@ -115,7 +115,7 @@ class LayerState:
 
     @property
     def pages_at_once(self) -> int:
-        """As many as are decoded into memory at a time, in all lanes together."""
+        """Most pages that are decoded into memory at a time, in all lanes together."""
         return max(1, _READ_NUMBERS // self.shape.numbers)
 
     def source(self, exact: bool) -> ColdPages:
@@ -137,8 +137,8 @@ class LayerState:
         self.tail.append(keys, values)
 
     def remember(self, query: torch.Tensor) -> None:
-        """Keeps the last queries of a prompt, whatever parts it comes in, where a pool will be filled by them; `query`:
-        [L, H, G, Q, D]."""
+        """Keeps the last queries of a prompt, however it is divided, if a pool will be filled by them; `query`: [L, H,
+        G, Q, D]."""
         if self.settled or self.setting.policy.residency is None:
             return
         last = query[..., -_LAST_QUERIES:, :].detach()
@@ -300,12 +300,12 @@ class LayerState:
         always: torch.Tensor | None = None,
         count: int | None = None,
     ) -> Candidates:
-        """What a selector is shown for `query`, [L, H, G, D], as `mass.estimate` tells it of the index. `count`: where
-        scores come from another process, those of so many pages do; None: as the policy says."""
+        """The selector's input for `query`, [L, H, G, D], by `mass.estimate` over the index. `count`: number of pages
+        with scores if these come from another process; None: the policy's."""
         index, of = self.index, self.shape
         assert index is not None
         if isinstance(index, NearKeys):
-            wanted = round(self.setting.policy.told * len(self) / of.tokens) if count is None else count
+            wanted = round(self.setting.policy.scored_share * len(self) / of.tokens) if count is None else count
             return index.estimate(
                 query,
                 hot_lse,
@@ -336,7 +336,7 @@ class LayerState:
         if count <= len(self.tail):
             self.tail.drop_back(count)
             return
-        self.ahead = Ahead()  # what was on its way may be of pages that are gone
+        self.ahead = Ahead()  # pages on their way may be gone
         left = max(len(self) - count, 0)
         assert self.sinks is not None
         sinks = self.sinks[0].shape[2]
@@ -357,7 +357,7 @@ class LayerState:
         return states.reshape(self.rows_count, self.lanes.kv_heads, *states.shape[2:])
 
     def _all_hot(self, left: int) -> None:
-        """No page is cold any more: back to a tail alone."""
+        """No page is cold any longer: back to a tail alone."""
         assert self.sinks is not None
         keys, values = (states[:, :, :left] for states in self.sinks)
         rest = self.tail

@@ -20,7 +20,7 @@ class Change:
     slots: torch.Tensor
 
     def only(self, some: torch.Tensor | slice) -> Change:
-        """Those of these pairs."""
+        """The selected pairs alone."""
         return Change(self.lanes[some], self.pages[some], self.slots[some])
 
 
@@ -46,7 +46,7 @@ class Pool:
     def resident(self, count: int) -> torch.Tensor:
         """[L, count] bool, of the pages numbered so far."""
         found = torch.zeros(self._page_of.shape[0], count + 1, dtype=torch.bool, device=self._page_of.device)
-        # What is nobody's is noted behind the last page, and cut off.
+        # Free slots point behind the last page, and are cut off.
         found.scatter_(1, torch.where(self._page_of == _NOBODY, count, self._page_of), True)
         return found[:, :count]
 
@@ -61,8 +61,8 @@ class Pool:
         return (first[..., None] + torch.arange(self._shape.tokens, device=first.device)).flatten(1)
 
     def exchange(self, keep: torch.Tensor) -> Change:
-        """Lets all pages leave that are not in `keep`, [L, n] bool with at most `slots` in a lane, and says which slots
-        are for those of it that are not there. Each of these is there once it is put in with `install`."""
+        """Removes all pages that are not in `keep`, [L, n] bool with at most `slots` in a lane, and assigns slots to
+        the pages of it that are missing. Each of these is resident once `install` has put it in."""
         held = self._page_of
         staying = (held != _NOBODY) & keep.gather(1, held.clamp_min(0))
         self._page_of = torch.where(staying, held, _NOBODY)

@@ -13,7 +13,7 @@ WINDOWS = (1, 2, 3, 4, 6, 8)
 
 
 class Profile:
-    """Of one cache: what each layer selected in its first `steps` decode steps."""
+    """Selections of each layer of one cache in its first `steps` decode steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = max(steps, WINDOWS[-1] + 1)

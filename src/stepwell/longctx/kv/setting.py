@@ -1,4 +1,4 @@
-"""What the layers of one cache share."""
+"""State that the layers of one cache share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LATE_SHARE = 4
 
 @dataclass(slots=True)
 class Setting:
-    """`store_for`: the cold store for pages of so many bytes. `near`: the process that owns these and scores near them,
-    where the policy says so. `audit`: the true mass of what was attended is noted beside the estimated one, at the
-    price of all keys in memory. `exact_now`: steps of one token are exact, too, whatever the policy; `drafting`: those
-    of a VERIFIED policy are sparse, since somebody checks them."""
+    """Parts and modes of one cache. `store_for(n)`: the cold store for pages of n bytes. `near`: the process that owns
+    the pages and scores near them, if the policy asks for one. `audit`: also measures the true mass of attended pages,
+    at the price of all keys in memory. `exact_now`: steps of one token are exact in any policy. `drafting`: those of a
+    VERIFIED policy are sparse, since they are checked."""
 
     policy: Policy
     budget: HotBudget
@@ -37,8 +37,8 @@ class Setting:
     first: int = 0
     """The number of the first tiered layer: passes are counted there."""
     approximate: bool = False
-    """Some of what is in the cache is not as full attention would have left it: pages in a lossy codec alone, or tokens
-    of sparse steps that nobody checked."""
+    """Parts of the cache differ from full attention's: pages in a lossy codec alone, or tokens of sparse steps that
+    were not checked."""
 
     @property
     def sparse_now(self) -> bool:
@@ -48,12 +48,12 @@ class Setting:
 
     @property
     def late_pages(self) -> int:
-        """Of a lane, that may be on their way between steps: a part of what the pool has room for, so that the hot
-        budget holds. 0: every step waits for what it selected."""
+        """Pages of a lane that may be on their way between steps: a part of the pool's room, so that the hot budget
+        holds. 0: every step waits for its selected pages."""
         puts_off = self.policy.late_mass is not None and self.fetcher.beside
         return self.budget.pool // _LATE_SHARE if puts_off else 0
 
     @property
     def slots(self) -> int:
-        """Of the pool, in each lane."""
+        """Slots of the pool in each lane."""
         return self.budget.pool - self.late_pages

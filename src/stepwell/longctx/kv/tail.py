@@ -31,7 +31,7 @@ class Tail:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole buffer."""
+        """Bytes of the whole buffer."""
         return self._keys.nbytes + self._values.nbytes
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:

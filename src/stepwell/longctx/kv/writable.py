@@ -1,4 +1,4 @@
-"""Tensors that a cache keeps are written to again and again, in whatever mode the model runs next."""
+"""Tensors that a cache writes to repeatedly, in any autograd mode of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def writable() -> Iterator[None]:
-    """What is made inside, under `torch.inference_mode()` too, may be written to outside of it. Without gradients in
+    """Tensors made inside, under `torch.inference_mode()` too, may be written to outside of it. Turns gradients off in
     that mode; in others it changes nothing."""
     if not torch.is_inference_mode_enabled():
         yield

@@ -143,7 +143,7 @@ class TieredCache(Cache):
         budget = HotBudget.divide(hot_tokens, chosen)
         near = chosen.executor == "near_data"
         if near and chosen.index is not None:
-            describe(chosen.index)  # one that the other process cannot make is told now
+            describe(chosen.index)  # raises now for a kind that the other process cannot make
         stores = Stores(host, disk, link, near=near)
         fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
         self.setting = Setting(
@@ -284,7 +284,8 @@ class TieredCache(Cache):
                 setattr(self, name, known[rows.to(known.device)] if int(rows.max()) < len(known) else None)
 
     def _divide(self, profile: Profile) -> None:
-        """Between two layers' attention, when nobody uses a pool; once all of them have one (behind a crop, again)."""
+        """Divides the pools' slots between two layers' attention, when no pool is in use, once all layers have one
+        (again after a crop)."""
         pools = {
             state.number: state.pool
             for layer in self.tiered
@@ -307,12 +308,12 @@ class TieredCache(Cache):
         self.ledger.sizes = sizes | self._stores.bytes_by_tier()
 
     def exactly(self) -> AbstractContextManager[None]:
-        """`with cache.exactly():` steps of one token attend over everything, too, whatever the policy."""
+        """`with cache.exactly():` steps of one token attend over everything in any policy."""
         return _set(self.setting, "exact_now")
 
     def drafting(self) -> AbstractContextManager[None]:
-        """`with cache.drafting():` steps of a VERIFIED policy are sparse: whoever calls this checks them. Elsewhere
-        they attend over everything."""
+        """`with cache.drafting():` steps of a VERIFIED policy are sparse, and the caller checks them. Elsewhere they
+        attend over everything."""
         return _set(self.setting, "drafting")
 
     def close(self) -> None:
@@ -337,7 +338,7 @@ def _set(setting: Setting, name: str) -> Iterator[None]:
 
 
 def _close(fetcher: Fetcher, stores: Stores) -> None:
-    """In any thread: a cache that is in a circle of references is found where memory is asked for."""
+    """Runs in any thread: a cache in a reference cycle is collected wherever memory is allocated."""
     if threading.current_thread().name.startswith("stepwell-"):  # it may be one of those that would wait for itself
         threading.Thread(target=_close, args=(fetcher, stores), name="close-stepwell").start()
         return

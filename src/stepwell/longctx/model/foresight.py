@@ -1,9 +1,9 @@
-"""What the next layer will ask, foretold from what enters this one: early fetches, and ScoutAttention's selection.
+"""Prediction of the next layer's query from this layer's input: early fetches, and ScoutAttention's selection.
 
 The residual stream changes little from layer to layer, so the next layer's norm and query projection applied to this
 layer's input come close to the query that it will have (cosine 0.95 and more from layer 3 on, measured; in layers 1 and
 2 it fails). InfiniGen (arXiv 2406.19707) and ScoutAttention (arXiv 2603.27138) build on it. Here it is a hint: pages
-are fetched early, and the actual query decides what is attended over, unless a policy says otherwise.
+are fetched early, and the actual query selects the pages to attend over, unless a policy says otherwise.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from stepwell.longctx.attention.sparse import foresee
+from stepwell.longctx.attention.sparse import predict
 from stepwell.longctx.model.cache import TieredCache, TieredLayer
 
 FIRST = 3
-"""The first layer whose query is worth foretelling."""
+"""The first layer whose query can be predicted."""
 
 
 def install(model: torch.nn.Module, lookahead: int = 1) -> list[Any]:
@@ -73,4 +73,4 @@ class _Hook:
             query = attention.q_norm(query)
         query = query.transpose(1, 2)
         query, _ = self._rotate(query, query, *embeddings)
-        foresee(cached.state, query)
+        predict(cached.state, query)

@@ -1,9 +1,9 @@
-"""The handshake with transformers: how attention learns of the cache that its keys went into.
+"""The handshake with transformers: it passes the cache of an attention's keys to the attention function.
 
 Attention modules call `cache.update(k, v, layer)` and then the attention function of the model's configuration, which
-is not told of the cache. So `update` of a layer of ours leaves itself in a context variable, and the function takes it
-from there, checks that it is this module's layer, and does all the rest. Where there is none (no cache, another cache,
-a sliding layer) the function is SDPA. Read in transformers 5.17 to 5.19; `tests/longctx/test_facts.py` checks it.
+gets no cache. So `update` of a layer of ours leaves itself in a context variable, and the function takes it from there,
+checks that it is this module's layer, and does all the rest. Where there is none (no cache, another cache, a sliding
+layer) the function is SDPA. Read in transformers 5.17 to 5.19; `tests/longctx/test_facts.py` checks it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def leave(layer: LayerState, keys: torch.Tensor) -> None:
 
 
 def forget(setting: Setting) -> None:
-    """No layer of this cache is waited for any more, in this thread."""
+    """Forgets a layer of this cache that waits for its attention in this thread."""
     before = _waiting.get()
     if before is not None and before[0].setting is setting:
         _waiting.set(None)
@@ -65,8 +65,8 @@ def mask_function(
     attention_mask: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor | None:
-    """For plain causal attention the padding alone, [B, tokens] bool, or None if there is none: a whole mask of
-    128K x 128K is not affordable. For anything else (sliding windows, packed sequences, images) SDPA's mask."""
+    """The padding alone for plain causal attention, [B, tokens] bool, or None if there is none: a whole mask of 128K x
+    128K is not affordable. SDPA's mask for anything else (sliding windows, packed sequences, images)."""
     if mask_function is causal_mask_function:
         if attention_mask is None or attention_mask.dim() != 2:
             return attention_mask

@@ -1,4 +1,4 @@
-"""Whether a model that nobody has tried gives the same logits with its KV across tiers: asked before it is used."""
+"""Check of an untested model before its use: it must give the same logits with its KV across tiers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OFF = {torch.float32: 1e-3, torch.float64: 1e-3}
 @torch.no_grad()
 def check(model: Any) -> None:
     """Compares both on 82 tokens. Raises Unsupported SW-716 if they differ by more than rounding explains, or if the
-    tiered way does not run at all. The model must have our attention implementation set."""
+    tiered pass fails. The model must have our attention implementation set."""
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "model_type", None) in KNOWN:
         return

@@ -1,4 +1,4 @@
-"""Which models can be tiered correctly. What is not known to be right is refused, with the reason."""
+"""Models that can be tiered correctly. A model that is not known to be is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BUILT_IN = ("sliding_attention",)
 
 
 def layer_types(config: Any) -> list[str]:
-    """Of each layer of the model's decoder. Raises Unsupported SW-716 for what cannot be tiered."""
+    """Type of each layer of the model's decoder. Raises Unsupported SW-716 for a model that cannot be tiered."""
     from transformers.cache_utils import get_layer_types_and_kwargs
 
     if getattr(config, "is_encoder_decoder", False):

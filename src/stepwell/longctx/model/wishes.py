@@ -1,5 +1,4 @@
-"""What a call of generate asks for, wherever it says so: in an argument, in the generation configuration that it is
-given, or in the model's own."""
+"""Options of a call of generate, from its arguments, the generation configuration given to it, or the model's own."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from transformers import GenerationMixin, StoppingCriteria, StopStringCriteria
 from stepwell.errors import Unsupported
 
 _NAMES = tuple(inspect.signature(GenerationMixin.generate).parameters)[2:]
-"""Of generate's arguments behind the inputs, in order."""
+"""Names of generate's arguments behind the inputs, in order."""
 
 _REFUSED = {
     "assistant_model": "a drafting model has a cache of its own; policies with mode VERIFIED draft without one",
@@ -25,10 +24,8 @@ _REFUSED = {
 
 
 class Wishes:
-    """Of one call. `arguments`: by name, those that were given by position, too.
-
-    Raises Unsupported SW-717 for what cannot be done with a cache across tiers; TypeError for too many arguments.
-    """
+    """Options of one call. `arguments`: by name, positional ones included. Raises Unsupported SW-717 for options that a
+    cache across tiers cannot serve; TypeError for too many arguments."""
 
     def __init__(self, model: Any, positional: Sequence[Any], named: dict[str, Any]) -> None:
         if len(positional) > len(_NAMES):
@@ -45,11 +42,11 @@ class Wishes:
                 "without a cache there is nothing to keep across tiers",
                 "leave use_cache out, or call generate outside attach",
             )
-        if self._own.cache_implementation is not None:  # of a checkpoint, which nobody has asked for in this call
+        if self._own.cache_implementation is not None:  # it comes from the checkpoint, not from this call
             self.arguments["cache_implementation"] = None
 
     def of(self, name: str) -> Any:
-        """None: nobody says anything."""
+        """The option's value; None: it is not set anywhere."""
         found = self._asked(name)
         return found if found is not None else getattr(self._own, name, None)
 
@@ -63,8 +60,8 @@ class Wishes:
         return int(max(self.of("num_beams") or 1, self.of("num_return_sequences") or 1))
 
     def stop_strings(self) -> list[StoppingCriteria]:
-        """What ends at these strings, taken out of the arguments: where the decoding is somebody else's, generate asks
-        for the tokenizer and drops it."""
+        """Stopping criteria for strings, taken out of the arguments: with custom decoding, generate asks for the
+        tokenizer and drops it."""
         strings, tokenizer = self.of("stop_strings"), self.arguments.get("tokenizer")
         if not strings or tokenizer is None:
             return []

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def light_package(name: str) -> None:
-    """Puts `name` among the modules without running its `__init__`, which loads transformers: seconds and hundreds of
-    megabytes that nothing here needs. Whoever asks it for a name after all (a key index of one's own may) gets the
-    whole of it."""
+    """Registers `name` as a module without running its `__init__`, which loads transformers: seconds and hundreds of
+    megabytes that nothing here needs. An attribute access loads the whole package after all, as a custom key index may
+    need."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None
     package, run = importlib.util.module_from_spec(spec), spec.loader.exec_module

@@ -64,7 +64,7 @@ class Scored:
 
 
 class Owner:
-    """All that lies here. `pages` and `scores` are called by a thread each."""
+    """Everything stored in this process. `pages` and `scores` are called by a thread each."""
 
     def __init__(self) -> None:
         self._stores: dict[int, Tiers] = {}

@@ -19,20 +19,20 @@ from stepwell.longctx.shape import PageShape
 
 
 class NearKeys:
-    """Of one layer. Keys cross once, as they step down (ledger: "index"); what crosses for scoring is "score". All
-    calls but `crop` raise BackendDown SW-509 where the process is gone."""
+    """Key index of one layer. Keys are transferred once, as they step down (ledger: "index"); transfers for scoring are
+    "score". All calls but `crop` raise BackendDown SW-509 if the process is gone."""
 
     nbytes = 0
-    """On the fast tier."""
+    """Bytes on the fast tier."""
 
     def __init__(self, process: NearProcess, ledger: Ledger, layer: int, kind: IndexKind, shape: PageShape) -> None:
         self._process, self._ledger, self._layer = process, ledger, layer
         self._shape = shape
         self.far_bytes = 0
-        """What the index takes there."""
+        """Bytes of the index in the other process."""
         self._pages = 0
         self._told: list[torch.Tensor] = []
-        """What the other side knows of padding: which tokens are none, and which pages come first."""
+        """Padding that the other side knows: which tokens are real, and which pages come first."""
         process.call("scores", wire.Make(layer, describe(kind), shape))
 
     def add(self, keys: torch.Tensor) -> None:
@@ -53,9 +53,9 @@ class NearKeys:
         valid: torch.Tensor | None = None,
         always: torch.Tensor | None = None,
     ) -> Candidates:
-        """As `mass.estimate` of what the index tells, with scores of the `count` best pages of each lane alone, rounded
-        to float16. The others share what mass is left evenly, so that masses still add up to 1, and rank behind. The
-        logit of a page of several tokens is that of their mean weight, not the greatest."""
+        """Does as `mass.estimate` with the scores of the `count` best pages of each lane alone, rounded to float16. The
+        other pages share the remaining mass evenly, so that masses still add up to 1, and rank behind. The logit of a
+        page of several tokens is that of their mean weight, not the greatest."""
         visible, bits = self._news(valid, always)
         asked = wire.Best(self._layer, count, scale, softcap, tokens, visible)
         answer = self._process.call("scores", asked, [query, hot_lse, *bits])
@@ -86,7 +86,7 @@ class NearKeys:
         self.far_bytes = self._process.call("scores", wire.Rows(self._layer), [lanes]).usage["index"]
 
     def _news(self, valid: torch.Tensor | None, always: torch.Tensor | None) -> tuple[int | None, list[torch.Tensor]]:
-        """What a request says of padding, and its bits: nothing where the other side knows it."""
+        """Padding fields of a request, and their bits: none if the other side knows them."""
         if valid is None:
             self._told = []
             return -1, []

@@ -33,12 +33,10 @@ class Answered:
 
 
 class NearProcess:
-    """Started with the first call. Thread-safe: calls on one line wait for each other, those on two lines do not.
-
-    Whatever goes wrong with it (it ends, it does not answer for PATIENCE_S, a call is interrupted) is its end: it is
-    killed, and this call and all later ones raise BackendDown SW-509. `close` ends it, too; calls raise ValueError
-    then, and in a forked child.
-    """
+    """A process that starts with the first call. Thread-safe: calls on one line wait for each other, those on two lines
+    do not. After any failure (it ends, it does not answer for PATIENCE_S, a call is interrupted) it is killed, and this
+    call and all later ones raise BackendDown SW-509. `close` ends it, too; calls then raise ValueError, also in a
+    forked child."""
 
     def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, patience: float = PATIENCE_S) -> None:
         self._host, self._disk = host, disk if disk is None or isinstance(disk, str) else [*map(str, disk)]
@@ -52,7 +50,7 @@ class NearProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None before it has started and after its end."""
+        """Process id; None before the start and after the end."""
         return self._child.pid if self._child is not None and self._gone is None else None
 
     def call(
@@ -75,7 +73,7 @@ class NearProcess:
     def close(self) -> None:
         """Kills it, and gives back what belonged to it here. Idempotent. A forked child does not end it: it is not its
         own."""
-        self._end("it was closed")  # whoever waits for an answer is told so
+        self._end("it was closed")  # threads that wait for an answer get an error
         if self._gate.close():
             for line in self._lines.values():
                 line.close()
@@ -137,7 +135,7 @@ class NearProcess:
             mine.settimeout(self._patience)
 
     def _end(self, why: str) -> str:
-        """Its end, and why it was that, which is what came first."""
+        """Ends the process; the reason, which is the first one given."""
         if self._gone is None:
             self._gone = why
         if self._child is not None:
@@ -147,7 +145,7 @@ class NearProcess:
         return self._gone
 
     def _how(self) -> str:
-        """How it ended, when its line is closed."""
+        """The process's exit, for a message, after its line was closed."""
         assert self._child is not None
         try:
             status = self._child.wait(_DEATH_S)

@@ -1,5 +1,5 @@
-"""What crosses between a model's process and the one that scores near the data: msgpack for words, raw bytes for
-tensors. Both ends are of one installation and one run, so there are no versions.
+"""Messages between a model's process and the one that scores near the data: msgpack for fields, raw bytes for tensors.
+Both ends are of one installation and one run, so there are no versions.
 
     | 4 bytes: length of the head | head: message, dtype and shape of each tensor | bytes of the tensors |
 """
@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 20  # a timeout is for so many bytes, not for all of them
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Its tensors travel beside it."""
+    """A message; its tensors follow it."""
 
 
 class Hello(Message, frozen=True):
@@ -158,7 +158,8 @@ _decode = msgspec.msgpack.Decoder(Head).decode
 
 
 def send(line: socket.socket, message: Request | Answer, tensors: Sequence[torch.Tensor] = ()) -> int:
-    """How many bytes that were. Raises OSError: the line is broken, or nobody reads for as long as its timeout."""
+    """Sends a message; returns its size in bytes. Raises OSError if the line is broken or is not read within its
+    timeout."""
     held = [tensor.detach().cpu().contiguous() for tensor in tensors]
     head = _encode(Head(message, [(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in held]))
     line.sendall(_LENGTH.pack(len(head)) + head)

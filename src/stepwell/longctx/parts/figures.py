@@ -1,4 +1,4 @@
-"""What a policy's author wrote for a part is checked where the part is made, not in the middle of a generation."""
+"""Checks of a part's parameters when it is made, not in the middle of a generation."""
 
 from __future__ import annotations
 

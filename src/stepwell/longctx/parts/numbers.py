@@ -47,5 +47,5 @@ def half_above(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def half_below(numbers: torch.Tensor) -> torch.Tensor:
-    """As `half_above`, towards minus infinity."""
+    """Does as `half_above`, but rounds towards minus infinity."""
     return -half_above(-numbers)

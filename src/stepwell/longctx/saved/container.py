@@ -1,8 +1,8 @@
-"""A prefilled context as one file: sealed, bound to the model that made it, and whole or not there at all.
+"""A prefilled context as one file: sealed, bound to the model that made it, and whole or absent.
 
-What is in it is the caller's: a manifest (a dict that msgpack can hold; tuples come back as lists) and tensors by name,
-which come back bit for bit. Whoever can write the file can destroy it, or put an earlier one of the same model in its
-place; he cannot make it say anything else.
+The content is the caller's: a manifest (a dict that msgpack can hold; tuples are read back as lists) and tensors by
+name, which are read back bit for bit. A user who can write the file can destroy it, or put an earlier one of the same
+model in its place, but cannot change its content.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Reader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors, in the order in which they lie in the file."""
+        """Names of the tensors, in the order of the file."""
         return tuple(self._places)
 
     def read(self, name: str) -> torch.Tensor:
@@ -206,7 +206,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _failing(path: Path, doing: str) -> Iterator[None]:
-    """What the system says, as errors of ours."""
+    """Turns the system's errors into ours."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which model this is, by what it computes with: a saved context is of one fingerprint."""
+"""Identity of a model by everything that it computes with: a saved context belongs to one fingerprint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ those of the tensors; the configuration only names the one that was asked for wh
 
 
 def fingerprint(model: Any) -> bytes:
-    """32 bytes: BLAKE3 over the model's class, its configuration as it runs it, and name, dtype, shape and bytes of
-    every parameter and buffer, those that are not saved included (RoPE frequencies are among them).
+    """BLAKE3 (32 bytes) over the model's class, its effective configuration, and name, dtype, shape and bytes of every
+    parameter and buffer, those that are not saved included (RoPE frequencies are among them). `model`: a
+    PreTrainedModel.
 
-    `model`: a PreTrainedModel. The same weights loaded twice, from whatever place and with whatever attention
-    implementation, have the same one. Reads all weights once, with all cores; those on a device are copied to the host
-    tensor by tensor. Raises IdentityMismatch SW-403 if not all of them are there, or if adapters are: which of them is
-    active is not in the weights.
+    The same weights loaded twice, from any place and with any attention implementation, have the same fingerprint.
+    Reads all weights once, with all cores; those on a device are copied to the host tensor by tensor. Raises
+    IdentityMismatch SW-403 if not all of them are there, or if adapters are: which of them is active is not in the
+    weights.
     """
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
     hasher.update(_DOMAIN)
@@ -65,7 +66,7 @@ def _what_it_computes(value: Any) -> Any:
 
 
 def _add(hasher: blake3.blake3, part: bytes | memoryview) -> None:
-    """Its length first, so that no two sequences of parts are the same bytes."""
+    """Adds the part's length first, so that no two sequences of parts are the same bytes."""
     hasher.update(len(part).to_bytes(8, "little"))
     hasher.update(part)
 
@@ -73,7 +74,7 @@ def _add(hasher: blake3.blake3, part: bytes | memoryview) -> None:
 def _unknown(why: str) -> IdentityMismatch:
     return IdentityMismatch(
         "SW-403",
-        what="this model cannot be told from others",
+        what="this model cannot be distinguished from others",
         why=why,
         fix="load it into memory as a whole, with its adapters merged into it; or do not save contexts of it",
     )

@@ -71,7 +71,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """fingerprint: of the model, 32 bytes. context: what the caller says of it."""
+    """Manifest of a saved context. `fingerprint`: of the model, 32 bytes. `context`: the caller's own data."""
 
     fingerprint: bytes
     tensors: tuple[Described, ...]
@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 1 + sum(len(list(tensor.pieces)) for tensor in self.tensors)
 
     def file_bytes(self, packed: int) -> int:
-        """Of the whole file, given the bytes of this manifest."""
+        """Bytes of the whole file; `packed`: those of this manifest."""
         return frame_bytes(packed) + sum(
             frame_bytes(end - start) for tensor in self.tensors for start, end in tensor.pieces
         )
@@ -121,23 +121,23 @@ class Headers:
 
 
 def expected(file_id: bytes, ordinal: int, frames: int, payload: int) -> Expected:
-    """What the reader must find there."""
+    """Header fields that a frame at this position must have."""
     return Expected(file_id, which(ordinal, frames), what(), 0, 1, payload)
 
 
 def which(ordinal: int, frames: int) -> bytes:
-    """In the place of a block id: which frame of how many."""
+    """Number of a frame and of all frames, in the place of a block id."""
     return _WHICH.pack(ordinal, frames)
 
 
 def frames_of(header: FrameHeader) -> int:
-    """How many frames the file has, by the word of this one."""
+    """Number of frames of the file, by the header of one of them."""
     _, frames = _WHICH.unpack(header.block)
     return int(frames)
 
 
 def what() -> bytes:
-    """In the place of a namespace tag: that this is a saved context, and the version of its format."""
+    """Marker of a saved context with the version of its format, in the place of a namespace tag."""
     return _WHAT.pack(_MAGIC, VERSION)
 
 
@@ -156,7 +156,7 @@ def file_key(key: bytes | memoryview, file_id: bytes) -> SegmentKey:
 
 
 def content(tensor: torch.Tensor) -> Bytes:
-    """Its bytes as they lie in memory, little-endian, on the host; a copy only where they do not lie there in order."""
+    """The tensor's bytes in memory order, little-endian, on the host; copied only if they are not contiguous there."""
     flat: Bytes = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     return flat
 

@@ -9,10 +9,8 @@ from stepwell.vault.keyfile import CONTEXT_KEY_NAME, open_key
 
 
 def context_key(home: Path) -> memoryview:
-    """32 bytes, made and kept in `home` (`longctx.key`, 0600) when they are first asked for. Whoever has them can read
-    saved contexts; without them nobody can. `stepwell.io.paths.home_dir` says which home is meant.
-
-    Raises AccessDenied SW-601 to SW-603 (home cannot be used or is not safe) and what `open_key` raises.
-    """
+    """The 32-byte key of saved contexts, made and kept in `home` (`longctx.key`, 0600) at its first use. It opens saved
+    contexts, and nothing else does. `stepwell.io.paths.home_dir` gives the home. Raises AccessDenied SW-601 to SW-603
+    (home cannot be used or is not safe) and the errors of `open_key`."""
     prepare_home(home)
     return open_key(home / CONTEXT_KEY_NAME)

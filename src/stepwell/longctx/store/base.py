@@ -26,7 +26,7 @@ class PageStore(Protocol):
         """One owner less for each; without owners a place is given out again."""
 
     def bytes_by_tier(self) -> dict[str, int]:
-        """In use now: "host", "disk"."""
+        """Bytes in use by tier: "host", "disk"."""
 
     def close(self) -> None:
         """Gives everything back. Idempotent."""

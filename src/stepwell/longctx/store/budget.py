@@ -1,4 +1,4 @@
-"""How many bytes a place may hold, in host memory or in one directory, for all stores of one cache together."""
+"""Budgets in bytes for host memory and directories, shared by all stores of one cache."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Budget:
             return fits
 
     def give(self, nbytes: int) -> None:
-        """Of what was taken."""
+        """Returns bytes that were taken."""
         with self._lock:
             assert 0 <= nbytes <= self._used
             self._used -= nbytes
 
 
 def shared(bound: int | Budget) -> Budget:
-    """A bound in bytes as a budget of its own; a budget is itself, and whoever else has it shares it."""
+    """A bound in bytes as a budget of its own; a budget is itself, shared with its other users."""
     return bound if isinstance(bound, Budget) else Budget(bound)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be used, and is shared by all stores that are given the same object. `host`: None for no host tier."""
+    """Space that may be used, shared by all stores that are given the same object. `host`: None for no host tier."""
 
     host: Budget | None
     disks: tuple[tuple[Path, Budget], ...] = ()
@@ -68,7 +68,7 @@ class Bounds:
 
 
 def _bytes(place: DiskPlace) -> int:
-    """What may be used at this place."""
+    """Bytes that may be used at this place."""
     there = next((folder for folder in (place.path, *place.path.parents) if folder.is_dir()), Path("/"))
     try:
         status = os.statvfs(there)

@@ -1,14 +1,14 @@
-"""Cold pages on disk: one extent each in a file without a name, sealed under a key that only this process has.
+"""Cold pages on disk: one extent each in an unnamed file, sealed under a key that only this process has.
 
-AES-256-GCM per page. The nonce is the ordinal of the write, never used again; nonce and tag of the page that lies at a
-place now are kept in memory only, so an extent that was changed, moved or put back from an earlier write does not open.
-A page costs 36 bytes of memory. The file ends with the process, and nobody could read it without the key.
+AES-256-GCM per page. The nonce is the ordinal of the write, never used again; nonce and tag of the present page of each
+place are kept in memory only, so an extent that was changed, moved or restored from an earlier write does not open. A
+page costs 36 bytes of memory. The file ends with the process, and cannot be read without the key.
 
 O_DIRECT is used where an extent wastes at most an eighth of itself by being whole pages of 4 KiB. It costs nothing when
 the disk has to be asked (measured, ext4 on a virtual disk: 51 us for 12 KiB either way, 1.3 against 1.2 GB/s in order;
 writes 2.6 against 0.4 GB/s), and without it the kernel's cache would keep a second copy in host memory that no limit of
 ours counts: pages that shall lie in memory belong to the host tier. Smaller pages, of a token or two, go through the
-page cache side by side; how fast they come back then says nothing about the disk, and `direct` tells which it is.
+page cache side by side; their read speed then says nothing about the disk. `direct` tells which it is.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DiskFile:
         self._places = Places(self._budget.limit // self.extent_bytes)
         self._reserved = 0
         self._writes = 0
-        self._ordinals = np.zeros(0, np.uint64)  # of the write that lies at each place now
+        self._ordinals = np.zeros(0, np.uint64)  # ordinal of the last write to each place
         self._tags = np.zeros((0, TAG), np.uint8)
         self._staging = Staging(LONGEST + self.extent_bytes + TAG)
         self._threads = threads
@@ -142,7 +142,7 @@ class DiskFile:
             self._release(numbers(places))
 
     def bytes_by_tier(self) -> dict[str, int]:
-        """Of pages; what alignment adds is not counted here, only against the capacity."""
+        """Bytes of pages; alignment is not counted here, only against the capacity."""
         with self._lock:
             return {"disk": self._places.used * self.page_bytes}
 
@@ -167,7 +167,7 @@ class DiskFile:
 
     def _release(self, places: Numbers) -> None:
         gone = self._places.free(places)
-        if not self._places.used and self._reserved:  # nobody reads or writes: that takes places with an owner
+        if not self._places.used and self._reserved:  # no read or write is under way: those need a place with an owner
             with contextlib.suppress(OSError):  # the space stays with the file then
                 self._file.clear()
                 self._reserved = 0
@@ -244,7 +244,8 @@ class DiskFile:
             self.bytes_read += total
 
     def _spread(self, work: Callable[[list[Run]], T], found: list[Run]) -> list[T]:
-        """`work` for each share of the runs, the first in this thread. Whatever happens, none runs when it returns."""
+        """Calls `work` for each share of the runs, the first in this thread. No call is still running when it returns,
+        even after errors."""
         first, *others = shares(found, self.extent_bytes, self._threads) or [[]]
         pending = [self._pool.submit(work, share) for share in others]
         try:

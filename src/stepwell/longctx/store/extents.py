@@ -1,4 +1,4 @@
-"""Which extents are read or written in one call, and by which thread. Pure."""
+"""Grouping of extents into calls and threads. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A file without a name: it is in nobody's way, and its space is free again when its descriptor is closed, also when
-its process is killed."""
+"""Unnamed files: invisible to others, and their space is free again when their descriptor is closed, also when the
+process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIGNMENT = 4096
 
 
 class ExtentFile(Protocol):
-    """All calls block, raise OSError, and may come from any thread."""
+    """File of extents. All calls block, raise OSError, and may come from any thread."""
 
     direct: bool
     """I/O goes past the page cache: offsets, lengths and addresses are multiples of 4096."""
@@ -31,7 +31,7 @@ class ExtentFile(Protocol):
         """Bytes read; fewer than `into` has only where the file ends."""
 
     def write(self, data: memoryview, offset: int) -> None:
-        """All of it, or an OSError."""
+        """Writes everything, or raises OSError."""
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Space for this range, or ENOSPC."""
@@ -48,9 +48,9 @@ OpenFile = Callable[[Path, bool], ExtentFile]
 
 
 class UnnamedFile:
-    """In `directory`, which is made (0700) if it is missing. Where the filesystem knows no unnamed files it is made
-    0600, under a random name that is gone again before anything is written. `direct`: asks for O_DIRECT, which some
-    filesystems refuse. Raises AccessDenied SW-608 where no file can be made."""
+    """An unnamed file in `directory`, which is made (0700) if it is missing. On a filesystem without unnamed files it
+    is made 0600 under a random name, which is removed before anything is written. `direct`: asks for O_DIRECT, which
+    some filesystems refuse. Raises AccessDenied SW-608 if no file can be made."""
 
     def __init__(self, directory: Path, direct: bool) -> None:
         try:

@@ -1,5 +1,5 @@
-"""Whoever works on a store is inside; closing it waits until nobody is. So no thread ever writes to a descriptor whose
-number belongs to another file by now."""
+"""A gate of a store: users are inside, and closing waits until none is. So no thread ever writes to a descriptor whose
+number belongs to another file by then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gate:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Waits until nobody is inside, and lets nobody in any more. False: somebody else has closed it."""
+        """Waits until no user is inside, and admits none from then on. False: another thread has closed it."""
         with self._changed:
             mine, self._open = self._open, False
             self._changed.wait_for(lambda: self._inside == 0)

@@ -141,7 +141,7 @@ class HostPool:
             torch.index_select(slabs[slab], 0, local, out=into[start:end])
 
     def _by_slab(self, places: Numbers) -> Iterator[tuple[int, int, int]]:
-        """Of places whose slabs ascend: (slab, start, end) for each slab that some are in."""
+        """(slab, start, end) for each slab with some of the places, whose slabs must ascend."""
         slabs = places // self._slab_pages
         edges = np.flatnonzero(np.diff(slabs, prepend=-1, append=-1)).tolist() if len(slabs) else []
         for start, end in pairwise(edges):

@@ -1,9 +1,9 @@
-"""Modelled links: what a slower connection between tiers would cost, in real time or on paper.
+"""Modelled links: the effect of a slower connection between tiers, in real time or computed.
 
 A link carries `bandwidth` bytes a second and adds `latency` seconds to each transfer. Transfers queue one behind the
 other; the latency of one passes while the next is carried. `virtual` computes when each would be done; `Throttled`
-makes a store that is faster than that wait. Both use the same bookkeeping, so that a run with real threads and sleeps
-can be compared with the computation. Whatever is measured through either is modelled, and must be called so.
+delays a store that is faster than that. Both use the same bookkeeping, so that a run with real threads and sleeps can
+be compared with the computation. Every measurement through either is modelled, and must be called so.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Throttled:
 
     @property
     def room(self) -> int:
-        """Of the store behind it."""
+        """Room of the store behind it."""
         room: int = self.store.room  # type: ignore[attr-defined]
         return room
 

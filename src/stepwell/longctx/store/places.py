@@ -1,4 +1,4 @@
-"""Which places of a store are taken, and by how many owners. Pure bookkeeping in arrays: no loop over places."""
+"""Places of a store in use, with their numbers of owners. Pure bookkeeping in arrays: no loop over places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Places:
 
     def _forget(self) -> None:
         self.touched = 0
-        """How many were taken since none was: all below this."""
+        """Places that were taken since none was in use: all below this."""
         self._owners = np.zeros(0, np.int32)
         self._idle = np.zeros(0, np.int64)  # a stack of places that were taken and are not any more
         self._idles = 0
@@ -33,7 +33,7 @@ class Places:
         return self.capacity - self.used
 
     def reach(self, count: int) -> int:
-        """What `touched` will be once `count` more are taken."""
+        """Value of `touched` after `count` more are taken."""
         return self.touched + max(0, count - self._idles)
 
     def take(self, count: int) -> Numbers:
@@ -53,12 +53,12 @@ class Places:
         return taken
 
     def check(self, places: Numbers) -> None:
-        """Raises ValueError for a place that nobody owns."""
+        """Raises ValueError for a place without owner."""
         if len(places) == 0:
             return
         inside = places.min() >= 0 and places.max() < self.touched
         if not inside or self._owners[places].min() < 1:
-            raise ValueError("a place that nobody owns: it was never given out, or was freed")
+            raise ValueError("a place without owner: it was never given out, or was freed")
 
     def retain(self, places: Numbers) -> None:
         """One more owner each, as often as a place is named. Raises as `check` does; then nothing changed."""
@@ -66,8 +66,8 @@ class Places:
         np.add.at(self._owners, places, 1)
 
     def free(self, places: Numbers) -> Numbers:
-        """One owner less each, as often as a place is named; those that nobody owns any more. Raises ValueError if one
-        has fewer owners than that; then nothing changed."""
+        """Removes one owner for each time that a place is named; returns the places without owners. Raises ValueError
+        if a place has fewer owners than that; then nothing changed."""
         self.check(places)
         named, often = np.unique(places, return_counts=True)
         left = self._owners[named] - often

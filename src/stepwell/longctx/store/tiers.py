@@ -30,13 +30,12 @@ class Bounded(PageStore, Protocol):
 
 
 class Tiers:
-    """A PageStore over several. `host`, `disk`: as `Bounds.of` reads them; None for no such tier. `bounds` in place of
-    both: other stores may have the same ones, and all together keep to them.
+    """A PageStore over several stores. `host`, `disk`: as `Bounds.of` reads them; None for no such tier. `bounds`, in
+    place of both: limits that other stores may share.
 
-    A put goes where there is room: the host tier, then the disk with the most room, split where it must be. `wrap` is
-    given the name of each tier ("host", "disk") and its store, and says what is used in its place, such as one behind a
-    modelled link. Raises ConfigError SW-102 (a size or place that is none) and AccessDenied SW-608 (no file can be made
-    there); nothing is left open then.
+    A put goes where there is room: the host tier, then the disk with the most room, split if necessary. `wrap(name,
+    store)` returns the store to use for a tier ("host", "disk"), such as one behind a modelled link. Raises ConfigError
+    SW-102 (an invalid size or place) and AccessDenied SW-608 (no file can be made there); nothing is left open then.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Tiers:
         return into
 
     def retain(self, places: torch.Tensor) -> None:
-        """A ValueError for a place that nobody owns may come when those of another tier have their new owner."""
+        """A ValueError for a place without owner may come when places of another tier have their new owner."""
         which, own = self._split(places)
         for one in np.unique(which).tolist():
             self._stores[one].retain(torch.from_numpy(own[which == one]))
@@ -140,9 +139,9 @@ class Tiers:
             return []
 
     def _split(self, places: torch.Tensor) -> tuple[Numbers, Numbers]:
-        """Which store each place is of, and what it is called there."""
+        """The store of each place, and its number there."""
         named = numbers(places)
         which = named >> _SHIFT
         if len(which) and not (which.min() >= 0 and which.max() < len(self._stores)):
-            raise ValueError("a place that nobody owns: no store has given it out")
+            raise ValueError("a place without owner: no store has given it out")
         return which, named & (1 << _SHIFT) - 1

@@ -1,4 +1,4 @@
-"""What can go wrong with cold pages and saved contexts, as errors that a person can act on."""
+"""Errors of cold pages and saved contexts."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def articles() -> tuple[str, ...]:
             "SW-128",
             what="there is no English text for the documents",
             why="neither pydoc_data nor the sources of Python's standard library are installed here",
-            fix="run it with a complete Python, or bring texts of your own with --tasks",
+            fix="run it with a complete Python, or name texts of your own with --tasks",
         )
     return found
 

@@ -23,8 +23,8 @@ class Arrival:
     _done: torch.cuda.Event | None = None
 
     def states(self) -> States:
-        """For use by the current stream: it waits for them (the host does not), and their memory is not used anew
-        before it is through with what it was asked for until they are dropped."""
+        """The states, for use by the current stream: it waits for them (the host does not), and their memory is not
+        reused before the stream has done its work on them."""
         if self._done is not None:
             stream = torch.cuda.current_stream(self._states[0].device)
             with _timed(stream):

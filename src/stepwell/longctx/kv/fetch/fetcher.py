@@ -91,7 +91,7 @@ class Fetcher:
             work()
 
     def close(self) -> None:
-        """Waits for what has begun; what has not is not read any more, and who waits for it is told. Idempotent."""
+        """Waits for reads that have begun; others are dropped, and their waiters get an error. Idempotent."""
         if self._thread is None:
             return
         with self._lock:

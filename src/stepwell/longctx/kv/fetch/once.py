@@ -1,4 +1,4 @@
-"""Work that several threads may come to: done once, by whoever comes first."""
+"""Work that several threads may reach: done once, by the first of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """The first thread does it, others wait for it. What it raised, all who ask for the result are told."""
+    """Work that the first thread does while others wait for it. All of them get its result, or its error."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work: Callable[[], T] | None = work
@@ -27,7 +27,7 @@ class Once(Generic[T]):
             if self._work is not None:
                 try:
                     self._result = self._work()
-                except BaseException as error:  # noqa: BLE001 - told to whoever asks
+                except BaseException as error:  # noqa: BLE001 - raised to all callers
                     self._error = error
                 self._work = None  # with what it held
 

@@ -23,7 +23,7 @@ class Piece:
     states: Fetch[Arrival]
 
 
-class Brought:
+class PageFetch:
     """Pages of one layer, read in pieces of at most `at_once` pages, of which the next is read while one is used."""
 
     def __init__(

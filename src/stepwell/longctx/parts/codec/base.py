@@ -10,13 +10,13 @@ from stepwell.longctx.shape import PageShape
 
 
 class PageCodec(Protocol):
-    """For pages of one shape and one dtype of the model."""
+    """Codec for pages of one shape and one dtype of the model."""
 
     lossless: bool
     """`decode(encode(x))` is x, bit for bit."""
 
     page_bytes: int
-    """Of one page, scales included."""
+    """Bytes of one page, scales included."""
 
     def encode(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """[m, H, P, D] each to [m, page_bytes] uint8, on the same device."""
@@ -26,6 +26,6 @@ class PageCodec(Protocol):
 
 
 class CodecKind(Protocol):
-    """What a policy names."""
+    """A codec as a policy names it."""
 
     def build(self, shape: PageShape, dtype: torch.dtype) -> PageCodec: ...

@@ -36,8 +36,8 @@ class Int8:
 
 
 class Scaled:
-    """Its `PageCodec`. Payload: codes and scales of K, then of V. `key_axis`: of [m, H, P, D], over which numbers share
-    a scale."""
+    """`PageCodec` of int8 numbers. Payload: codes and scales of K, then of V. `key_axis`: axis of [m, H, P, D] along
+    which numbers share a scale."""
 
     lossless = False
 

@@ -1,4 +1,4 @@
-"""How the pieces of a page (codes, scales) lie in its payload: one behind the other, each in its own dtype."""
+"""Layout of a page's payload: pieces (codes, scales) in sequence, each in its own dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of one page."""
+    """A piece of one page."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -21,8 +21,8 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """fp16. Lossless if that is the dtype of the model; else a number keeps 11 significant bits (down to
-    2^-24, and one beyond +-65504 becomes that), so finite numbers stay finite."""
+    """fp16. Lossless if that is the dtype of the model; else a number keeps 11 significant bits (down to 2^-24), and
+    one beyond +-65504 becomes that, so finite numbers stay finite."""
 
     def build(self, shape: PageShape, dtype: torch.dtype) -> Numbers:
         return Numbers(shape, dtype, torch.float16)

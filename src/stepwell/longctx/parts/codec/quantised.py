@@ -1,5 +1,5 @@
-"""Asymmetric codes per token and head: what TTKV (arXiv 2604.19769) calls K8V4, with the grouping that our
-measurements used (the paper leaves it open)."""
+"""Asymmetric codes per token and head: K8V4 of TTKV (arXiv 2604.19769), with the grouping of our measurements (the
+paper leaves it open)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Quantised:
 
 
 class Codes:
-    """Its `PageCodec`. Payload: codes, least numbers and steps of K, then of V."""
+    """`PageCodec` of asymmetric codes. Payload: codes, minima and steps of K, then of V."""
 
     lossless = False
 

@@ -12,8 +12,8 @@ Granularity = Literal["token", "page"]
 
 
 class KeyIndex(Protocol):
-    """Of one layer. Pages are added in order and never change; page p holds tokens p * P to (p + 1) * P - 1 of what is
-    cold. It counts as KV: never written anywhere in clear."""
+    """Key index of one layer. Pages are added in order and never change; page p holds tokens p * P to (p + 1) * P - 1
+    of the cold part. It counts as KV: never written anywhere in clear."""
 
     granularity: Granularity
     """Whether `score` tells of tokens or of pages."""
@@ -34,10 +34,10 @@ class KeyIndex(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it takes on the fast tier, scales and centres included; of all lanes."""
+        """Bytes on the fast tier, scales and centres included; of all lanes."""
 
 
 class IndexKind(Protocol):
-    """What a policy names: makes the index of a layer."""
+    """An index as a policy names it: makes the index of a layer."""
 
     def build(self, shape: PageShape) -> KeyIndex: ...

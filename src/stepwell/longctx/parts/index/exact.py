@@ -13,14 +13,14 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class TrueKeys:
-    """Every key as it is. Scores are exact, up to the rounding of float32; `nbytes` says at what price."""
+    """Every key as it is. Scores are exact, up to the rounding of float32; `nbytes` is the price."""
 
     def build(self, shape: PageShape) -> Keys:
         return Keys(shape)
 
 
 class Keys(Stored):
-    """Its `KeyIndex`."""
+    """`KeyIndex` of whole keys."""
 
     granularity: Granularity = "token"
 

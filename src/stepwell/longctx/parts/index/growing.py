@@ -38,5 +38,5 @@ class Growing:
 
     @property
     def nbytes(self) -> int:
-        """Of what is in use."""
+        """Bytes in use."""
         return self.used.numel() * self._room.element_size()

@@ -30,7 +30,7 @@ class MeanLandmark:
 
 
 class Means(Stored):
-    """Its `KeyIndex`."""
+    """`KeyIndex` of mean keys."""
 
     granularity: Granularity = "page"
 

@@ -23,7 +23,7 @@ class MinMax:
 
 
 class Corners(Stored):
-    """Its `KeyIndex`."""
+    """`KeyIndex` of least and greatest keys."""
 
     granularity: Granularity = "page"
 

@@ -28,13 +28,11 @@ GRIDS = {
 
 @dataclass(frozen=True, slots=True)
 class RotatedKeys:
-    """Scores each token with q times what its code says of its key.
-
-    `centred`: the mean key of each lane and head is taken off first; it is fixed by the first pages that are added
-    (so add the prompt at once) and makes no error of its own, q times it being the same for every token. With
-    unbounded keys scores stay finite: sizes beyond fp16 count as its greatest number. `nbytes` counts codes, an fp16
-    factor a head and token, and the centre; rotation and grid are the same for all layers and are not counted.
-    """
+    """Scores each token with q times the decoded key. `centred`: the mean key of each lane and head is subtracted
+    first; it is fixed by the first pages that are added (so add the prompt at once) and makes no error of its own,
+    since q times it is the same for every token. With unbounded keys scores stay finite: norms beyond fp16 count as its
+    greatest number. `nbytes` counts codes, an fp16 factor for each head and token, and the centre; rotation and grid
+    are the same for all layers and are not counted."""
 
     bits: int = 2
     centred: bool = True
@@ -47,7 +45,7 @@ class RotatedKeys:
 
 
 class CodedKeys(Stored):
-    """Its `KeyIndex`. Tensors: codes [L, H, N, padded D * bits / 8], factors [L, H, N]."""
+    """`KeyIndex` of coded keys. Tensors: codes [L, H, N, padded D * bits / 8], factors [L, H, N]."""
 
     granularity: Granularity = "token"
 
@@ -68,13 +66,13 @@ class CodedKeys(Stored):
         grid, cuts = _grid(self._bits, keys.device)
         codes = torch.bucketize(rotated * (rotated.shape[-1] ** 0.5 / norms), cuts)
         points = grid[codes]
-        # The factor that brings the grid point nearest to the key: better than the norm alone, and as large.
+        # The factor that makes the grid point closest to the key: better than the norm alone, and as large.
         factors = (rotated * points).sum(-1) / points.square().sum(-1)
         self.extend(pack(codes.to(torch.uint8), self._bits), factors.clamp(max=FP16_MAX).half())
 
     def score(self, query: torch.Tensor) -> torch.Tensor:
-        """By byte tables: what each byte of a code adds to q.k is looked up and summed, without unpacking a key. Of
-        five ways that were measured on a CPU the fastest for 1 and 2 bits."""
+        """Scores by byte tables: the contribution of each byte of a code to q.k is looked up and summed, without
+        unpacking a key. The fastest of five methods measured on a CPU for 1 and 2 bits."""
         if self.empty:
             return self.nothing(query)
         codes, factors = self.used(0), self.used(1)

@@ -1,4 +1,4 @@
-"""What the indexes have in common: tensors that grow with the pages, empty until the first of them."""
+"""Common part of the indexes: tensors that grow with the pages, empty until the first of them."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ class _Increment:
 
 
 def allocate(gains: ArrayLike, costs: ArrayLike, budget: float) -> Allocation:
-    """One option for each item so that their costs are within the budget and their gains as great as the greedy finds:
-    along each item's concave hull, steepest increment first, whatever does not fit ends its item.
+    """Chooses one option for each item so that the costs are within the budget and the gains as great as the greedy
+    finds: along each item's concave hull, steepest increment first; an increment that does not fit ends its item.
+    gains, costs: [items, options], finite, costs not negative.
 
-    gains, costs: [items, options], finite, costs not negative. The gain is less than the best possible by at most the
-    greatest gain of one increment, and by no more than `bound` - `gain`; it is the best possible if all increments
-    fit. Raises ConfigError SW-102 if even the cheapest options exceed the budget, ValueError for other shapes or
-    numbers.
+    The gain is less than the best possible by at most the greatest gain of one increment, and by no more than `bound` -
+    `gain`; it is the best possible if all increments fit. Raises ConfigError SW-102 if even the cheapest options exceed
+    the budget, ValueError for other shapes or numbers.
     """
     gain, cost = np.asarray(gains, dtype=float), np.asarray(costs, dtype=float)
     if gain.ndim != 2 or gain.shape != cost.shape or not gain.shape[1]:
@@ -74,7 +74,8 @@ def allocate(gains: ArrayLike, costs: ArrayLike, budget: float) -> Allocation:
 
 
 def _steepest_first(gain: np.ndarray, cost: np.ndarray, hulls: Sequence[list[int]]) -> list[_Increment]:
-    """Those of one item stay in their order: on a hull they only get flatter, rounding aside."""
+    """Increments of all items, steepest first. Those of one item stay in order: on a hull they only get flatter,
+    rounding aside."""
     ranked = []
     for item, hull in enumerate(hulls):
         slope = np.inf

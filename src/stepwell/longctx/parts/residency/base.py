@@ -13,9 +13,9 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happened in one decode step of one layer. `selected`: [L, n] bool, the pages that were attended over;
-    `score`: [L, n] float32, their estimated mass in this step (of all pages); `resident`: [L, n] bool, before the step.
-    Steps are counted from 0."""
+    """One decode step of one layer. `selected`: [L, n] bool, the pages that were attended over; `score`: [L, n]
+    float32, their estimated mass in this step (of all pages); `resident`: [L, n] bool, before the step. Steps are
+    counted from 0."""
 
     number: int
     selected: torch.Tensor
@@ -24,15 +24,15 @@ class Step:
 
 
 class Residency(Protocol):
-    """Of one layer; keeps its own history. `n` only grows between calls of `crop`."""
+    """Residency of one layer; keeps its own history. `n` only grows between calls of `crop`."""
 
     def rank(self, step: Step) -> torch.Tensor:
         """[L, n] float32: who stays, highest first, of the pages that are resident or were selected just now; the
         machine keeps as many as there is room for. -inf: not kept even if there is room."""
 
     def warm(self, importance: torch.Tensor) -> torch.Tensor:
-        """[L, n] float32: who is there when decoding begins, given the attention that the prompt's last tokens paid to
-        each page; -inf: nobody of these."""
+        """[L, n] float32: rank of the pages to be resident when decoding begins, from the attention that the prompt's
+        last tokens paid to each; -inf: not resident."""
 
     def crop(self, pages: int) -> None:
         """Forgets all but the first `pages`."""
@@ -42,6 +42,6 @@ class Residency(Protocol):
 
 
 class ResidencyKind(Protocol):
-    """What a policy names: makes the residency of a layer."""
+    """A residency as a policy names it: makes the residency of a layer."""
 
     def build(self, shape: PageShape) -> Residency: ...

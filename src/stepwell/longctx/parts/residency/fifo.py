@@ -13,14 +13,14 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """By page number, in `warm` too. Sinks are the machine's to keep: they are not pages."""
+    """Ranks by page number, in `warm` too. Sinks are no pages and stay hot anyway."""
 
     def build(self, shape: PageShape) -> Newest:
         return Newest()
 
 
 class Newest(Stateless):
-    """Its `Residency`."""
+    """`Residency` of the newest pages."""
 
     def rank(self, step: Step) -> torch.Tensor:
         return staying(page_numbers(step.score).expand(step.score.shape), step)

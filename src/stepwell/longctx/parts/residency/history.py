@@ -1,4 +1,4 @@
-"""What residencies remember of a layer's pages, and who may stay at all."""
+"""History of a layer's pages, and common parts of residencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grown(known: torch.Tensor | None, like: torch.Tensor, fill: float) -> torch.
 
 
 class Stateless:
-    """For residencies that need no history."""
+    """Base of residencies without history."""
 
     def warm(self, importance: torch.Tensor) -> torch.Tensor:
         return importance

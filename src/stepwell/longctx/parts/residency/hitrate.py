@@ -14,12 +14,12 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
-    """By the share of the steps since its arrival in which a page was selected; with `decay`, a step's weight is
-    `decay` times that of the one after it. Of equal rates the page that is resident already stays.
+    """Ranks a page by the share of the steps since its arrival in which it was selected; with `decay`, a step's weight
+    is `decay` times that of the one after it. Of equal rates the page that is resident already stays.
 
     Swaps are of equal volume: a lane with r resident pages ranks only the r best of its candidates, all others are
-    -inf. So at most as many pages come in as go out, whatever room there is. A lane without any resident page has
-    nothing to give: it takes in what was selected.
+    -inf. So at most as many pages enter as leave, whatever room there is. A lane without any resident page takes in the
+    selected ones.
     """
 
     decay: float | None = None
@@ -32,7 +32,7 @@ class HitRate:
 
 
 class Counters:
-    """Its `Residency`."""
+    """`Residency` by hit rate."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay

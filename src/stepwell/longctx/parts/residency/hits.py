@@ -10,8 +10,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
-    """Of each window and lane. `hits` [W, L]: the share of the selected pages that had been selected in one of the
-    window's steps before; 1 where nothing was selected. `pages` [W, L]: how many pages the window held, as a mean."""
+    """Hit rates by window and lane. `hits` [W, L]: the share of the selected pages that had been selected in one of the
+    window's steps before; 1 where nothing was selected. `pages` [W, L]: mean number of pages that the window held."""
 
     windows: tuple[int, ...]
     hits: np.ndarray

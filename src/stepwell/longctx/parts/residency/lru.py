@@ -13,14 +13,15 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class Lru:
-    """By the step of the last use; of one step's pages the newer stays, as far as float32 can tell at that age."""
+    """Ranks by the step of the last use; of one step's pages the newer stays, as far as float32 can tell at that
+    age."""
 
     def build(self, shape: PageShape) -> Used:
         return Used()
 
 
 class Used(Uses):
-    """Its `Residency`."""
+    """`Residency` by last use."""
 
     def rank(self, step: Step) -> torch.Tensor:
         return staying(by_last_use(self.note(step)), step)

@@ -14,9 +14,9 @@ from stepwell.longctx.shape import PageShape
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """After each `every`-th step (steps every - 1, 2 every - 1, ...) the pages with the greatest mass of those resident
-    or selected; after the others whoever was resident. In between, what is selected and not resident is attended over
-    where it lies."""
+    """After each `every`-th step (steps every - 1, 2 every - 1, ...), the pages with the greatest mass of those
+    resident or selected become resident; after the others nothing changes. In between, selected pages that are not
+    resident are attended over where they lie."""
 
     every: int
 
@@ -29,7 +29,7 @@ class Periodic:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Whoever is resident stays, nobody comes: what `warm` chose, until it is cropped."""
+    """Keeps the pages that `warm` chose, until they are cropped."""
 
     def build(self, shape: PageShape) -> Kept:
         return Kept()

@@ -1,4 +1,5 @@
-"""What the last few steps used: KVDrive's cache (arXiv 2605.18071) and its eviction by the current step's attention."""
+"""The pages used in the last few steps: KVDrive's cache (arXiv 2605.18071) and its eviction by the current step's
+attention."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from stepwell.longctx.shape import PageShape
 @dataclass(frozen=True, slots=True)
 class StepWindow:
     """Keeps the union of the pages selected in the last `steps` steps, the current one among them, and no others, even
-    if there is room. If there is not enough, those leave first that have the least estimated mass in the current step
-    ("mass", lookahead eviction: it is a better forecast of the next step than age) or were selected longest ago
-    ("lru"). What `warm` brings in, and a page that has just become cold, counts as used in the step before."""
+    if there is room. If there is not enough, the pages with the least estimated mass in the current step leave first
+    ("mass", lookahead eviction: a better forecast of the next step than age), or those selected longest ago ("lru").
+    Pages that `warm` chose, and a page that has just become cold, count as used in the step before."""
 
     steps: int
     eviction: Literal["mass", "lru"] = "mass"
@@ -33,7 +34,7 @@ class StepWindow:
 
 
 class Window(Uses):
-    """Its `Residency`."""
+    """`Residency` by a window of steps."""
 
     def __init__(self, steps: int, *, by_mass: bool) -> None:
         super().__init__()

@@ -10,14 +10,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a selector sees of one step in one layer.
-
-    `mass`: [L, H, G, n] float32, the estimated share of each query head's attention that falls on each cold page; with
-    `hot_mass` [L, H, G], the share that falls on what is always attended (sinks, local window), it adds up to 1.
-    `score`: [L, n] float32, by which pages are ranked: the mass, greatest of each group's heads, summed over the lane's
-    KV heads; -inf for pages that may not be selected (padding only). `logits`: [L, H, G, n], the greatest scaled logit
-    in each page. `tokens`: of the whole context, `page_tokens`: of a page; budgets are shares of the former.
-    """
+    """A selector's input for one step in one layer. `mass`: [L, H, G, n] float32, the estimated share of each query
+    head's attention that falls on each cold page; with `hot_mass` [L, H, G], the share that falls on sinks and local
+    window, it adds up to 1. `score`: [L, n] float32, the rank of pages: the mass, greatest of each group's heads,
+    summed over the lane's KV heads; -inf for pages that may not be selected (padding only). `logits`: [L, H, G, n], the
+    greatest scaled logit in each page. `tokens`: of the whole context, `page_tokens`: of a page; budgets are shares of
+    the former."""
 
     mass: torch.Tensor
     hot_mass: torch.Tensor
@@ -27,7 +25,7 @@ class Candidates:
     page_tokens: int
 
     def pages(self, share: float) -> int:
-        """As many pages as hold `share` of the context: at least one, at most all that there are."""
+        """Number of pages that hold `share` of the context: at least one, at most all that there are."""
         wanted = round(share * self.tokens / self.page_tokens)
         return min(max(1, wanted), self.score.shape[-1])
 
@@ -43,4 +41,5 @@ class Selection:
 
 class Selector(Protocol):
     def select(self, candidates: Candidates) -> Selection:
-        """As wide as its widest lane; a lane without selectable pages selects none."""
+        """Selects pages; the selection is as wide as its widest lane, and a lane without selectable pages selects
+        none."""

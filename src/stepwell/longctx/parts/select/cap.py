@@ -10,7 +10,7 @@ from stepwell.longctx.parts.select.choose import ordered
 
 def cap(selection: Selection, resident: torch.Tensor, score: torch.Tensor, new_pages: int) -> Selection:
     """All selected pages that are resident ([L, n] bool), and of the others at most `new_pages` a lane: those with the
-    greatest score ([L, n]; a selected page's is finite)."""
+    greatest score ([L, n]; finite for selected pages)."""
     here = selection.valid & resident.gather(-1, selection.pages)
     absent = selection.valid & ~here
     rank = score.gather(-1, selection.pages).masked_fill(~absent, -torch.inf)

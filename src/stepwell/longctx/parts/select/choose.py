@@ -22,7 +22,7 @@ def marked(marks: torch.Tensor) -> Selection:
 
 
 def ordered(pages: torch.Tensor, keep: torch.Tensor) -> Selection:
-    """Of page numbers [L, K] those marked in `keep`, ascending; as wide as the widest lane."""
+    """The page numbers [L, K] marked in `keep`, ascending; as wide as the widest lane."""
     ascending = torch.where(keep, pages, _BEYOND).sort(-1).values
     width = int(keep.sum(-1).max())
     ascending = ascending[:, :width]

@@ -1,5 +1,5 @@
-"""What any selector has to beat at equal bytes: recency and chance. They do not look at the scores, except for which
-pages may be selected at all."""
+"""Controls that any selector has to beat at equal bytes: recency and chance. They use scores only to tell which pages
+may be selected at all."""
 
 from __future__ import annotations
 

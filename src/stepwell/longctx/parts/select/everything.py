@@ -12,7 +12,7 @@ from stepwell.longctx.parts.select.choose import marked
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """All pages that may be selected."""
+    """Selects all pages that may be selected."""
 
     def select(self, candidates: Candidates) -> Selection:
         return marked(candidates.score > -torch.inf)

@@ -78,8 +78,8 @@ def estimate(
     valid: torch.Tensor | None = None,
     always: torch.Tensor | None = None,
 ) -> Candidates:
-    """What a selector is shown, by `weigh`. `always`: [L, n] bool, pages that rank before all others (the first real
-    tokens of padded rows)."""
+    """A selector's input, by `weigh`. `always`: [L, n] bool, pages that rank before all others (the first real tokens
+    of padded rows)."""
     found = weigh(
         logits,
         hot_lse,

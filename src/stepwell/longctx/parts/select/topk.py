@@ -1,4 +1,4 @@
-"""As many pages as hold a share of the context: what Quest, KVDrive, TTKV, ScoutAttention and YAKV do."""
+"""A fixed share of the context in pages, as Quest, KVDrive, TTKV, ScoutAttention and YAKV select."""
 
 from __future__ import annotations
 
