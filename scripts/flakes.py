@@ -30,7 +30,9 @@ MODULE_S = 3600
 def main() -> int:
     options = parse()
     revision = subprocess.check_output(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, text=True).strip()
-    modules = options.modules or sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
+    modules = options.modules or sorted(
+        str(path.relative_to(ROOT)) for folder in ("tests", "lab/tests") for path in ROOT.glob(f"{folder}/**/test_*.py")
+    )
     runs = [run for run in read(options.out) if run["revision"] == revision]
     done = Counter((run["module"], run["busy"]) for run in runs)
     writing = Lock()

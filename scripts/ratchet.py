@@ -47,12 +47,17 @@ def core_lines() -> int:
     return sum(lines(path) for path in product() if part(path) not in ABOVE_CORE)
 
 
+def lab() -> list[Path]:
+    """The lab without its tests, which count as tests."""
+    return [path for path in LAB.rglob("*.py") if LAB / "tests" not in path.parents]
+
+
 def lab_lines() -> int:
-    return sum(map(lines, LAB.rglob("*.py")))
+    return sum(map(lines, lab()))
 
 
 def test_lines() -> int:
-    return sum(map(lines, (ROOT / "tests").rglob("*.py")))
+    return sum(map(lines, (path for folder in (ROOT / "tests", LAB / "tests") for path in folder.rglob("*.py"))))
 
 
 def long_files() -> int:
@@ -60,8 +65,7 @@ def long_files() -> int:
 
 
 def full_folders() -> int:
-    files = [path for folder in (SOURCE, LAB) for path in folder.rglob("*.py")]
-    return sum(count > FULL_FOLDER for count in Counter(path.parent for path in files).values())
+    return sum(count > FULL_FOLDER for count in Counter(path.parent for path in (*product(), *lab())).values())
 
 
 def circles() -> int:

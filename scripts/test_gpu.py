@@ -37,7 +37,10 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*SOURCES, os.environ.get("PYTHONPATH")]))}
-    steps = [(["-m", "pytest", *PLAIN, "tests/gpu"], TESTS_S), (["benchmarks/gpu.py", *sys.argv[1:]], None)]
+    steps = [
+        (["-m", "pytest", *PLAIN, "tests/gpu", "lab/tests/bench/gpu"], TESTS_S),
+        (["benchmarks/gpu.py", *sys.argv[1:]], None),
+    ]
     if ready.trouble((*ready.NEEDED, *ready.MODELS)) is None:
         quick = [switch for switch in sys.argv[1:] if switch == "--quick"]
         steps.append((["benchmarks/gpu_longctx.py", *quick], LONGCTX_S))

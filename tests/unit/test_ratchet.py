@@ -57,6 +57,8 @@ def test_what_is_counted(ratchet: ModuleType, tmp_path: Path, monkeypatch: pytes
         "client/b.py": "class Same: ...\nclass _Own: ...\n" + "\n" * 400,
         "client/c.py": "class _Own: ...\n",
         "../../lab/d.py": "class Same: ...\n" + "\n" * 500,
+        "../../lab/tests/e.py": "\n" * 7,
+        "../../tests/f.py": "\n" * 2,
     }.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
@@ -64,6 +66,7 @@ def test_what_is_counted(ratchet: ModuleType, tmp_path: Path, monkeypatch: pytes
         (source / "client" / f"n{number}.py").touch()
     monkeypatch.setattr(ratchet, "SOURCE", source)
     monkeypatch.setattr(ratchet, "LAB", tmp_path / "lab")
+    monkeypatch.setattr(ratchet, "ROOT", tmp_path)
     assert ratchet.names_used_twice() == 1, "private ones and those of the lab are not counted"
     assert ratchet.long_files() == 1
     assert ratchet.full_folders() == 1
@@ -71,3 +74,4 @@ def test_what_is_counted(ratchet: ModuleType, tmp_path: Path, monkeypatch: pytes
     assert ratchet.package_lines() == 2 + 402 + 1
     assert ratchet.core_lines() == 2 + 402 + 1
     assert ratchet.lab_lines() == 501
+    assert ratchet.test_lines() == 7 + 2, "those of the lab too"

@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from seeds import budget, clean
 
 from lab.rig.caller import Caller, prefix
 from lab.rig.well import apart, eventually
 from lab.trust.kills import memory, starved
 from stepwell.client import control
+
+from .seeds import budget, clean
 
 pytestmark = pytest.mark.kernel
 

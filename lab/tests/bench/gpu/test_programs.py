@@ -37,7 +37,7 @@ from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 RESULTS = ROOT / "benchmarks" / "results"
 
 

@@ -20,7 +20,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("t")
 
 
-_OURS = str(Path(__file__).parents[1] / "src" / "stepwell") + "/"
+_OURS = str(Path(__file__).parent / "src" / "stepwell") + "/"
 
 
 def refuse_pickles(event: str, arguments: tuple[object, ...]) -> None:

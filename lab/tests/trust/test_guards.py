@@ -12,7 +12,7 @@ import pytest
 from lab.rig.mutant import replaced
 from lab.trust.guards import Guard, Nursery, _survived, table
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[3] / "tests"
 REFUSED = "unit/test_seal.py::test_a_plain_frame_is_refused_where_frames_are_sealed"
 GUARD = Guard("plain frames", "stepwell.codecs.seal", ((" or (self._sealed and plain)", ""),), (REFUSED,))
 FIRST = "from __future__ import annotations"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from seeds import budget, clean
 
 from lab.rig.well import until
 from lab.trust.kills import engines, wells
@@ -16,6 +15,8 @@ from lab.trust.kills.ground import ground
 from lab.trust.kills.lanes import Tally
 from lab.trust.kills.processes import PATIENCE_S, ForkServer
 from lab.trust.kills.work import HELD, joined, recall, stats
+
+from .seeds import budget, clean
 
 pytestmark = pytest.mark.kernel
 

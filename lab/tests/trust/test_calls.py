@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from seeds import budget, clean
 
 from lab.trust.kills import calls, nth, nth_engines
 from lab.trust.kills.ground import ground
 from lab.trust.kills.nth import KILL, Nth, Plan
 from lab.trust.kills.processes import ForkServer
+
+from .seeds import budget, clean
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(bool(calls.why_not()), reason=calls.why_not())]
 
