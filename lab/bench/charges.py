@@ -26,6 +26,7 @@ from lab.bench.report import Row, Target
 from stepwell.client import control
 from stepwell.client.worker import WorkerClient
 from stepwell.demo.results.stats import Estimate
+from stepwell.io.memory import Bytes
 from stepwell.protocol import messages as m
 
 SHARD_BYTES = 30 * (96 << 10)
@@ -164,6 +165,11 @@ class _Looking(WorkerClient):
         super().received(message, fds)
 
 
+def _filled(slot: Bytes) -> int:
+    slot[:] = 7
+    return len(slot)
+
+
 def main() -> None:
     home, blocks = Path(sys.argv[1]), int(sys.argv[2])
     group = Cgroup(Path(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 3 else None
@@ -176,14 +182,11 @@ def main() -> None:
     written = 0
     for _ in range(blocks):
         spill = members.reserve(secrets.token_bytes(32))
-        if spill.refs is None or not any(spill.leases):
-            break
-        ref = spill.refs[0][0]
         with members.worker.copying() as hold:
-            slot = hold.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
-            slot.bytes[:] = 7
-            written += len(slot.bytes)
-            del slot
+            filled = [_filled(slot) for _, _, slot in members.slots(hold, spill)]
+        if not filled:
+            break
+        written += sum(filled)
         members.acknowledge(spill)
     held, mapped = (sum(column) for column in zip(*touched, strict=True))
     found = {

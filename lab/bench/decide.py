@@ -24,7 +24,8 @@ from typing import Any
 from lab.bench import engines, processes
 from lab.bench.engines import Bench, Shape
 from lab.bench.report import Result, Row, Target
-from lab.bench.wells import until
+from lab.bench.wells import PATIENCE_S
+from lab.rig.well import eventually
 from stepwell.client import control
 from stepwell.demo import documents as library
 from stepwell.demo.documents import Encode
@@ -167,7 +168,7 @@ def _ours(bench: Bench, ours: Engine, plain: Engine, prompts: list[list[int]], m
 
 def _forget(bench: Bench, ours: Engine) -> None:
     """The prompts are on disk and nowhere else."""
-    until(ours.reset_prefix_cache, "the engine does not forget")
+    eventually(ours.reset_prefix_cache, "the engine forgets", PATIENCE_S)
     bench.well.wait_until_written()
     control.clear(bench.well.home, ["host"])
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from lab.bench import processes
 from lab.bench.engines import Bench, Shape
-from lab.bench.wells import until
+from lab.bench.wells import PATIENCE_S
+from lab.rig.well import eventually
 from stepwell.block.layout import SlabLayout, block_tokens_for
 from stepwell.client import control
 from stepwell.config.settings import MIN_HOST_BYTES
@@ -114,7 +115,7 @@ class _Rival:
 
     def forget(self) -> None:
         """Once its last blocks are spilled."""
-        until(self.engine.reset_prefix_cache, "the engine does not forget")
+        eventually(self.engine.reset_prefix_cache, "the engine forgets", PATIENCE_S)
         time.sleep(_PAUSE_S)
 
     def asked(self) -> Asked:

@@ -18,13 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.bench.wells import until
+from lab.rig.session import Session
+from lab.rig.well import PATIENCE_S, POLL_S, eventually
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
-from stepwell.client.scheduler import Identity as SchedulerIdentity
-from stepwell.client.socket import dial
-from stepwell.client.start import find
-from stepwell.client.worker import Identity as WorkerIdentity
+from stepwell.client.scheduler import MOST_RESERVED, Spill
 from stepwell.client.worker import WorkerClient
 
 BLOCK_TOKENS = 128
@@ -33,8 +30,8 @@ NEW_BLOCKS = 16
 """Reserved and acknowledged after each ask: what 2,048 new tokens come to."""
 
 
-class Members:
-    """Both members of one engine's session, without an engine."""
+class Members(Session):
+    """Both members of one engine's session, which nothing may end: raises AssertionError then."""
 
     def __init__(
         self,
@@ -44,50 +41,29 @@ class Members:
         worker: type[WorkerClient] = WorkerClient,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        engine, layout = secrets.token_hex(8), b"l" * 32
-        self.worker = worker(
-            WorkerIdentity(engine, 0, 1, shard_bytes, layout), lambda: dial(find(home)), trouble=_raise
-        )
-        self.scheduler = SchedulerClient(
-            SchedulerIdentity(engine, 1, shard_bytes, block_tokens, layout, b"m" * 32, "bench"),
-            lambda: b"w" * 32,
-            lambda: dial(find(home)),
-            trouble=_raise,
-        )
-        until(lambda: self.scheduler.live and self.worker.mapped > 0, "no session, or no slab")
+        super().__init__(home, shard_bytes, label="bench", block_tokens=block_tokens, worker=worker)
+        self.join()
 
-    def reserve(self, digests: bytes, parent: bytes = b"", every_s: float = 0.002) -> Spill:
-        """Leases slots for at most MOST_RESERVED blocks and waits for the answer, looking for it every so often."""
-        spill = self.scheduler.reserve(parent, digests, 0)
-        assert spill is not None, "the session has ended"
-        until(lambda: spill.granted, "a reservation is not answered", every_s=every_s)
+    def reserve(
+        self, digests: bytes, parent: bytes = b"", *, patience_s: float = PATIENCE_S, poll_s: float = POLL_S
+    ) -> Spill:
+        spill = super().reserve(digests, parent, patience_s=patience_s, poll_s=poll_s)
+        assert spill is not None, f"the session has ended: {self.troubles}"
         return spill
-
-    def acknowledge(self, spill: Spill) -> None:
-        self.worker.filled(self.scheduler.session, [lease for lease in spill.leases if lease], [])
 
     def fill(self, digests: bytes) -> None:
         """Makes a chain of blocks resident, whatever their bytes are. Waits for room."""
         for at in range(0, len(digests), 32 * MOST_RESERVED):
             some, parent = digests[at : at + 32 * MOST_RESERVED], digests[max(0, at - 32) : at]
-            until(functools.partial(self._filled, some, parent), "no room for blocks")
+            eventually(functools.partial(self._filled, some, parent), "room for blocks", poll_s=POLL_S)
 
     def _filled(self, digests: bytes, parent: bytes) -> bool:
-        spill = self.reserve(digests, parent)
-        self.acknowledge(spill)
+        self.acknowledge(self.reserve(digests, parent))
         found = self.scheduler.ask(digests, 0, 0)
         assert found is not None
-        until(lambda: found.final, "an ask is not answered")
+        eventually(lambda: found.final, "an ask is answered", poll_s=POLL_S)
         self.scheduler.release(found)
         return found.blocks == len(digests) // 32
-
-    def close(self) -> None:
-        self.scheduler.close()
-        self.worker.close()
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def chain(tokens: int, seed: int, block_tokens: int = BLOCK_TOKENS) -> bytes:

@@ -25,7 +25,8 @@ import msgspec
 
 from lab.bench.load import Members
 from lab.bench.processes import cpu_seconds
-from lab.bench.wells import PATIENCE_S, process, until
+from lab.bench.wells import PATIENCE_S, process
+from lab.rig.well import eventually
 from stepwell.client.scheduler import MOST_RESERVED, Ask
 
 DIGEST_BYTES = 32
@@ -133,7 +134,7 @@ def spill(members: Members, prompt: bytes, order: int) -> int:
     fresh, granted = os.urandom(len(prompt)), 0
     for at in range(0, len(fresh), DIGEST_BYTES * MOST_RESERVED):
         parent = fresh[max(0, at - DIGEST_BYTES) : at]
-        reserved = members.reserve(fresh[at : at + DIGEST_BYTES * MOST_RESERVED], parent, _LOOK_S)
+        reserved = members.reserve(fresh[at : at + DIGEST_BYTES * MOST_RESERVED], parent, poll_s=_LOOK_S)
         members.acknowledge(reserved)
         granted += sum(map(bool, reserved.leases))
     return granted
@@ -143,7 +144,7 @@ def _asked(members: Members, prompt: bytes, order: int) -> Ask:
     """With its whole answer."""
     ask = members.scheduler.ask(prompt, 0, order)
     assert ask is not None, "the session has ended"
-    until(partial(members.scheduler.settle, ask, PATIENCE_S), "an ask is not answered")
+    eventually(partial(members.scheduler.settle, ask, PATIENCE_S), "an ask is answered")
     return ask
 
 

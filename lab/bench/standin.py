@@ -23,7 +23,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from lab.bench.scheduled import NewRequest, Output
-from lab.bench.wells import PATIENCE_S, until
+from lab.bench.wells import PATIENCE_S
+from lab.rig.well import eventually
 from stepwell.client.scheduler import Ask, SchedulerClient
 from stepwell.client.scheduler import Identity as SchedulerIdentity
 from stepwell.client.socket import dial
@@ -140,7 +141,7 @@ class StandIn:
     def wait_ready(self) -> None:
         """Until the session is complete and a slab is mapped. Raises TimeoutError."""
         try:
-            until(lambda: self.client.live and self.worker_client.mapped > 0, "no session, or no slab")
+            eventually(lambda: self.client.live and self.worker_client.mapped > 0, "a session, and a slab", PATIENCE_S)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {'; '.join(self.troubles) or 'no trouble was told'}") from None
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,12 +41,3 @@ def stop(home: Path) -> None:
 def process(home: Path) -> int:
     """The well's process."""
     return int(control.stats(home, seconds=10)["pid"])
-
-
-def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, every_s: float = 0.002) -> None:
-    """Raises TimeoutError, `what` being its text, when it does not come true in time. `every_s`: between two looks."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(every_s)

@@ -1,36 +1,26 @@
-"""An engine's session with a real well, without an engine: what a request does, and whether its bytes are right.
+"""A session whose requests know what they must get: what is recalled, and whether its bytes are right.
 
-Scheduler and worker share this process; both are stepwell's own clients over the well's socket, with shared memory. A
-block's bytes are a function of its digest, so whoever recalls a block knows what it must be, after any restart.
+A block's bytes are a function of its digest, so whoever recalls a block knows what it must be, after any restart.
 """
 
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from blake3 import blake3
 
-from lab.rig.well import PATIENCE_S, eventually
+from lab.rig.session import BLOCK_TOKENS, MODEL, Session
+from lab.rig.well import PATIENCE_S, POLL_S
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, Ask, SchedulerClient, Spill
-from stepwell.client.scheduler import Identity as SchedulerIdentity
-from stepwell.client.socket import dial
-from stepwell.client.start import find
-from stepwell.client.worker import Identity as WorkerIdentity
-from stepwell.client.worker import WorkerClient
-from stepwell.errors import IntegrityError, StepwellError
+from stepwell.client.scheduler import MOST_RESERVED, Ask
 from stepwell.io.memory import Bytes
 
-STEP_S = 0.002
-"""Between two looks at what is known of an answer, as an engine's steps are."""
-
-BLOCK_TOKENS = 16
 _VOCABULARY = 1 << 20
 
 
@@ -65,63 +55,35 @@ class Recalled:
         return self.blocks - self.lost
 
 
-class Caller:
-    """One thread may use it. Raises TimeoutError where a well that serves does not answer, and whatever the clients
-    raise: there is no fault of a disk that may lead to either."""
+class Caller(Session):
+    """Raises TimeoutError where a well that serves does not answer, and whatever the clients raise: there is no fault
+    of a disk that may lead to either."""
 
-    def __init__(self, home: Path, shard_bytes: int, model: bytes = b"m" * 32) -> None:
-        engine, layout = secrets.token_hex(8), b"l" * 32
-        self.shard_bytes = shard_bytes
-        self.troubles: list[StepwellError] = []
+    def __init__(self, home: Path, shard_bytes: int, model: bytes = MODEL) -> None:
+        super().__init__(home, shard_bytes, model=model, label="caller")
         self._order = 0
-        self.worker = WorkerClient(
-            WorkerIdentity(engine, 0, 1, shard_bytes, layout), lambda: dial(find(home)), trouble=self.troubles.append
-        )
-        self.scheduler = SchedulerClient(
-            SchedulerIdentity(engine, 1, shard_bytes, BLOCK_TOKENS, layout, model, "caller"),
-            lambda: b"w" * 32,
-            lambda: dial(find(home)),
-            trouble=self.troubles.append,
-        )
 
-    def __enter__(self) -> Caller:
+    def __enter__(self) -> Self:
         self.join()
         return self
-
-    def join(self) -> None:
-        """Until there is a session, and room."""
-        eventually(lambda: self.scheduler.live and self.worker.mapped > 0, f"a session: {self.troubles}")
 
     def spill(self, digests: bytes) -> int:
         """Spills what the well takes of these blocks; how many. 0 without a session."""
         taken = 0
         for at in range(0, len(digests), 32 * MOST_RESERVED):
             some, parent = digests[at : at + 32 * MOST_RESERVED], digests[max(0, at - 32) : at]
-            spill = self.scheduler.reserve(parent, some, 0)
+            spill = self.reserve(some, parent)
             if spill is None:
                 break
-            eventually(lambda spill=spill: spill.granted, "a reservation is answered")  # type: ignore[misc]
-            taken += self._fill(spill, some)
-        return taken
-
-    def _fill(self, spill: Spill, digests: bytes) -> int:
-        leases = [(lease, at) for at, lease in enumerate(spill.leases) if lease]
-        if not leases or spill.refs is None:
-            return 0
-        filled: list[int] = []
-        dropped: list[int] = []
-        with self.worker.copying() as hold:
-            for (lease, at), row in zip(leases, spill.refs, strict=True):
-                try:
-                    slot = hold.slot(spill.session, *row[0].item())
-                    slot.bytes[:] = content(digests[32 * at : 32 * at + 32], self.shard_bytes)
+            filled: list[int] = []
+            with self.worker.copying() as hold:
+                for lease, block, slot in self.slots(hold, spill):
+                    slot[:] = content(some[32 * block : 32 * block + 32], self.shard_bytes)
                     filled.append(lease)
-                except IntegrityError:  # the session has ended
-                    dropped.append(lease)
-                finally:
-                    slot = None  # type: ignore[assignment]  # views of slots: none may outlive `copying`
-        self.worker.filled(spill.session, filled, dropped)
-        return len(filled)
+                    del slot  # views of slots: none may outlive `copying`
+            self.acknowledge(spill, filled)
+            taken += len(filled)
+        return taken
 
     def recall(self, digests: bytes) -> Recalled:
         """What one request gets of its prefix, and whether it is right."""
@@ -144,7 +106,7 @@ class Caller:
                 if self.scheduler.settle(ask, 0.001):
                     answers[at] = self._take(prefixes[at], waiting.pop(at), time.monotonic() - began)
             if waiting:
-                time.sleep(STEP_S)
+                time.sleep(POLL_S)
             if time.monotonic() - began > PATIENCE_S:
                 for ask in waiting.values():
                     self.scheduler.release(ask)
@@ -157,22 +119,13 @@ class Caller:
         if not blocks:
             self.scheduler.release(ask)
             return Recalled(asked, wait_s=wait_s, reason=reason)
-        transfer, refs = self.scheduler.recall(ask, 0, blocks)
-        wrong: list[int] = []
-        lost = 0
-        with self.worker.copying() as hold:
-            for at, row in enumerate(refs):
-                place = row[0].item()
-                try:
-                    copy = hold.slot(ask.session, *place).bytes.copy()
-                    self.worker.verify(ask.session, *place)
-                except IntegrityError:
-                    lost += 1
-                    continue
-                if not np.array_equal(copy, content(digests[32 * at : 32 * at + 32], self.shard_bytes)):
-                    wrong.append(at)
-        self.worker.recalled(ask.session, [transfer])
-        return Recalled(asked, blocks, staged, lost, wrong, wait_s, reason)
+        copies = self.copies(ask, blocks)
+        wrong = [
+            at
+            for at, copy in enumerate(copies)
+            if copy is not None and not np.array_equal(copy, content(digests[32 * at : 32 * at + 32], self.shard_bytes))
+        ]
+        return Recalled(asked, blocks, staged, sum(copy is None for copy in copies), wrong, wait_s, reason)
 
     def recall_rest(self, digests: bytes) -> Recalled:
         """Everything of it that is there, beyond the first block that is not as well."""
@@ -198,10 +151,3 @@ class Caller:
                 raise TimeoutError(f"not within {patience_s:g} s: {got.asked} blocks are recalled, but {got}")
             time.sleep(0.05)
         return got
-
-    def close(self) -> None:
-        self.scheduler.close()
-        self.worker.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

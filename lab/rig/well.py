@@ -15,11 +15,14 @@ from stepwell.client.start import find_or_start
 from stepwell.errors import BackendDown
 
 PATIENCE_S = 30.0
+POLL_S = 0.002
+"""Between two looks for an answer, as an engine's steps are."""
+
 HELD = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """Of a well's stats: what is 0 when nobody asks for anything."""
 
 
-def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S, poll_s: float = 0.002) -> bool:
+def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S, poll_s: float = POLL_S) -> bool:
     """Asks until it is so; False if that was not in time."""
     deadline = time.monotonic() + patience_s
     while not holds():
@@ -29,9 +32,11 @@ def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S, poll_s: flo
     return True
 
 
-def eventually(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+def eventually(
+    holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, poll_s: float = 5 * POLL_S
+) -> None:
     """Raises TimeoutError, `what` being its text, when it does not come true in time."""
-    if not until(holds, patience_s, 0.01):
+    if not until(holds, patience_s, poll_s):
         raise TimeoutError(f"not within {patience_s:g} s: {what}")
 
 

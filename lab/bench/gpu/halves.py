@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.gpu.kv import Kv
-from lab.bench.wells import until
+from lab.bench.wells import PATIENCE_S
+from lab.rig.well import POLL_S, eventually
 from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.block.namespace import LOADED_FROM_FILES
@@ -45,7 +46,7 @@ class Halves:
     def wait_ready(self) -> None:
         """Until the session is complete and a slab is mapped. Raises TimeoutError."""
         try:
-            until(lambda: self.client.live and self.mapper.mapped > 0, "no session, or no slab")
+            eventually(lambda: self.client.live and self.mapper.mapped > 0, "a session, and a slab", PATIENCE_S, POLL_S)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {'; '.join(self.told) or 'nothing was told'}") from None
 
@@ -60,7 +61,7 @@ class Halves:
                 if spill is None:
                     raise TimeoutError(f"the arena has slots for {granted * self.shape.block_bytes} of {nbytes} bytes")
                 spills.append(spill)
-                until(lambda: spills[-1].granted, "no answer of the well")
+                eventually(lambda: spills[-1].granted, "a reservation is answered", PATIENCE_S, POLL_S)
                 granted += sum(1 for lease in spill.leases if lease)
         finally:
             for spill in spills:

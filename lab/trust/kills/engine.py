@@ -1,10 +1,9 @@
-"""An engine without a model: both clients over the real socket and the real shared memory, and bytes that follow from
-the identity of their block, so that whoever recalls one knows what it must be.
+"""An engine without a model whose bytes follow from the identity of their block, so that whoever recalls one knows what
+it must be; it may be killed, or lose its well, at any moment.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from lab.rig.session import Session, write
 from lab.rig.well import until
-from stepwell.client import scheduler, worker
-from stepwell.client.socket import dial
-from stepwell.client.start import find
-from stepwell.errors import StepwellError
+from stepwell.client.scheduler import Spill
 from stepwell.io.memory import Bytes
-from stepwell.protocol.link import Dial
 
 _POLL_S = 0.0005
-_LAYOUT, _WEIGHTS = b"l" * 32, b"w" * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +47,27 @@ class Recalled:
     changed: int = 0
 
 
-class Engine:
-    """One session with the well of `home`. One thread may use it. `pause` is called in the middle of each copy."""
+class Engine(Session):
+    """One session with the well of `home`. `pause` is called in the middle of each copy."""
 
     def __init__(self, home: Path, model: str, shard_bytes: int, pause: Callable[[], None] = lambda: None) -> None:
+        super().__init__(home, shard_bytes, model=blake3(model.encode()).digest(), label="trust")
         self.model = model
-        self.shard_bytes = shard_bytes
-        self.troubles: list[StepwellError] = []
         self._pause = pause
         self._order = 0
         self._joined = False
-        name, hash = secrets.token_hex(8), blake3(model.encode()).digest()
-
-        def reach() -> Dial:
-            return dial(find(home))
-
-        self.worker = worker.WorkerClient(
-            worker.Identity(name, 0, 1, shard_bytes, _LAYOUT), reach, trouble=self.troubles.append
-        )
-        self.scheduler = scheduler.SchedulerClient(
-            scheduler.Identity(name, 1, shard_bytes, 16, _LAYOUT, hash, "trust"),
-            lambda: _WEIGHTS,
-            reach,
-            trouble=self.troubles.append,
-        )
 
     @property
     def lost(self) -> bool:
         """It had a session and has it no more."""
         return self._joined and not self.scheduler.live
 
-    def join(self, seconds: float) -> bool:
+    def joined(self, seconds: float) -> bool:
         """Waits until it may ask and has slots. False: not in that time, or the session is lost."""
 
         def there() -> bool:
             self._joined |= self.scheduler.live
-            return self.lost or (self.scheduler.live and self.worker.mapped > 0)
+            return self.lost or self.ready
 
         return until(there, seconds, _POLL_S) and not self.lost
 
@@ -103,64 +83,33 @@ class Engine:
         if not blocks:
             self.scheduler.release(ask)
             return found
-        transfer, refs = self.scheduler.recall(ask, 0, blocks)
-        with self.worker.copying() as hold:
-            for (ref,), digest, staged in zip(refs, digests[:blocks], ask.staged[:blocks], strict=True):
-                at = (ask.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
-                try:
-                    slot = hold.slot(*at).bytes
-                    half = len(slot) // 2
-                    copy = np.empty_like(slot)
-                    copy[:half] = slot[:half]
-                    self._pause()
-                    copy[half:] = slot[half:]
-                    self.worker.verify(*at)
-                except StepwellError:
-                    found.changed += 1
-                    continue
-                if np.array_equal(copy, content(self.model, digest, self.shard_bytes)):
-                    found.right += 1
-                    found.staged += bool(staged)
-                else:
-                    found.wrong += 1
-        self.worker.recalled(ask.session, [transfer])
+        staged = ask.staged[:blocks]
+        for copy, digest, from_below in zip(self.copies(ask, blocks, self._pause), digests, staged, strict=False):
+            if copy is None:
+                found.changed += 1
+            elif np.array_equal(copy, content(self.model, digest, self.shard_bytes)):
+                found.right += 1
+                found.staged += bool(from_below)
+            else:
+                found.wrong += 1
         return found
 
-    def lease(self, chain: Chain, hold: worker.Hold, seconds: float = 5.0) -> list[tuple[int, bytes, Bytes]]:
-        """Slots to fill: their leases, digests, and shared memory, for as long as `hold` is open."""
-        digests = chain.digests
-        spill = self.scheduler.reserve(b"", b"".join(digests), 0)
-        if spill is None or not until(lambda: spill.granted, seconds, _POLL_S) or spill.refs is None:
-            return []
-        granted = [(lease, digest) for lease, digest in zip(spill.leases, digests, strict=True) if lease]
-        slots = []
-        for (lease, digest), (ref,) in zip(granted, spill.refs, strict=False):
-            try:
-                slot = hold.slot(spill.session, int(ref["slab"]), int(ref["slot"]), int(ref["generation"]))
-            except StepwellError:
-                break
-            slots.append((lease, digest, slot.bytes))
-        return slots
+    def lease(self, chain: Chain, seconds: float = 5.0) -> Spill | None:
+        """None where the well does not answer in that time."""
+        try:
+            return self.reserve(b"".join(chain.digests), patience_s=seconds, poll_s=_POLL_S)
+        except TimeoutError:
+            return None
 
     def spill(self, chain: Chain) -> int:
         """Fills what it gets slots for; how many blocks that were."""
-        session = self.scheduler.session
+        spill, filled, digests = self.lease(chain), list[int](), chain.digests
+        if spill is None:
+            return 0
         with self.worker.copying() as hold:
-            slots = self.lease(chain, hold)
-            for _, digest, slot in slots:
-                data, half = content(self.model, digest, self.shard_bytes), self.shard_bytes // 2
-                slot[:half] = data[:half]
-                self._pause()
-                slot[half:] = data[half:]
-        self.worker.filled(session, [lease for lease, _, _ in slots], [])
-        return len(slots)
-
-    def leave(self) -> None:
-        self.scheduler.close()
-        self.worker.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+            for lease, block, slot in self.slots(hold, spill):
+                write(slot, content(self.model, digests[block], self.shard_bytes), self._pause)
+                filled.append(lease)
+                del slot
+        self.acknowledge(spill, filled)
+        return len(filled)

@@ -29,7 +29,7 @@ def kills(budget: Budget, number: int, kills: int) -> Tally:
         well = wells.well(place.home, {"host": f"{_HOST_MIB}MiB", "disk": disk, "disk_reserve": "1MiB"})
         well.ready()
         with Engine(place.home, MODEL, SHARD_BYTES) as engine:
-            engine.join(PATIENCE_S)
+            engine.joined(PATIENCE_S)
             beside = Beside(place, engine, victims, budget.dice("kills", "engines", number))
             while beside.tally.n["kills"] < kills and not budget.over and not engine.lost:
                 beside.one()

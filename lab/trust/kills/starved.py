@@ -62,7 +62,7 @@ def files(budget: Budget, number: int, cases: int) -> Tally:
 
 def _joins(engine: Engine, life: Life) -> bool:
     """For good: what it began while the well had no descriptors may be lost once more before."""
-    return until(lambda: engine.join(0.05) or not life.alive(), PATIENCE_S) and life.alive()
+    return until(lambda: engine.joined(0.05) or not life.alive(), PATIENCE_S) and life.alive()
 
 
 def _comes_back(place: Ground, engine: Engine, first: int) -> Chain | None:

@@ -16,7 +16,6 @@ BLOCKS = 16
 ONCE = 4
 """Chains of an engine that works once."""
 
-_JOIN_S = 30.0
 _PAUSE_S = 0.0005
 _GARBAGE = 0xEE
 
@@ -25,8 +24,7 @@ def run(order: dict[str, Any], ready: Callable[[], None]) -> None:
     """Goes on until it is killed, or has done its work once. `ready` is called when it has begun to do what
     `order["how"]` says, with chains of BLOCKS blocks from `order["first"]` on; not by one that works once."""
     with Engine(Path(order["home"]), order["model"], order["shard_bytes"], lambda: time.sleep(_PAUSE_S)) as engine:
-        if not engine.join(_JOIN_S):
-            raise TimeoutError(f"the well does not answer: {engine.troubles}")
+        engine.join()
         HOW[order["how"]](engine, order["first"], ready)
 
 
@@ -41,9 +39,9 @@ def _copy(engine: Engine, first: int, ready: Callable[[], None]) -> None:
 def _haunt(engine: Engine, first: int, ready: Callable[[], None]) -> None:
     """Drops its links and goes on writing into the slots that it was to fill."""
     with engine.worker.copying() as hold:
-        while not (slots := engine.lease(Chain(first, BLOCKS), hold)):
+        while not (spill := engine.lease(Chain(first, BLOCKS))) or not (slots := engine.slots(hold, spill)):
             time.sleep(_PAUSE_S)
-        engine.leave()
+        engine.close()
         ready()
         while True:
             for _, _, slot in slots:

@@ -26,7 +26,7 @@ def stats(home: Path) -> dict[str, Any]:
 
 def joined(engine: Engine, life: Life, seconds: float = PATIENCE_S) -> bool:
     """Waits until it may ask and has slots; False if the well has ended, or in that time."""
-    return until(lambda: engine.join(0.05) or engine.lost or not life.alive(), seconds) and engine.join(0.0)
+    return until(lambda: engine.joined(0.05) or engine.lost or not life.alive(), seconds) and engine.joined(0.0)
 
 
 def recovered(home: Path, life: Life, seconds: float = PATIENCE_S) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lab.rig.session import BLOCK_TOKENS, LAYOUT, MODEL, WEIGHTS
 from lab.trust.budget import Budget
 from lab.trust.report import Row
 from lab.trust.secrets import cores, courier
@@ -162,7 +163,7 @@ def keys_of(stage: Stage) -> Secrets:
 def ids_of(stage: Stage) -> Secrets:
     """The ids of the blocks that were moved, which confirm a guessed prompt."""
     (epoch,) = Keyring.read(stage.home / "keyring").tenant(DEFAULT_TENANT).epochs
-    layout = layout_of_session(courier.LAYOUT, [courier.LAYOUT], courier.SHARD)
-    namespace = Namespace(courier.WEIGHTS, courier.MODEL, layout, courier.BLOCK_TOKENS)
+    layout = layout_of_session(LAYOUT, [LAYOUT], courier.SHARD)
+    namespace = Namespace(WEIGHTS, MODEL, layout, BLOCK_TOKENS)
     origin = Origin(epoch, SegmentKeys(epoch), namespace)
     return {f"id of block {n}": [bytes(origin.name(courier.digest(n)))] for n in range(BLOCKS)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from lab.bench.wells import until
+from lab.rig.well import eventually
 from stepwell.client import control
 
 _SERVE = "from stepwell.cli.main import main; main()"
@@ -100,7 +100,7 @@ class Stage:
             s = control.stats(self.home, 10, self.socket)
             return not s["disk_write_queue_bytes"] and not s["filling"]
 
-        until(nothing_waits, "what waits is not written")
+        eventually(nothing_waits, "what waits is written")
 
     def close(self) -> None:
         self._held.close()
