@@ -18,7 +18,9 @@ from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well
+from stepwell.io.memory import Mapping
 from stepwell.policies.decide import Mode
+from stepwell.testing.sparse import SparseMemory
 
 from .build import Setup
 from .harness import Harness
@@ -113,13 +115,14 @@ class Engine(Harness):
 def open_well(host: str | int = "32MiB") -> LocalWell:
     """A well that recalls whatever it has, also on a machine on which a copy took so long that computing looks
     cheaper."""
-    return open_any_well(host, recall=Mode.ALWAYS)
+    return open_any_well(host, recall=Mode.ALWAYS, memory=SparseMemory())
 
 
 @contextmanager
 def joining(well: LocalWell, find: Callable[[], Any] | None = None) -> Iterator[None]:
-    """Connectors made in here join this well, without threads."""
+    """Connectors made in here join this well, without threads, and touch its pages only where they copy."""
     with (
+        patch.object(Mapping, "populate", lambda *_, **__: None),
         patch.object(StepwellConnector, "dialler", staticmethod(lambda settings: find or (lambda: well.dial))),
         patch.object(StepwellConnector, "threaded", False),
     ):
