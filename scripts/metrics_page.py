@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stepwell.engines.vllm.counts import FAMILIES
+from stepwell.engines.common.counts import FAMILIES
 from stepwell.serve.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -31,11 +31,11 @@ from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
+from stepwell.engines.common.plan import StepPlan
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.vllm.plan import StepPlan
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.errors import StepwellError
 
 T = TypeVar("T")

@@ -30,8 +30,8 @@ from stepwell.client import control
 from stepwell.client.holder import HOLDER_NAME
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings
-from stepwell.engines.vllm import voice
-from stepwell.engines.vllm.counts import Tally
+from stepwell.engines.common import voice
+from stepwell.engines.common.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, Pauses, one_line

@@ -22,10 +22,11 @@ import pytest
 from wells import PATIENCE, Recorder, eventually, scheduler, worker
 
 from stepwell.client import control, start
+from stepwell.client.finder import finder
 from stepwell.client.membership import Membership
 from stepwell.client.socket import dial
 from stepwell.config import Settings, load
-from stepwell.engines.vllm.settings import ConnectorSettings, finder, parse
+from stepwell.engines.vllm.settings import parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
@@ -288,7 +289,7 @@ def test_an_engine_joins_when_the_well_comes_and_starts_none(
     folder: Path, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:
     path, told = folder / "run" / "well.sock", []
-    find = finder(ConnectorSettings(folder / "engine", socket=path))
+    find = finder(folder / "engine", path, {})
     refused("SW-505", find, f"no well is running at {path}")
     member = Recorder()
     heard = threading.Event()

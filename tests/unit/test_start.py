@@ -17,9 +17,9 @@ import pytest
 from wells import PATIENCE, Recorder, eventually, home_apart, scheduler
 
 from stepwell.client import control, start
+from stepwell.client.finder import finder
 from stepwell.client.socket import SocketLink, dial
 from stepwell.config import Settings
-from stepwell.engines.vllm.settings import ConnectorSettings, finder
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
 from stepwell.protocol.messages import Ask, Welcome
 from stepwell.serve.process import run
@@ -29,6 +29,7 @@ WISHES = {"host": "64MiB", "linger_empty": "60s"}
 STARTER = """
 import json, sys, time
 from pathlib import Path
+from stepwell.client.finder import finder
 from stepwell.client import control, start
 home = Path(sys.argv[1])
 found = start.find_or_start(home, {"host": "64MiB", "linger_empty": "60s"})
@@ -110,7 +111,7 @@ def test_two_start_at_once_and_the_well_survives_both_with_all_their_descendants
 
 
 def test_a_well_that_we_started_stays_ours_to_start_when_it_was_only_found_meanwhile(home: Path) -> None:
-    reach = finder(ConnectorSettings(home, wishes=WISHES))
+    reach = finder(home, None, WISHES)
     reach()
     reach()  # joining the well that we had started had failed
     well = well_of(home)
@@ -122,7 +123,7 @@ def test_a_well_that_we_started_stays_ours_to_start_when_it_was_only_found_meanw
 
 def test_a_well_that_we_only_joined_is_not_ours_to_start(home: Path) -> None:
     assert start.find_or_start(home, WISHES).started
-    reach = finder(ConnectorSettings(home, wishes=WISHES))
+    reach = finder(home, None, WISHES)
     reach()
     os.kill(well_of(home), signal.SIGKILL)
     eventually(lambda: control.pid(home) is None)

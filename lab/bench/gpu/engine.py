@@ -24,7 +24,7 @@ from lab.bench.gpu.kv import Kv
 from lab.bench.gpu.pool import PagePool, prefixes
 from lab.bench.gpu.request import Request
 from lab.bench.scheduled import NewRequest, Output
-from stepwell.engines.vllm.plan import StepReport
+from stepwell.engines.common.plan import StepReport
 
 T = TypeVar("T")
 PATIENCE_S = 120.0

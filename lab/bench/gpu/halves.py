@@ -23,11 +23,11 @@ from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.errors import StepwellError
 
 

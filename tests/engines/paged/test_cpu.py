@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="pages are torch's tensors")
 
 from stepwell.client.worker import Slot
+from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import team as team_module
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.engines.paged.team import Copy, Team
-from stepwell.engines.vllm.worker_half import WorkerHalf
 
 LAYERS = 2
 PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many

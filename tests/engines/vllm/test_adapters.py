@@ -20,8 +20,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core import EngineCore
 
 from stepwell.client.fingerprint import fingerprint
-from stepwell.engines.vllm import adapters as module
-from stepwell.engines.vllm.adapters import MOST_ADAPTERS, Adapter, Adapters, Unread, Unusable, lora_facts, watch_loads
+from stepwell.engines.common import adapters as module
+from stepwell.engines.common.adapters import MOST_ADAPTERS, Adapter, Adapters, Unread, Unusable
+from stepwell.engines.vllm.adapters import lora_facts, watch_loads
 from stepwell.errors import StepwellError
 
 from .local import engine, prompt

@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.scheduler import Ask, SchedulerClient
+from stepwell.engines.common import canaries
+from stepwell.engines.common.canaries import Canaries, kind_of
+from stepwell.engines.common.plan import Compare
+from stepwell.engines.common.requests import Tracked
+from stepwell.engines.common.shape import Shape
 from stepwell.engines.paged.compare import WORST, relative_error
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.vllm import canaries, scheduler_half
-from stepwell.engines.vllm.canaries import Canaries
-from stepwell.engines.vllm.canary import kind_of
-from stepwell.engines.vllm.plan import Compare
-from stepwell.engines.vllm.requests import Tracked
-from stepwell.engines.vllm.shape import Shape
+from stepwell.engines.vllm import scheduler_half
 from stepwell.protocol.messages import SLOT_REF
 
 from .local import Engine, engine, open_well, prompt, setup_in

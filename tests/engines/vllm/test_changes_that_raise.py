@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from stepwell.engines.vllm import canaries, scheduler_half, worker_half
+from stepwell.engines.common import canaries, worker_half
+from stepwell.engines.vllm import scheduler_half
 from stepwell.engines.vllm.connector import StepwellConnector
 
 from .local import Engine, engine, prompt

@@ -18,9 +18,10 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client import worker as client_worker
+from stepwell.engines.common import canaries, requests, room, steps, tasks, worker_half
+from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.paged import gpu, lane
-from stepwell.engines.vllm import canaries, connector, requests, room, scheduler_half, steps, tasks, worker_half
-from stepwell.engines.vllm.plan import StepPlan
+from stepwell.engines.vllm import connector, scheduler_half
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, raising, statements

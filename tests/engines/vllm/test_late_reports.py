@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.vllm.plan import Load, StepReport
-from stepwell.engines.vllm.requests import Loading, Tracked
+from stepwell.engines.common.plan import Load, StepReport
+from stepwell.engines.common.requests import Loading, Tracked
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.steps import MOST_STEPS, Computes, Steps
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.steps import MOST_STEPS, Computes, Steps
 
 TOKENS = 64
 

@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+from stepwell.engines.common.requests import Loading
 from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.requests import Loading
 
 from .local import Engine, engine, late, prompt
 from .oracle import POISON

@@ -18,10 +18,10 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from stepwell.client.patience import Patience
+from stepwell.engines.common.counts import FAMILIES, Tally
+from stepwell.engines.common.plan import StepReport
 from stepwell.engines.vllm import stats
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.counts import FAMILIES, Tally
-from stepwell.engines.vllm.plan import StepReport
 from stepwell.engines.vllm.stats import MOST_VALUES, EngineStats
 
 from .local import Engine, engine, open_well, prompt, setup_in

@@ -22,21 +22,25 @@ from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler as scheduler_client
 from stepwell.client import worker as worker_client
+from stepwell.client.finder import finder
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.engines.common import voice
+from stepwell.engines.common.adapters import Adapters
+from stepwell.engines.common.canaries import Canaries, kind_of
+from stepwell.engines.common.counts import Tally
+from stepwell.engines.common.plan import StepPlan, StepReport
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
 from stepwell.engines.paged.cuda import VERIFIED_ON
-from stepwell.engines.vllm import identity, settings, stats, voice
-from stepwell.engines.vllm.adapters import Adapters, lora_facts, watch_loads
-from stepwell.engines.vllm.canaries import Canaries
-from stepwell.engines.vllm.canary import kind_of
-from stepwell.engines.vllm.counts import Tally
-from stepwell.engines.vllm.plan import StepPlan, StepReport
+from stepwell.engines.vllm import identity, settings, stats
+from stepwell.engines.vllm.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.page_sizes import page_bytes
+from stepwell.engines.vllm.plan import ConnectorPlan, ConnectorReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.shape import Shape, page_bytes
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.engines.vllm.weights import Files, weight_files
-from stepwell.engines.vllm.worker_half import WorkerHalf
 from stepwell.engines.vllm.wrapped import maker_of, part_of
 from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
 from stepwell.io.mounts import mounts, unstamped
@@ -100,7 +104,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     """One instance per process, one half in each. Tests replace `dialler` to bring their own well, `copier` to bring
     their own device, and `lanes` to say themselves when copies that run are looked after."""
 
-    dialler: Callable[[settings.ConnectorSettings], Callable[[], Any]] = staticmethod(settings.finder)
+    dialler: Callable[[settings.ConnectorSettings], Callable[[], Any]] = staticmethod(
+        lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes)
+    )
     copier: Callable[[Mapping[str, Any], int], Copies] = staticmethod(open_copies)
     threaded = True
     lanes = True
@@ -110,7 +116,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        voice.adopt_engine_log()
+        voice.adopt_engine_log("vllm")
         self._limited = RateLimited(log)
         self._tally = Tally(voice.Paused().answered)
         self._sched: SchedulerHalf | None = None
@@ -124,7 +130,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._strict = transfer.kv_connector_extra_config.get("strict") is True
         if self._is_scheduler and not is_tested(vllm.__version__):
-            voice.untested(vllm.__version__)
+            voice.untested("vLLM", vllm.__version__, TESTED)
         if self._is_scheduler and vllm_config.device_config.device_type == "cuda" and not VERIFIED_ON:
             voice.unverified()
         try:
@@ -209,6 +215,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             self._tally,
             self._canaries(shape, client),
             adapters=adapters,
+            new_plan=ConnectorPlan,
         )
 
     def _open_adapters(self) -> Adapters | None:
@@ -316,7 +323,14 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         shard, place = divmod(who.rank, shape.replicas)
         try:
             self._work = WorkerHalf(
-                who.rank, shape.shard_bytes, copies, client, shard=shard, writes=place == 0, threaded=self.lanes
+                who.rank,
+                shape.shard_bytes,
+                copies,
+                client,
+                shard=shard,
+                writes=place == 0,
+                threaded=self.lanes,
+                report=ConnectorReport,
             )
         except BaseException:
             client.close()  # a session without this half would be planned loads that nobody answers
@@ -376,14 +390,14 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepPlan:
         try:
-            return self._sched.plan(scheduler_output) if self._sched is not None else StepPlan()
+            return self._sched.plan(scheduler_output) if self._sched is not None else ConnectorPlan()
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._caught("build_connector_meta", error)
         try:
-            return self._sched.plan_as_it_is() if self._sched is not None else StepPlan()
+            return self._sched.plan_as_it_is() if self._sched is not None else ConnectorPlan()
         except Exception as error:  # noqa: BLE001 - the same: what was gathered comes with the plan of the next step
             self._caught("build_connector_meta", error)
-            return StepPlan(any_page=True)
+            return ConnectorPlan(any_page=True)
 
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

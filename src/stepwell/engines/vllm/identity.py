@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.engines.vllm import cuda
-from stepwell.engines.vllm.shape import layer_pages
+from stepwell.engines.vllm.page_sizes import layer_pages
 from stepwell.errors import StepwellError, Unsupported
 
 if TYPE_CHECKING:

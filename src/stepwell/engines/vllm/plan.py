@@ -1,104 +1,19 @@
-"""What the two halves tell each other, pickled by vLLM: a plan per step to the workers, a report per step back."""
+"""Plans and reports as vLLM carries them between its processes: pickled, and of classes that it knows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-try:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
-except ImportError:  # the halves also run under an engine of our own, where vLLM cannot be had
-    KVConnectorMetadata = KVConnectorWorkerMetadata = object
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-Ref = tuple[int, int, int]
-"""(slab, slot, generation) of one shard."""
-
-
-@dataclass(slots=True)
-class Load:
-    """Recall into a request's pages. `blocks` holds, per block, its refs by shard and the pages to fill.
-
-    A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
-    than `session` fails the load: what refs and transfers mean ends with it.
-    """
-
-    request: str
-    session: int
-    transfer: int
-    skip: int
-    blocks: list[tuple[list[Ref], list[int]]]
-
-
-@dataclass(slots=True)
-class Save:
-    """Spill one block: its lease in `session`, its refs by shard, the pages to read. Of ranks that hold the same, one
-    does."""
-
-    session: int
-    lease: int
-    refs: list[Ref]
-    pages: list[int]
-
-
-@dataclass(slots=True)
-class Compare:
-    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by shard and
-    its pages. Without blocks nothing is compared any more. Either way `transfer` is acknowledged: its lease ends."""
-
-    session: int
-    transfer: int
-    blocks: list[tuple[list[Ref], list[int]]]
+from stepwell.engines.common.plan import StepPlan, StepReport
 
 
 @dataclass
-class StepPlan(KVConnectorMetadata):
-    """Scheduler to workers, once per step.
-
-    urgent: saves from pages that the engine has taken back; only before this step's forward.
-    saves, compares: from pages that stay as they are during this step.
-    fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
-    naps: how often the scheduler knows the engine to have slept. Pages of earlier times hold nothing any more.
-    any_page: which ones these are is not known.
-    """
-
-    step: int = 0
-    loads: list[Load] = field(default_factory=list)
-    urgent: list[Save] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
-    compares: list[Compare] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
-    naps: int = 0
-    any_page: bool = False
+class ConnectorPlan(StepPlan, KVConnectorMetadata):
+    """A plan that vLLM hands to its workers with the step."""
 
 
 @dataclass
-class StepReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler, once per step; aggregated over ranks.
-
-    done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
-    loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
-    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared. seconds: of each step's
-    forward, on the slowest rank. naps: how often the engine has slept.
-    """
-
-    done: dict[int, int] = field(default_factory=dict)
-    failed: list[tuple[str, int, int]] = field(default_factory=list)
-    loaded: list[tuple[str, int, float]] = field(default_factory=list)
-    recalled_bytes: int = 0
-    spilled_bytes: int = 0
-    compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
-    seconds: dict[int, float] = field(default_factory=dict)
-    naps: int = 0
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        assert isinstance(other, StepReport)
-        done = {step: self.done.get(step, 0) + other.done.get(step, 0) for step in {*self.done, *other.done}}
-        return StepReport(
-            done,
-            self.failed + other.failed,
-            self.loaded + other.loaded,
-            self.recalled_bytes + other.recalled_bytes,
-            self.spilled_bytes + other.spilled_bytes,
-            self.compared + other.compared,
-            {s: max(self.seconds.get(s, 0.0), other.seconds.get(s, 0.0)) for s in {*self.seconds, *other.seconds}},
-            max(self.naps, other.naps),
-        )
+class ConnectorReport(StepReport, KVConnectorWorkerMetadata):
+    """A report that vLLM gathers from its workers, with `aggregate`, and hands to its scheduler."""

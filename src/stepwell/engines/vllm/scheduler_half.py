@@ -22,16 +22,17 @@ from typing import Any
 from stepwell.block.digest import Chain, adapter_extras, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.scheduler import MOST_RESERVED, Ask, SchedulerClient
-from stepwell.engines.vllm.adapters import Adapter, Adapters, Unread
-from stepwell.engines.vllm.canaries import STEP_BYTES, Canaries
-from stepwell.engines.vllm.counts import Tally
-from stepwell.engines.vllm.plan import Load, Save, StepPlan, StepReport
-from stepwell.engines.vllm.requests import Loading, Pending, Tracked, foreign_input, recall_wish
-from stepwell.engines.vllm.room import SaveRoom
-from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.steps import Computes, Steps, fresh_pages
-from stepwell.engines.vllm.tasks import Handover
-from stepwell.engines.vllm.timings import StepTimes
+from stepwell.engines.common.adapters import Adapter, Adapters, Unread
+from stepwell.engines.common.canaries import STEP_BYTES, Canaries
+from stepwell.engines.common.counts import Tally
+from stepwell.engines.common.plan import Load, Save, StepPlan, StepReport
+from stepwell.engines.common.requests import Loading, Pending, Tracked
+from stepwell.engines.common.room import SaveRoom
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.steps import Computes, Steps, StepTimes
+from stepwell.engines.common.tasks import Handover
+from stepwell.engines.vllm.requests import foreign_input, recall_wish
+from stepwell.engines.vllm.scheduled import computed, fresh_pages
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
 LINGER_S = 0.1
@@ -51,6 +52,7 @@ class SchedulerHalf:
         canaries: Canaries | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
+        new_plan: Callable[[int], StepPlan] = StepPlan,
     ) -> None:
         self._adapters = adapters
         self._shape = shape
@@ -64,7 +66,7 @@ class SchedulerHalf:
         self._hurry = count(-1, -1)  # orders of preempted requests: the last one preempted goes first
         self._tracked: dict[str, Tracked] = {}
         numbers = count(1)
-        self._plan: Handover[StepPlan] = Handover(lambda: StepPlan(next(numbers)))  # of the next step
+        self._plan: Handover[StepPlan] = Handover(lambda: new_plan(next(numbers)))  # of the next step
         self._begun = 0  # the step that was planned last
         self._steps = Steps(shape.world)
         self._times = StepTimes()
@@ -258,7 +260,7 @@ class SchedulerHalf:
         self._begun = plan.step
         plan.fresh += fresh_pages(out)
         self._observe(plan.step, out)
-        self._times.begin(plan.step, out)
+        self._times.begin(plan.step, computed(out))
         self._yield(plan.fresh)
         self._collect(plan)
         self._client.report(idle=not self._tracked)

@@ -1,19 +1,16 @@
-"""The connector's extra config, and how the halves find their well."""
+"""The connector's extra config."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell.client.socket import dial
-from stepwell.client.start import find, find_named, find_or_start
-from stepwell.engines.vllm.canary import EVERY
+from stepwell.engines.common.canaries import EVERY
 from stepwell.errors import ConfigError
 from stepwell.io.paths import Rendezvous, home_dir
-from stepwell.protocol.link import Dial
 
 Wishes = dict[str, str | int | float]
 
@@ -76,22 +73,3 @@ def _bad(key: str, value: object, expected: str) -> ConfigError:
         why=f"it must be {expected}",
         fix=f"correct or remove {key}",
     )
-
-
-def finder(settings: ConnectorSettings) -> Callable[[], Dial]:
-    """How a half reaches the well: joins it, or starts it. One that we only joined is not started again by us: its
-    operator does that, and until then there is nothing to join. One that we have started remains ours to start, though
-    it is often found running: when a first attempt to join it has failed, for example."""
-    if (named := settings.socket) is not None:
-        return lambda: dial(find_named(named))
-    ours: bool | None = None
-
-    def reach() -> Dial:
-        nonlocal ours
-        if ours is False:
-            return dial(find(settings.home))
-        found = find_or_start(settings.home, settings.wishes)
-        ours = ours or found.started
-        return dial(found.socket)
-
-    return reach

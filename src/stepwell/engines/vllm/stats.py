@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client import REGISTRY, Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from stepwell.engines.vllm.counts import FAMILIES
+from stepwell.engines.common.counts import FAMILIES
 from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell")

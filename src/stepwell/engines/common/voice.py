@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from stepwell.client.scheduler import Identity
-from stepwell.engines.vllm.versions import TESTED
 from stepwell.errors import StepwellError
 from stepwell.protocol.messages import Welcome
 from stepwell.units import format_size
@@ -15,11 +15,11 @@ log = logging.getLogger("stepwell")
 _OF_A_WELL_THAT_RECALLS = ("end", "never_seen", "evicted")
 
 
-def adopt_engine_log() -> None:
-    """vLLM configures only its own logger; ours speaks through the same handlers. An application that configured the
-    "stepwell" logger, or the root, keeps its own."""
+def adopt_engine_log(logger: str) -> None:
+    """The engine configures only its own `logger`; ours speaks through the same handlers. An application that
+    configured the "stepwell" logger, or the root, keeps its own."""
     configured = any(not isinstance(h, logging.NullHandler) for h in (*log.handlers, *logging.getLogger().handlers))
-    engine = logging.getLogger("vllm").handlers
+    engine = logging.getLogger(logger).handlers
     if configured or not engine:
         return
     for handler in engine:
@@ -29,12 +29,13 @@ def adopt_engine_log() -> None:
         log.setLevel(logging.INFO)
 
 
-def untested(version: str) -> None:
+def untested(engine: str, version: str, tested: Sequence[str]) -> None:
     """For the scheduler's process alone: an engine says it once."""
     log.warning(
-        "stepwell: vLLM %s is not tested with this version of stepwell (%s are); what it cannot serve it leaves alone",
+        "stepwell: %s %s is not tested with this version of stepwell (%s are); what it cannot serve it leaves alone",
+        engine,
         version,
-        " and ".join(TESTED),
+        " and ".join(tested),
     )
 
 

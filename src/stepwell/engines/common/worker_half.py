@@ -1,4 +1,4 @@
-"""The half of the connector that lives in each worker: executes the scheduler's plans and reports.
+"""The half of an adapter that lives in each worker: executes the scheduler's plans and reports.
 
 Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. On CPU
 the step itself copies, but for large loads; on a GPU copies run beside the forward that follows, which is held back
@@ -13,15 +13,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from stepwell.client.worker import Hold, WorkerClient
+from stepwell.engines.common.plan import Ref, Save, StepPlan, StepReport
+from stepwell.engines.common.steps import MOST_STEPS
+from stepwell.engines.common.tasks import CompareTask, Handover, LoadTask, SaveTask, Step, Task
 from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
 from stepwell.engines.paged.lane import Job, Lane, Steps
-from stepwell.engines.vllm.plan import Ref, Save, StepPlan, StepReport
-from stepwell.engines.vllm.steps import MOST_STEPS
-from stepwell.engines.vllm.tasks import CompareTask, Handover, LoadTask, SaveTask, Step, Task
 from stepwell.errors import StepwellError
 from stepwell.io.memory import Bytes
 
@@ -34,7 +34,8 @@ PART_BYTES = 32 << 20
 class WorkerHalf:
     """`shard`: which part of a block this rank holds (its own number, if not said). `writes`: of the ranks that hold
     it, this is the one that saves it. `threaded`: copies that run are waited for by threads; else whenever something is
-    taken from here. Jobs may run on threads; all else is the engine's thread's."""
+    taken from here. `report`: an empty
+    report, of a class that the engine can carry. Jobs may run on threads; all else is the engine's thread's."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class WorkerHalf:
         shard: int | None = None,
         writes: bool = True,
         threaded: bool = True,
+        report: Callable[[], StepReport] = StepReport,
     ) -> None:
         self._rank = rank
         self._shard = rank if shard is None else shard
@@ -59,7 +61,7 @@ class WorkerHalf:
         self._steps: list[Step] = []  # with tasks that are not told yet; and the last one
         self._received: Handover[set[str]] = Handover(set)
         self._bad_pages: Handover[set[int]] = Handover(set)
-        self._report: Handover[StepReport] = Handover(StepReport)
+        self._report: Handover[StepReport] = Handover(report)
         self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MOST_STEPS)  # not known yet how long they took
         threaded_out = threaded and copies.overlaps
         self._out = Lane("stepwell-copy-out", threaded=threaded_out)  # has work only where copies overlap

@@ -1,17 +1,33 @@
-"""The canaries of one engine, as its scheduler half has them: which prefixes they are, what is leased for them, and
-what the workers found. Everything is bounded, and each lease is ended by the workers, compared or not."""
+"""The canary: of so many prefixes that could be recalled, one is left to the engine, and what it computes is compared
+with what is stored.
+
+    matched: not offered -> allocated: a few blocks leased -> computed and confirmed -> compared by the workers
+                                                                                    -> the well is told the errors
+
+This catches what a fingerprint cannot: weights that are not those of their name. The well judges, because it knows what
+other engines of the namespace have seen (`stepwell.hierarchy.sessions.canaries`); here errors are made and no more. A
+canary costs its request the recall that it did not get, and nothing else: one that does not end well is one less.
+
+`Canaries` are those of one engine, as its scheduler half has them: which prefixes they are, what is leased for them,
+and what the workers found. Everything is bounded, and each lease is ended by the workers, compared or not.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.vllm.plan import Compare
-from stepwell.engines.vllm.requests import Tracked, Watch
-from stepwell.engines.vllm.shape import Shape
-from stepwell.engines.vllm.tasks import Handover
+from stepwell.engines.common.plan import Compare
+from stepwell.engines.common.requests import Tracked, Watch
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.tasks import Handover
+from stepwell.engines.paged.compare import KINDS
+
+EVERY = 1000
+"""Prefixes that could be recalled, of which one is a canary, if nothing else is said."""
 
 MOST_BLOCKS, MOST_BYTES = 4, 4 << 20
 """Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""
@@ -21,6 +37,12 @@ STEP_BYTES = 8 << 20
 
 MOST_OPEN = 256
 """Canaries that workers were given and have not answered for; beyond that the earliest are given up."""
+
+
+def kind_of(dtype: Any) -> str | None:
+    """What a torch dtype is called in KINDS; None: it cannot be compared."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name in KINDS else None
 
 
 @dataclass(slots=True)
@@ -33,7 +55,7 @@ class _Open:
 
 
 class Canaries:
-    """`every`: of so many prefixes one is a canary; 0: none. `kind`: numbers of the KV, as `canary.kind_of` says."""
+    """`every`: of so many prefixes one is a canary; 0: none. `kind`: numbers of the KV, as `kind_of` says."""
 
     def __init__(self, shape: Shape, client: SchedulerClient, every: int = 0, kind: str | None = None) -> None:
         self._shape = shape

@@ -1,7 +1,7 @@
 """What the engine's own /metrics says of stepwell: the names, and the tally that the scheduler half keeps of them.
 
-A count's key is "family/label": flat, so that it survives whatever way vLLM carries it from the engine's process to the
-one that serves /metrics. Knows nothing of vLLM; `stats` is the part that does.
+A count's key is "family/label": flat, so that it survives whatever way the engine carries it from its own process to
+the one that serves /metrics.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepwell.engines.vllm.plan import StepReport
+    from stepwell.engines.common.plan import StepReport
 
 Counts = dict[str, int | float]
 

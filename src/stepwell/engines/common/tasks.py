@@ -1,6 +1,6 @@
 """What each plan asks of a worker, as tasks: loads, batches of saves, and compares.
 
-Each of them is waited for: a load by vLLM's scheduler, the lease of a save or a compare by the well. So a task is
+Each of them is waited for: a load by the engine's scheduler, the lease of a save or a compare by the well. So a task is
 recorded when its plan comes, before anything is done for it, and answered exactly once, when nobody copies for it any
 more: as done as far as it came, and as failed for the rest. What raises in between costs what that task would have
 brought, and no answer.
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from stepwell.client.worker import Hold
+from stepwell.engines.common.plan import Compare, Load, Save, StepPlan
 from stepwell.engines.paged.base import Copying, Mark
 from stepwell.engines.paged.lane import Job
-from stepwell.engines.vllm.plan import Compare, Load, Save, StepPlan
 
 T = TypeVar("T")
 

@@ -1,0 +1,12 @@
+"""What adapters share, whatever their engine. Knows no engine: those import this, and this imports none of them.
+
+plan, shape     what the halves tell each other, and sizes of pages, blocks and shards
+requests        what a scheduler half remembers of each request
+steps, room     steps under way, what they confirm and cost, and how much one may copy
+adapters        which adapter a request runs with, by the content of its files
+canaries        prefixes that are computed and compared instead of recalled
+worker_half     executes plans in a worker, as `tasks` that are each answered once
+counts, voice   what the engine's own metrics and log say of stepwell
+"""
+
+from __future__ import annotations

@@ -1,0 +1,152 @@
+"""What the scheduler half remembers of each live request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwell.block.digest import Chain
+from stepwell.client.scheduler import Ask, Spill
+from stepwell.engines.common.adapters import Adapter
+from stepwell.engines.common.plan import Load, Ref, Save
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A reserved stretch of a request's blocks that is yet to be copied: blocks [first, first + spill.blocks)."""
+
+    first: int
+    spill: Spill
+    next: int = 0  # blocks of it that are dealt with
+
+    @property
+    def settled(self) -> bool:
+        return self.next == self.spill.blocks
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """A recall on its way into a request's pages: tokens [start, start + tokens), from block `first` on. `good` is how
+    many of its blocks arrived on all ranks that have reported."""
+
+    load: Load
+    first: int
+    start: int
+    tokens: int
+    good: int
+    staged: bytes = b""  # of each block: it was brought up from a tier for this request
+    seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
+    copy_s: float = 0.0  # of the slowest rank
+
+    def staged_tokens(self, tokens: int, block_tokens: int) -> int:
+        """Of its first `tokens` tokens, those whose block was brought up from a tier for this request."""
+        end, found = self.start + tokens, 0
+        for block, staged in enumerate(self.staged, self.first):
+            if staged:
+                low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
+                found += max(0, high - low)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A canary: blocks from `first` on are leased by `transfer`, `refs` by block and rank, to be compared with what the
+    request computes. `covered`: a step that completes them all is under way or has ended."""
+
+    session: int
+    transfer: int
+    first: int
+    refs: list[list[Ref]]
+    covered: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.refs)
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One request. Tokens of its sequence, half-open ranges:
+
+    0 ---- KV in `pages`, step confirmed ---- confirmed ---- in a step under way ---- planned
+    0 ---- block is in the well or was offered to it ---- known x block_tokens
+
+    `chain` is None for requests that bypass stepwell. `life` is another number after each restart: a step that was
+    planned in an earlier life confirms nothing.
+    """
+
+    request: Any
+    order: int
+    chain: Chain | None
+    epoch: int
+    life: int
+    adapter: Adapter | None = None
+    ask: Ask | None = None
+    answer: Ask | None = None  # of an ask that is finished: its blocks need not be offered to the well
+    asked: bool = False  # the scheduler has asked since the last (re)start of the request
+    offered_from: int = 0
+    canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask
+    watch: Watch | None = None
+    loading: Loading | None = None  # until the request is scheduled again
+    failed: bool = False  # its load has; it is not offered another before it has been scheduled
+    pages: list[int] = field(default_factory=list)
+    known: int = 0
+    confirmed: int = 0
+    admitted: bool = False  # scheduled since its last (re)start
+    pending: list[Pending] = field(default_factory=list)
+    mute: bool = False  # no spills any more: it has KV of other weights, or on top of what failed to load
+    ended_at: float = 0.0
+    asked_at: float = 0.0
+    offered_at: float = 0.0
+    canary_tokens: int = 0  # could have been recalled, and were left to be recomputed
+    recalled_tokens: int = 0
+    staged_tokens: int = 0  # of them, what was brought up from a tier for this request
+    wait_s: float = 0.0  # from the scheduler's first ask to the offer, and then part of recall_s, or to a miss
+    copy_s: float = 0.0
+    recall_s: float = 0.0
+
+    def receipt(self, token_bytes: int) -> dict[str, Any]:
+        """What a user is told of the request, in the response's `kv_transfer_params`. `token_bytes`: of a token's KV,
+        all ranks'."""
+        tiers = {"host": self.recalled_tokens - self.staged_tokens}
+        if self.staged_tokens:
+            tiers["disk"] = self.staged_tokens
+        canary = {"canary_tokens": self.canary_tokens} if self.canary_tokens else {}
+        return canary | {
+            "recalled_tokens": self.recalled_tokens,
+            "tiers": tiers,
+            "bytes": {tier: tokens * token_bytes for tier, tokens in tiers.items()},
+            "recall_ms": round(1e3 * self.recall_s, 3),
+            "wait_ms": round(1e3 * self.wait_s, 3),
+            "copy_ms": round(1e3 * self.copy_s, 3),
+        }
+
+    def unsaved(self, pages_per_block: int) -> Iterator[int]:
+        """Pages that are yet to be copied or compared. The last page of a request, which is not full, is none."""
+        blocks = [(pending.first + pending.next, pending.first + pending.spill.blocks) for pending in self.pending]
+        if self.watch is not None:
+            blocks.append((self.watch.first, self.watch.end))
+        for first, end in blocks:
+            yield from self.pages[first * pages_per_block : end * pages_per_block]
+
+    def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
+        """Saves whose slots are leased and whose step is confirmed; each is yielded once."""
+        for pending in self.pending:
+            spill = pending.spill
+            if not spill.granted or (spill.refs is None and any(spill.leases)):
+                continue
+            row = sum(1 for lease in spill.leases[: pending.next] if lease)
+            while not pending.settled:
+                block = pending.first + pending.next
+                if (block + 1) * block_tokens > self.confirmed:
+                    break
+                lease = spill.leases[pending.next]
+                pending.next += 1
+                if lease:
+                    assert spill.refs is not None
+                    refs = spill.refs[row].tolist()  # tuples of Python's own integers
+                    row += 1
+                    at = block * pages_per_block
+                    yield Save(spill.session, lease, refs, self.pages[at : at + pages_per_block])
+        self.pending = [p for p in self.pending if not p.settled]

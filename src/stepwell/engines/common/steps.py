@@ -1,0 +1,95 @@
+"""Which steps are under way, what each computes and writes, when all ranks have ended it well, and how long that took.
+
+Steps show what prefill costs: what each computes is known when it is planned, how long it took when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stepwell.policies.costs.prefill import pairs
+
+MOST_STEPS = 64
+"""Steps whose reports may be outstanding; an older one will not come any more."""
+
+Work = tuple[int, float]
+"""Tokens, and pairs that attention looks at."""
+
+DECODES = 8
+"""A request with at most so many tokens in a step is decoding (some of them guessed), not computing a prompt."""
+
+LEAST_TOKENS, LEAST_SHARE = 16, 0.9
+"""Of prompts in a step, for it to show what prefill costs."""
+
+
+class Computes(NamedTuple):
+    """Of a request in a step: its life, tokens of it that are computed when the step has ended, and how many of them
+    the step computes itself."""
+
+    request: str
+    life: int
+    after: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Step:
+    computes: list[Computes]
+    ranks: int = 0  # that have ended it well
+
+
+@dataclass(slots=True)
+class Steps:
+    """A step is confirmed when `world` ranks have reported it. Steps end in order: one that is not confirmed when a
+    later one is will never be, it raised or its report is lost."""
+
+    world: int
+    _under_way: dict[int, _Step] = field(default_factory=dict)
+
+    def begin(self, number: int, computes: list[Computes]) -> None:
+        if not computes:
+            return
+        self._under_way[number] = _Step(computes)
+        while len(self._under_way) > MOST_STEPS:
+            del self._under_way[next(iter(self._under_way))]
+
+    def ended(self, ranks: Mapping[int, int]) -> Iterator[Computes]:
+        """What is confirmed now. `ranks`: how many more have ended each step."""
+        for number, more in ranks.items():
+            step = self._under_way.get(number)
+            if step is None:
+                continue
+            step.ranks += more
+            if step.ranks < self.world:
+                continue
+            for old in [n for n in self._under_way if n <= number]:
+                del self._under_way[old]
+            yield from step.computes
+
+
+class StepTimes:
+    """Samples of what prefill costs, from steps that compute prompts. The number of steps under way is bounded."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Work] = {}
+
+    def begin(self, number: int, requests: Iterable[tuple[int, int]]) -> None:
+        """A step is planned: of each of its requests, tokens that it computes and tokens before them."""
+        tokens = prompts = 0
+        seen = 0.0
+        for n, before in requests:
+            tokens += n
+            prompts += n if n > DECODES else 0
+            seen += pairs(n, before)
+        if prompts >= LEAST_TOKENS and prompts >= LEAST_SHARE * tokens:
+            self._under_way[number] = tokens, seen
+            if len(self._under_way) > MOST_STEPS:
+                del self._under_way[next(iter(self._under_way))]
+
+    def ended(self, seconds: Mapping[int, float]) -> Iterator[tuple[int, float, float]]:
+        """Samples of what has ended. `seconds`: of the slowest rank, by step."""
+        for number, took in seconds.items():
+            if (step := self._under_way.pop(number, None)) is not None and took > 0:
+                yield *step, took
