@@ -39,7 +39,7 @@ host: 25%
 disk:
   - /nvme0/stepwell:400GiB
   - /nvme1/stepwell:60%
-metrics: 127.0.0.1:9465
+metrics: 127.0.0.1:9464
 ```
 
 ```yaml

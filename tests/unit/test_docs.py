@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def test_every_command_that_pages_name_exists() -> None:
     for page in (ROOT / "docs/operations.md", ROOT / "docs/troubleshooting.md", ROOT / "examples/README.md"):
         named = set(re.findall(r"(?:`|bin/|well |^)stepwell ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
         assert named - {"serves"} <= known, named - known
+
+
+def test_pages_name_one_port_for_metrics() -> None:
+    texts = (*(path.read_text() for path in PAGES), (ROOT / "examples/stepwell.yaml").read_text())
+    assert {port for text in texts for port in re.findall(r"127\.0\.0\.1:(9\d{3})\b", text)} == {"9464"}
+
+
+def test_the_extra_all_holds_every_extra_for_users() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = set(everything.removeprefix("stepwell[").removesuffix("]").split(","))
+    assert named == extras.keys() - {"all", "dev"}
