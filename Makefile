@@ -63,6 +63,7 @@ check: $(READY) ## lint, format, types, layers, sizes
 	@$(BIN)/python scripts/policies_page.py --check
 	@$(BIN)/python scripts/config_page.py --check
 	@$(BIN)/python scripts/metrics_page.py --check
+	@$(BIN)/python scripts/reasons_page.py --check
 	@$(BIN)/python scripts/longctx_page.py --check
 	@$(BIN)/python scripts/options_page.py --check
 	@$(BIN)/python scripts/ratchet.py

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import CODES
+from stepwell.protocol.reasons import BY_ENGINE, BY_SPILL, BY_WELL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md")])
@@ -55,3 +56,16 @@ def test_the_extra_all_holds_every_extra_for_users() -> None:
     (everything,) = extras["all"]
     named = set(everything.removeprefix("stepwell[").removesuffix("]").split(","))
     assert named == extras.keys() - {"all", "dev"}
+
+
+def test_the_reasons_that_the_code_gives_are_those_that_pages_explain() -> None:
+    product = ROOT / "src/stepwell"
+    table = product / "protocol/reasons.py"
+    said = "\n".join(path.read_text() for path in product.rglob("*.py") if path != table)
+    calls = re.findall(r"(?:_Obstacle|_cut|_bar)\((.*)\)$", said, re.MULTILINE)
+    given = {reason for call in calls for reason in re.findall(r'"(\w+)"', call)} - {"end", "unweighed"}
+    given |= set(re.findall(r'"(?:missed|bypassed)_(\w+)"', said))
+    missed = {reason.name for reason in (*BY_WELL, *BY_ENGINE)}
+    assert {"never_seen", "pins", "tier_down", "short_prompt", "adapter"} <= given <= missed, given - missed
+    for name in missed | {reason.name for reason in BY_SPILL}:
+        assert re.search(rf'"(?:missed_|bypassed_)?{name}"', said), f"no code gives the reason {name}"
