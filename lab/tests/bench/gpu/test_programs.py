@@ -156,7 +156,7 @@ def test_a_quick_run_or_one_without_a_gpu_is_shown_to_nobody(tmp_path: Path, qui
 def test_what_nobody_has_measured_is_called_unverified(tmp_path: Path) -> None:
     table = script("results_table")
     nothing = table.gpu(None, None, None, None)
-    assert nothing.count("**unverified on GPU**") == len(table.GPU_ROWS)
+    assert nothing.count("**unverified on GPU**") == 1 and str(len(table.GPU_ROWS)) in nothing
     _, what, _ = table.GPU_ROWS[0]
     measured = Row(what, "", Estimate(0.7, 0.6, 0.8, 7), Target(">=", 0.8))
     facts: dict[str, Any] = {"revision": "abcdef0", "gpu": {"name": "some GPU", "pcie.link.gen.current": "5"}}
