@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stepwell.protocol.reasons import BY_ENGINE, BY_SPILL, BY_WELL, Reason
+from stepwell.cli.reasons import BY_ENGINE, BY_SPILL, BY_WELL, Reason
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/troubleshooting.md"
 WELL = "<!-- reasons of the well: made by scripts/reasons_page.py -->"

@@ -34,8 +34,8 @@ def demo(kept: dict[str, Any]) -> str:
         lines.append(f"| {row['what']} | {1e3 * row['measured']:.0f} ms | {speed} | {ratio} |")
     lines += [
         "",
-        f"{kept['remarks'][0]}, bf16, {machine['cores']} shared cores ({machine['cpu']}): {counts['documents']} documents, "
-        f"{counts['document_tokens']} tokens in all, a pool for a quarter of them;",
+        f"{kept['remarks'][0]}, bf16, {machine['cores']} shared cores ({machine['cpu']}): "
+        f"{counts['documents']} documents, {counts['document_tokens']} tokens in all, a pool for a quarter of them;",
         f"{counts['identical_answers']} of {counts['pairs']} answers identical to the engine hit's. "
         "A slow CPU flatters every speed-up over cold: look at the ratio to an engine hit.",
     ]
@@ -131,10 +131,8 @@ def peers(kept: dict[str, Any]) -> str:
             ratio = rows[f"stepwell-{tier} over {peer}, {where}: TTFT{end}"]
             low, high = ratio["interval"]
             verdict = "**behind**" if low > 1 else "ahead" if high < 1 else "no difference seen"
-            lines.append(
-                f"| {what} | {page} tokens | {theirs:.2f} | {ours:.2f} | {ratio['measured']:.3f} ({low:.3f} to {high:.3f})"
-                f" | {verdict} |"
-            )
+            between = f"{ratio['measured']:.3f} ({low:.3f} to {high:.3f})"
+            lines.append(f"| {what} | {page} tokens | {theirs:.2f} | {ours:.2f} | {between} | {verdict} |")
     machine, documents = kept["machine"], kept["counts"]["documents"]
     lines += [
         "",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.cli.reasons import BY_ENGINE, BY_SPILL, BY_WELL
 from stepwell.errors import CODES
-from stepwell.protocol.reasons import BY_ENGINE, BY_SPILL, BY_WELL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md")])
@@ -60,7 +60,7 @@ def test_the_extra_all_holds_every_extra_for_users() -> None:
 
 def test_the_reasons_that_the_code_gives_are_those_that_pages_explain() -> None:
     product = ROOT / "src/stepwell"
-    table = product / "protocol/reasons.py"
+    table = product / "cli/reasons.py"
     said = "\n".join(path.read_text() for path in product.rglob("*.py") if path != table)
     calls = re.findall(r"(?:_Obstacle|_cut|_bar)\((.*)\)$", said, re.MULTILINE)
     given = {reason for call in calls for reason in re.findall(r'"(\w+)"', call)} - {"end", "unweighed"}

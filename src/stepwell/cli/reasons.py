@@ -34,7 +34,7 @@ BY_WELL = (
     Reason(
         "mapping",
         "A worker of the engine has not mapped the slab of the block yet.",
-        "Nothing in an engine's first seconds. If it stays, the engine's log says why, for example with [SW-208](#sw-208).",
+        "Nothing in an engine's first seconds. If it stays, the engine's log says why ([SW-208](#sw-208) for example).",
     ),
     Reason(
         "pins",
@@ -53,8 +53,8 @@ BY_WELL = (
     ),
     Reason(
         "tier_down",
-        "The tier has not answered for a second, or has failed three times in a row. It is not asked until a trial read "
-        "succeeds, which the well makes by itself.",
+        "The tier has not answered for a second, or has failed three times in a row. It is asked again after a trial "
+        "read, which the well makes by itself, has succeeded.",
         "`dmesg`, `iostat -x 1`; look for others that write to the device. Nothing if it was a moment.",
     ),
     Reason(
