@@ -53,6 +53,8 @@ CODES = _table(
     ("SW-133", "a cache of a long context is of no further use"),
     ("SW-134", "tokens cannot be taken back out of a cache of a long context"),
     ("SW-135", "an exact policy cannot go on with a saved context of a sparse one"),
+    ("SW-136", "the model, tokens, blocks or buffers of a library's call cannot be used"),
+    ("SW-137", "a library's cache was closed, or belongs to another process"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
