@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,9 @@ def test_the_builder_gets_what_installing_takes_and_no_more() -> None:
     assert ignored == "*" and {line[1:] for line in lines if line.startswith("!")} == needed
     assert all((root / name).exists() for name in needed)
     assert "COPY" not in (EXAMPLES / "compose/Dockerfile").read_text(), "no layer keeps the source"
+
+
+def test_the_library_finds_what_an_earlier_prompt_had() -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / "library.py"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "0 of 12 blocks were there never_seen\n10 of 12 blocks were there never_seen\n"
