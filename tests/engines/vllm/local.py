@@ -91,7 +91,7 @@ class Engine(Harness):
         self.assert_clean()
         self.well.check()
         half = self.half
-        left = half.tracked, half.busy, half._spilling, half._lingering, self.client._asks, self.client._spills
+        left = half.tracked, half.busy, half.live.spilling, half.live.lingering, self.client._asks, self.client._spills
         assert not any(left), left
         for name in ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots"):
             assert self.stat(name) == 0, name

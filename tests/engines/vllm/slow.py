@@ -78,7 +78,7 @@ class SlowEngine(Engine):
 
     def _start(self) -> None:
         super()._start()
-        self.client._clock = self.half._clock = self.clock.now
+        self.client._clock = self.half.live.clock = self.clock.now
         allocated = self.half.allocated
 
         def noted(request: Any, pages: Sequence[int], external: int) -> None:

@@ -305,7 +305,7 @@ def test_every_setting_of_adapters_is_a_fact_unless_we_know_better() -> None:
 def adapted(h: Any, told: list[StepwellError]) -> Adapters:
     """As the connector does where the engine has adapters switched on."""
     made = Adapters({}, None, told.append, read=read, threaded=False)
-    h.half._adapters = made
+    h.half.live.adapters = made
     return made
 
 

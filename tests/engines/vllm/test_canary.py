@@ -22,7 +22,7 @@ from stepwell.engines.common.requests import Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.paged.compare import WORST, relative_error
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.vllm import scheduler_half
+from stepwell.engines.vllm import spills
 from stepwell.protocol.messages import SLOT_REF
 
 from .local import Engine, engine, open_well, prompt, setup_in
@@ -117,7 +117,7 @@ def test_behind_an_engine_hit_only_what_is_computed_is_compared(tmp_path: Path) 
 
 
 def test_a_step_compares_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_half, "STEP_BYTES", 1)
+    monkeypatch.setattr(spills, "STEP_BYTES", 1)
     with engine(tmp_path, extra=ALL, batch_tokens=512) as h:
         for seed in range(3):
             h.serve(prompt(100, seed))
@@ -399,7 +399,7 @@ def test_a_request_lingers_only_for_a_canary_that_is_computed(tmp_path: Path) ->
             h.step()
             h.step()
             h.abort(rid)
-        assert not h.half._lingering
+        assert not h.half.live.lingering
         assert h.half.busy, "its lease is still to be ended"
         h.run()
         h.assert_quiet()

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.engines.common import canaries, worker_half
-from stepwell.engines.vllm import scheduler_half
+from stepwell.engines.vllm import live, recalls, scheduler_half, spills
 from stepwell.engines.vllm.connector import StepwellConnector
 
 from .local import Engine, engine, prompt
@@ -68,7 +68,7 @@ def life(folder: Path, change: Change, at: Statement | None, found: list[Stateme
         h.client._granted = late.append
         short = h.add(SHORT)
         h.run_until(lambda: h.requests[short].finish_reason is not None)
-        assert h.half._lingering
+        assert h.half.live.lingering
         if at is None:
             found += statements(CODES, lambda: change(h))
         else:
@@ -84,20 +84,20 @@ def life(folder: Path, change: Change, at: Statement | None, found: list[Stateme
         assert not h.violations, h.violations[:2]
 
 
-CODES = [code for module in (scheduler_half, canaries, worker_half) for code in codes_of(module)] + hooks(
-    [*HERE, "update_connector_output"]
-)
+CODES = [
+    code for module in (scheduler_half, live, recalls, spills, canaries, worker_half) for code in codes_of(module)
+] + hooks([*HERE, "update_connector_output"])
 
 
 @pytest.mark.parametrize(
     ("change", "inside"),
-    [(new_weights, {"reset"}), (slept, {"sleep", "wake_up", "_give_up_all", "stepped"})],
+    [(new_weights, {"reset"}), (slept, {"sleep", "wake_up", "slept", "stepped"})],
     ids=["new weights", "sleep"],
 )
 def test_nothing_of_before_meets_what_is_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, inside: set[str]
 ) -> None:
-    monkeypatch.setattr(scheduler_half, "LINGER_S", 5.0)  # the change comes before it is over, on a busy machine too
+    monkeypatch.setattr(spills, "LINGER_S", 5.0)  # the change comes before it is over, on a busy machine too
     found: list[Statement] = []
     life(tmp_path / "as it is", change, None, found)
     tried: set[tuple[str, int]] = set()

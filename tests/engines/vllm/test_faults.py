@@ -386,7 +386,7 @@ def test_what_belonged_to_a_lost_session_is_not_said_to_the_next(tmp_path: Path)
     with engine(tmp_path) as h:
         h.add(prompt(200), max_tokens=3)
         h.step()
-        assert h.half._spilling, "leased, not handed to the workers yet"
+        assert h.half.live.spilling, "leased, not handed to the workers yet"
         lose(h)
         rejoin(h)
         said: list[Any] = []

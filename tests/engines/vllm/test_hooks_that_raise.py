@@ -21,19 +21,19 @@ from stepwell.client import worker as client_worker
 from stepwell.engines.common import canaries, requests, room, steps, tasks, worker_half
 from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.paged import gpu, lane
-from stepwell.engines.vllm import connector, scheduler_half
+from stepwell.engines.vllm import connector, live, recalls, scheduler_half, spills
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, raising, statements
 from .test_faults import lose, rejoin
 
 WORKER = [worker_half, tasks, lane, client_worker, gpu]
-SCHEDULER = [scheduler_half, canaries, requests, room, steps]
+SCHEDULER = [scheduler_half, live, recalls, spills, canaries, requests, room, steps]
 
 NOT_GUARDED = ["for _ in range(2 if again else 1):", "try:", "pass"]
 """Of the connector's hooks: where each begins, before anything is done."""
 
-COST_A_LEASE = ["_foresee", "_save", "ready"]
+COST_A_LEASE = ["reserve", "_save", "ready"]
 """Functions of the scheduler's half that have a lease in hand. One that is lost there is neither filled nor given up,
 and keeps its slot until the session ends. Were it given up, a worker might fill the slot when it is another block's."""
 
@@ -84,7 +84,7 @@ class Stage:
             self._h = self._stack.enter_context(
                 engine(folder, host="64MiB", extra={"canary": 100}, batch_tokens=64, num_pages=33, max_seqs=4)
             )
-            self._h.half._clock = lambda: self._now
+            self._h.half.live.clock = lambda: self._now
         return self._h
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Stage:
 
     def prepare(self, scene: Scene) -> None:
         """What a scene needs in the well, and nowhere else; in a new engine where the last one serves nothing more."""
-        if not self.h.half._trusted:
+        if not self.h.half.live.trusted:
             self.close()
         self._tokens = prompt(70, next(self._seeds))
         self._asked = []

@@ -44,7 +44,7 @@ def half(client: Counting) -> SchedulerHalf:
 def tracked(scheduler: SchedulerHalf, life: int) -> Tracked:
     request: Any = SimpleNamespace(request_id="r")
     known = Tracked(request, order=1, chain=None, epoch=0, life=life)
-    scheduler._tracked["r"] = known
+    scheduler.live.known["r"] = known
     return known
 
 

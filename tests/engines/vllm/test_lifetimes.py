@@ -239,7 +239,7 @@ def test_the_pages_of_a_request_are_free_as_soon_as_it_has_ended(tmp_path: Path,
         h.run_until(lambda: h.requests[rid].finish_reason is not None)
         while h._in_flight:
             h._process(*h._in_flight.popleft())  # what vLLM handed over before it knew
-        assert list(h.half._lingering) == [rid] and h.busy()
+        assert list(h.half.live.lingering) == [rid] and h.busy()
         assert h.request(rid) is None
         assert h.pool.get_num_free_blocks() == h.pool.num_gpu_blocks - 1
         h.run()
@@ -270,7 +270,7 @@ def test_pages_that_are_taken_before_their_slots_are_granted_are_given_up(tmp_pa
         h.client._granted = granted
         h.add(prompt(200, seed=2))
         h.step()
-        assert first not in h.half._lingering
+        assert first not in h.half.live.lingering
         for message in late:
             granted(message)
         h.run()
@@ -287,9 +287,9 @@ def test_sleep_and_pause_never_fail_after_a_request_has_ended(tmp_path: Path, or
         for seed in range(3):
             rid = h.add(prompt(170, seed))
             h.run_until(lambda rid=rid: h.requests[rid].finish_reason is not None)
-            assert h.half._lingering
+            assert h.half.live.lingering
             assert h.reset_prefix_cache(preempt=True, connector=True)
-            assert not h.half._lingering, "its KV may be of weights that are gone"
+            assert not h.half.live.lingering, "its KV may be of weights that are gone"
         h.run()
         assert [h.recall(prompt(170, seed)).external for seed in range(3)] == [0, 0, 0]
         h.assert_quiet()
@@ -316,14 +316,14 @@ def test_a_spill_that_is_granted_late_or_never(tmp_path: Path) -> None:
     """A request that has ended waits for its slots for a bounded time; a lease granted afterwards is given back."""
     with engine(tmp_path) as h:
         now = [0.0]
-        h.half._clock = lambda: now[0]
+        h.half.live.clock = lambda: now[0]
         granted, late = h.client._granted, []
         h.client._granted = late.append
         rid = h.add(prompt(100))
         h.run_until(lambda: h.requests[rid].finish_reason is not None)
         for _ in range(5):
             h.step()
-        assert list(h.half._lingering) == [rid]
+        assert list(h.half.live.lingering) == [rid]
         now[0] += 1.0
         h.run()
         assert h.half.tracked == 0 and h.stat("filling") == 6

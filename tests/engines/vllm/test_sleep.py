@@ -85,7 +85,7 @@ def test_nothing_of_before_is_saved_afterwards(tmp_path: Path, connector: bool, 
         h.run_until(lambda: h.requests[ended].finish_reason is not None)
         while h._in_flight:
             h._process(*h._in_flight.popleft())
-        assert ended in h.half._lingering
+        assert ended in h.half.live.lingering
         assert h.reset_prefix_cache(preempt=True, connector=connector)
         sleep(h)
         wake_up(h)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.engines.common.plan import Save, StepPlan
-from stepwell.engines.vllm.scheduler_half import LINGER_S
+from stepwell.engines.vllm.spills import LINGER_S
 
 from .local import Engine, engine, prompt
 
@@ -34,7 +34,7 @@ class Watched:
         self.longest = 0.0
         self.most = 0
         self.saved: list[Save] = []
-        h.half._clock = lambda: self.now
+        h.half.live.clock = lambda: self.now
         made = h.half.plan
 
         def plan(out: object) -> StepPlan:
@@ -48,7 +48,7 @@ class Watched:
     def step(self) -> None:
         self.h.step()
         self.now += STEP_S
-        waited = [self.now - tracked.ended_at for tracked in self.h.half._lingering.values()]
+        waited = [self.now - tracked.ended_at for tracked in self.h.half.live.lingering.values()]
         self.longest = max([self.longest, *waited])
 
     def run(self) -> None:
@@ -92,8 +92,8 @@ def test_what_ended_is_copied_first_and_waits_no_longer_than_its_limit(tmp_path:
         ends = h.add(prompt(160, seed=1))
         while h.requests[ends].finish_reason is None:
             watched.step()
-        pages = set(h.half._lingering[ends].pages)
-        while ends in h.half._lingering:
+        pages = set(h.half.live.lingering[ends].pages)
+        while ends in h.half.live.lingering:
             watched.saved.clear()
             watched.step()
             assert {page for save in watched.saved for page in save.pages} <= pages
@@ -113,10 +113,10 @@ def test_what_is_copied_before_a_forward_is_bounded_too(tmp_path: Path) -> None:
         ends = h.add(prompt(320))
         while h.requests[ends].finish_reason is None:
             watched.step()
-        assert sum(pending.spill.blocks - pending.next for pending in h.half._lingering[ends].pending) > 10
+        assert sum(pending.spill.blocks - pending.next for pending in h.half.live.lingering[ends].pending) > 10
         watched.most = 0
         other = h.add(prompt(480, seed=2), max_tokens=2)
-        while h.half._lingering:
+        while h.half.live.lingering:
             watched.step()
         assert h.status(other) == "RUNNING" and watched.longest <= LINGER_S, "its pages were taken"
         assert watched.most <= 2

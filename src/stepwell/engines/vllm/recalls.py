@@ -1,0 +1,172 @@
+"""A request's way in: its prefix is offered when vLLM asks, and loads are planned when its pages are allocated.
+
+Nothing here waits for the well, except at most a millisecond at a request's first ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.engines.common.canaries import Canaries
+from stepwell.engines.common.counts import Tally
+from stepwell.engines.common.plan import Load, StepPlan, StepReport
+from stepwell.engines.common.requests import Loading, Tracked
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.tasks import Handover
+from stepwell.engines.vllm.live import LiveRequests
+
+FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
+
+
+class EngineRecalls:
+    """`plan`: of the next step, which gets the loads."""
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        plan: Handover[StepPlan],
+        shape: Shape,
+        client: SchedulerClient,
+        tally: Tally,
+        canaries: Canaries,
+    ) -> None:
+        self._live = live
+        self._plan = plan
+        self._shape = shape
+        self._client = client
+        self._tally = tally
+        self._canaries = canaries
+
+    def matched(self, tracked: Tracked, computed: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed` that can be recalled now; None: ask again."""
+        request = tracked.request
+        if tracked.chain is None or tracked.failed:
+            return 0, False
+        if tracked.ask is None and not tracked.asked:
+            tracked.chain.extend(request.all_token_ids[tracked.chain.tokens :])
+            tracked.ask = self._live.ask(tracked, tracked.chain)
+            if tracked.ask is None:
+                self._client.count("missed_no_session" if tracked.chain.digests else "missed_short_prompt")
+        first = not tracked.asked
+        if first and not self._live.as_it_was(tracked):
+            return 0, False
+        if first:
+            tracked.asked, tracked.asked_at = True, self._live.clock()
+        ask = tracked.ask
+        if ask is None:
+            return 0, False
+        if computed >= len(tracked.chain) * self._shape.block_tokens:
+            return 0, False  # the engine has it all: nothing to wait for
+        if not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
+            return None, False
+        blocks = self._client.offer(ask)
+        tracked.known = max(tracked.known, blocks)
+        tracked.offered_from, tracked.offered_at = computed, self._live.clock()
+        tokens = min(blocks * self._shape.block_tokens, request.num_tokens) - computed
+        if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
+            return 0, False
+        return tokens, True
+
+    def allocated(self, tracked: Tracked, pages: Sequence[int], external: int) -> None:
+        """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
+        raises, the caller must `refuse` them: the request is parked until its load is reported."""
+        request_id = tracked.request.request_id
+        tracked.pages = list(pages)
+        ask = tracked.ask
+        if ask is not None and ask.first_poll:  # it was waited for: the engine alone did not have it all
+            if ask.final:
+                self._tally.answered(ask.reason)
+            else:
+                self._client.count("missed_too_slow")
+            if external == 0:
+                tracked.wait_s += self._live.clock() - tracked.asked_at  # in vain
+        if external == 0:
+            if self._canaries.begins(tracked):
+                self._live.spilling[request_id] = tracked
+            elif ask is not None:
+                self._client.finish(ask)
+                tracked.ask, tracked.answer = None, ask
+            return
+        if ask is None:
+            raise LookupError("tokens were allocated that nobody offered")
+        bt, page = self._shape.block_tokens, self._shape.page
+        start, end = tracked.offered_from, tracked.offered_from + external
+        first, last = start // bt, -(-end // bt)
+        staged = bytes(ask.staged[first:last])
+        load = Load(request_id, ask.session, 0, start % bt // page, [])
+        tracked.loading = Loading(load, first, start, external, last - first, staged)
+        load.transfer, refs = self._client.recall(ask, first, last - first)
+        tracked.ask = None
+        for i, row in zip(range(first, last), refs.tolist(), strict=True):
+            low, high = max(start, i * bt), min(end, (i + 1) * bt)
+            load.blocks.append((row, tracked.pages[low // page : high // page]))
+        if self._live.suspect:
+            self._live.suspect.difference_update(tracked.pages[start // page :])
+        tracked.wait_s += tracked.offered_at - tracked.asked_at
+        self._plan.now.loads.append(load)
+
+    def staged(self, tracked: Tracked, external: int) -> int:
+        """Of the tokens that it was allocated pages for just now, those that came from a tier below host memory."""
+        loading = tracked.loading
+        return loading.staged_tokens(external, self._shape.block_tokens) if loading is not None else 0
+
+    def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
+        """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
+        waits for."""
+        tracked = self._live.known.get(request_id)
+        load = tracked.loading.load if tracked is not None and tracked.loading is not None else None
+        session, transfer = (load.session, load.transfer) if load is not None else (0, 0)
+        missing = list(pages)[-external // self._shape.page :]
+        self._plan.now.loads.append(Load(request_id, session, transfer, 0, [([], missing)]))
+
+    def admitted(self, tracked: Tracked) -> None:
+        """Its first step since it (re)started. What was recalled is in its pages; engine hits may be pages that another
+        request computes in this very step, so nothing is confirmed before the step is."""
+        tracked.admitted, tracked.failed = True, False
+        loading, tracked.loading = tracked.loading, None
+        if loading is not None:
+            arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
+            arrived = max(0, min(loading.tokens, arrived))
+            tracked.recalled_tokens += arrived
+            staged = loading.staged_tokens(arrived, self._shape.block_tokens)
+            tracked.staged_tokens += staged
+            self._tally.recalled({"host": arrived - staged, "disk": staged}, loading.seconds)
+            tracked.recall_s += loading.seconds
+            tracked.copy_s += loading.copy_s
+
+    # what workers report ----------------------------------------------------------------------------------------------
+
+    def failed(self, request_id: str, transfer: int, bad: int) -> None:
+        """The block is dropped before anybody asks again, or it would be offered for ever."""
+        self._client.count("failed_loads")
+        loading = self._loading(request_id, transfer)
+        if loading is None:
+            return
+        tracked = self._live.known[request_id]
+        tracked.failed = True
+        loading.good = min(loading.good, bad)
+        block = loading.first + bad
+        tracked.known = min(tracked.known, block)
+        if tracked.chain is not None:
+            digest = tracked.chain.digests[32 * block : 32 * block + 32]
+            self._client.forget(loading.load.session, digest, tracked.epoch)
+
+    def copies(self, report: StepReport) -> Iterator[tuple[int, float]]:
+        """Bytes of the blocks, and seconds that a rank took for its part."""
+        for request_id, transfer, copy_s in report.loaded:
+            loading = self._loading(request_id, transfer)
+            if loading is not None:
+                yield len(loading.load.blocks) * self._shape.block_bytes, copy_s
+
+    def loaded(self, report: StepReport) -> None:
+        for request_id, transfer, copy_s in report.loaded:
+            loading = self._loading(request_id, transfer)
+            if loading is not None:
+                loading.seconds = self._live.clock() - self._live.known[request_id].asked_at
+                loading.copy_s = max(loading.copy_s, copy_s)
+
+    def _loading(self, request_id: str, transfer: int) -> Loading | None:
+        tracked = self._live.known.get(request_id)
+        loading = tracked.loading if tracked is not None else None
+        return loading if loading is not None and loading.load.transfer == transfer else None
