@@ -21,7 +21,7 @@ from stepwell.client import worker as client_worker
 from stepwell.engines.common import canaries, requests, room, steps, tasks, worker_half
 from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.paged import gpu, lane
-from stepwell.engines.vllm import connector, live, recalls, scheduler_half, spills
+from stepwell.engines.vllm import connector, guarded, live, recalls, scheduler_half, spills
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, raising, statements
@@ -166,7 +166,7 @@ class Stage:
 
 def hooks(names: list[str]) -> list[Any]:
     """The code of these hooks, and of what guards them."""
-    found = codes_of(connector)
+    found = codes_of(connector) + codes_of(guarded)
     return [code for code in found if code.co_name in {*names, "open_hook"}]
 
 

@@ -18,9 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.engine.core import EngineCore
 
-from stepwell.engines import vllm as package
-from stepwell.engines.vllm.connector import StepwellConnector
+from stepwell.engines import common, vllm
 from stepwell.engines.vllm.identity import _isa
+from stepwell.engines.vllm.opening import Opening
 from stepwell.engines.vllm.stats import prom_metrics
 
 USED: dict[str, tuple[Any, str]] = {
@@ -60,17 +60,17 @@ def test_without_it_requests_with_an_adapter_bypass(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(EngineCore, "add_lora")
-    connector = StepwellConnector.__new__(StepwellConnector)
-    connector._config = SimpleNamespace(lora_config=object())  # type: ignore[assignment]
-    connector._adapters = None
-    assert connector._open_adapters() is None
+    opening = Opening.__new__(Opening)
+    opening._config = SimpleNamespace(lora_config=object())  # type: ignore[assignment]
+    opening._adapters = None
+    assert opening._open_adapters() is None
     assert "bypass" in caplog.text
 
 
 def test_nothing_else_that_is_private_is_used() -> None:
     """Of modules and classes that the adapter imports: `module._name`, and `from module import _name`."""
     found: set[str] = set()
-    for path in Path(package.__path__[0]).glob("*.py"):
+    for path in [path for package in (common, vllm) for path in Path(package.__path__[0]).glob("*.py")]:
         tree = ast.parse(path.read_text())
         theirs: set[str] = set()
         for node in ast.walk(tree):

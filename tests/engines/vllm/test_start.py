@@ -148,7 +148,7 @@ def test_a_vllm_without_a_hook_that_answers_loads(tmp_path: Path, monkeypatch: p
 def test_a_worker_whose_half_cannot_be_made_leaves(tmp_path: Path) -> None:
     with (
         open_well("32MiB") as well,
-        patch("stepwell.engines.vllm.connector.WorkerHalf", side_effect=RuntimeError("on purpose")),
+        patch("stepwell.engines.vllm.opening.WorkerHalf", side_effect=RuntimeError("on purpose")),
         Engine(setup_in(tmp_path), well) as h,
     ):
         assert not h.client.live, "or it would recall into nothing"

@@ -8,42 +8,31 @@ line (`strict` refuses to start instead). Only this module and its siblings know
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from stepwell.block.facts import digest_of
-from stepwell.block.layout import block_tokens_for
-from stepwell.client import scheduler as scheduler_client
-from stepwell.client import worker as worker_client
 from stepwell.client.finder import finder
-from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.client.worker import WorkerClient
 from stepwell.engines.common import voice
-from stepwell.engines.common.adapters import Adapters
-from stepwell.engines.common.canaries import Canaries, kind_of
 from stepwell.engines.common.counts import Tally
 from stepwell.engines.common.plan import StepPlan, StepReport
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
 from stepwell.engines.paged.cuda import VERIFIED_ON
 from stepwell.engines.vllm import identity, settings, stats
-from stepwell.engines.vllm.adapters import lora_facts, watch_loads
-from stepwell.engines.vllm.page_sizes import page_bytes
-from stepwell.engines.vllm.plan import ConnectorPlan, ConnectorReport
+from stepwell.engines.vllm.guarded import guarded
+from stepwell.engines.vllm.opening import Opening
+from stepwell.engines.vllm.plan import ConnectorPlan
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.engines.vllm.weights import Files, weight_files
 from stepwell.engines.vllm.wrapped import maker_of, part_of
-from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
-from stepwell.io.mounts import mounts, unstamped
+from stepwell.errors import StepwellError, Unsupported
 from stepwell.log import RateLimited
 
 if TYPE_CHECKING:
@@ -62,7 +51,6 @@ except ImportError:  # before vLLM 0.32
     HOST = None
 
 log = logging.getLogger("stepwell")
-T = TypeVar("T")
 
 ANSWERS = (
     "build_connector_meta",
@@ -77,27 +65,6 @@ ANSWERS = (
 )
 """Hooks without which a plan would not arrive, or its loads would not be answered: their requests would wait for
 ever."""
-
-
-def guarded(answer: Any, *, again: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a hook fail open: an exception is logged (rate-limited), counted, and answered with `answer`. `again`: the
-    hook is called once more before that."""
-
-    def wrap(hook: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(hook)
-        def open_hook(self: StepwellConnector, *args: Any, **kwargs: Any) -> T:
-            for _ in range(2 if again else 1):
-                try:
-                    return hook(self, *args, **kwargs)
-                except Exception as error:  # noqa: BLE001 - the boundary to the engine: a hook that raises ends it
-                    self._caught(hook.__name__, error)
-                    if args and hasattr(args[0], "request_id"):
-                        self._go_without(args[0])
-            return answer  # type: ignore[no-any-return]
-
-        return open_hook
-
-    return wrap
 
 
 class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
@@ -122,10 +89,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         self._sched: SchedulerHalf | None = None
         self._work: WorkerHalf | None = None
         self._plan: Any = None  # of the step under way, for the worker half
-        self._client: scheduler_client.SchedulerClient | worker_client.WorkerClient | None = None
-        self._fingerprint: Fingerprint | None = None
-        self._adapters: Adapters | None = None
-        self._config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._opening: Opening | None = None  # None: inert from the start
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         transfer = vllm_config.kv_transfer_config
         self._strict = transfer.kv_connector_extra_config.get("strict") is True
@@ -141,9 +105,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             reason = identity.unsupported(vllm_config, kv_cache_config)
             if reason is not None:
                 raise reason
-            self._settings = settings.parse(transfer.kv_connector_extra_config, self._page)
+            page = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
+            wanted = self._settings = settings.parse(transfer.kv_connector_extra_config, page)
+            self._opening = Opening(
+                vllm_config, kv_cache_config, wanted, lambda: self.dialler(wanted), threaded=self.threaded
+            )
             if self._is_scheduler:
-                self._open_scheduler()
+                self._sched = self._opening.scheduler_half(self._caught, self._tally)
         except StepwellError as error:
             self._inert(error)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
@@ -158,192 +126,29 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     # start ------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _spec(self) -> Any:
-        return self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
-
-    @property
-    def _page(self) -> int:
-        return int(self._spec.block_size)
-
-    def _shape(self, of_page: int) -> Shape:
-        """`of_page`: bytes of a page of one rank, over all layers."""
-        tokens = self._settings.block_tokens or block_tokens_for(self._page, of_page)
-        return Shape(
-            page=self._page,
-            block_tokens=tokens,
-            shard_bytes=of_page * tokens // self._page,
-            world=self._config.parallel_config.world_size,
-            replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
-        )
-
-    def _open_scheduler(self) -> None:
-        transfer = self._config.kv_transfer_config
-        shape = self._shape(page_bytes(self._kv_cache_config))
-        who = scheduler_client.Identity(
-            engine=str(transfer.engine_id),
-            world=shape.world,
-            shard_bytes=shape.shard_bytes,
-            block_tokens=shape.block_tokens,
-            layout=digest_of(identity.layout_facts(self._config, self._kv_cache_config)),
-            model=digest_of(identity.model_facts(self._config)),
-            label=Path(str(self._config.model_config.model)).name,
-            replicas=shape.replicas,
-        )
-        if transfer.kv_load_failure_policy != "recompute":
-            # Read by the scheduler after this constructor: a failed load must never fail a request.
-            transfer.kv_load_failure_policy = "recompute"
-            log.info('kv_load_failure_policy is set to "recompute": a failed recall is computed, never an error')
-        if self._strict:
-            self.dialler(self._settings)()  # raises what keeps the well from serving
-        weights = self._weights()
-        self._client = client = scheduler_client.SchedulerClient(
-            who,
-            weights,
-            self.dialler(self._settings),
-            wishes=self._settings.wishes,
-            trouble=voice.tell,
-            joined=lambda welcome: voice.welcome(welcome, who),
-            counted=self._tally.counted,
-            threaded=self.threaded,
-        )
-        adapters = self._open_adapters()
-        self._sched = SchedulerHalf(
-            shape,
-            client,
-            self._caught,
-            self._tally,
-            self._canaries(shape, client),
-            adapters=adapters,
-            new_plan=ConnectorPlan,
-        )
-
-    def _open_adapters(self) -> Adapters | None:
-        """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
-        if (lora := self._config.lora_config) is None:
-            return None
-        try:
-            watch_loads()
-            cache = self._settings.home / CACHE_NAME
-            self._adapters = Adapters(lora_facts(lora), cache, voice.tell_of_adapter, threaded=self.threaded)
-        except (ImportError, AttributeError, StepwellError) as error:
-            log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
-        return self._adapters
-
-    def _canaries(self, shape: Shape, client: scheduler_client.SchedulerClient) -> Canaries:
-        kind = kind_of(self._spec.dtype)
-        if kind is None and self._settings.canary:
-            log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
-        return Canaries(shape, client, self._settings.canary, kind)
-
-    def _weights(self) -> Callable[[], bytes | None]:
-        """The fingerprint of the weights as far as it is known; without files one that no other start has."""
-        if self._settings.weights_id is not None:
-            named = digest_of({"weights_id": self._settings.weights_id})
-            return lambda: named
-        files = weight_files(self._config)
-        if not isinstance(files, Files):
-            unique = secrets.token_bytes(32)
-            voice.tell(
-                IdentityMismatch(
-                    "SW-402",
-                    what="the weights of this engine cannot be identified",
-                    why=f"no weight files: {files.reason}",
-                    fix="set weights_id in kv_connector_extra_config to share blocks across starts",
-                )
-            )
-            return lambda: unique
-        table = mounts()
-        if kind := next(filter(None, (unstamped(path, table) for path in files.paths)), ""):
-            log.info(
-                "stepwell: the weights are read at every start: times prove nothing on their filesystem (%s)", kind
-            )
-        self._fingerprint = fingerprint = Fingerprint.start(files.paths, self._settings.home / CACHE_NAME)
-        told = False
-
-        def known() -> bytes | None:
-            nonlocal told
-            match fingerprint.result():
-                case Known(digest):
-                    return digest
-                case Failed(reason) if not told:
-                    told = True
-                    voice.tell(
-                        IdentityMismatch(
-                            "SW-403",
-                            what="the weights could not be read",
-                            why=reason,
-                            fix="make the weight files readable; until then nothing is recalled",
-                        )
-                    )
-            return None
-
-        return known
-
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Raises only where the user asked for that (`strict`)."""
-        if self._is_scheduler or self._client is not None or not hasattr(self, "_settings"):
+        if self._is_scheduler or self._opening is None or self._client is not None:
             return
         try:
-            self._open_worker(kv_caches)
+            self._work = self._opening.worker_half(kv_caches, self.copier, lanes=self.lanes)
         except StepwellError as error:
             self._inert(error, alone=True)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
             self._caught("register_kv_caches", error)
 
-    def _open_worker(self, kv_caches: Mapping[str, Any]) -> None:
-        copies = self.copier(kv_caches, self._kv_cache_config.num_blocks)
-        if copies.page_bytes != (known := page_bytes(self._kv_cache_config)):
-            raise Unsupported(
-                "SW-707",
-                what="the KV cache of this model is not supported",
-                why=f"its pages have {copies.page_bytes} bytes and the engine's scheduler is told {known}, as when "
-                "layers of several page sizes are padded",
-                fix="set VLLM_KV_CACHE_LAYOUT=LBHNC, or report the model to stepwell",
-            )
-        shape = self._shape(copies.page_bytes)
-        parallel = self._config.parallel_config
-        facts = identity.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
-        who = worker_client.Identity(
-            engine=str(self._config.kv_transfer_config.engine_id),
-            rank=parallel.rank,
-            world=shape.world,
-            shard_bytes=shape.shard_bytes,
-            layout=digest_of(facts),
-            replicas=shape.replicas,
-        )
-        self._client = client = worker_client.WorkerClient(
-            who,
-            self.dialler(self._settings),
-            trouble=voice.tell_of_worker,
-            wishes=self._settings.wishes,
-            threaded=self.threaded,
-            prepare=copies.prepare,
-        )
-        shard, place = divmod(who.rank, shape.replicas)
-        try:
-            self._work = WorkerHalf(
-                who.rank,
-                shape.shard_bytes,
-                copies,
-                client,
-                shard=shard,
-                writes=place == 0,
-                threaded=self.lanes,
-                report=ConnectorReport,
-            )
-        except BaseException:
-            client.close()  # a session without this half would be planned loads that nobody answers
-            raise
+    @property
+    def _client(self) -> SchedulerClient | WorkerClient | None:
+        return self._opening.client if self._opening is not None else None
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""
         self._limited.log(
             logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
         )
-        if isinstance(self._client, scheduler_client.SchedulerClient):
+        if isinstance(client := self._client, SchedulerClient):
             with contextlib.suppress(Exception):  # the client may be what raised
-                self._client.count("hook_errors")
+                client.count("hook_errors")
 
     def _go_without(self, request: Any) -> None:
         """The request that an exception was about goes on without stepwell."""
@@ -513,14 +318,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(None)
     def shutdown(self) -> None:
         """Tidy where it is called; nothing relies on it."""
-        if self._fingerprint is not None:
-            self._fingerprint.close()
-        if self._adapters is not None:
-            self._adapters.close()
-        if self._work is not None:
-            self._work.close()
-        if self._client is not None:
-            self._client.close()
+        if self._opening is not None:
+            self._opening.close()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

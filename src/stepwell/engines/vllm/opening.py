@@ -1,0 +1,231 @@
+"""From vLLM's configs and tensors to the half of this process: its shape, who it is, and the client that joins."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepwell.block.facts import digest_of
+from stepwell.block.layout import block_tokens_for
+from stepwell.client import scheduler, worker
+from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.engines.common import voice
+from stepwell.engines.common.adapters import Adapters
+from stepwell.engines.common.canaries import Canaries, kind_of
+from stepwell.engines.common.counts import Tally
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.worker_half import WorkerHalf
+from stepwell.engines.paged.base import Copies
+from stepwell.engines.vllm import identity
+from stepwell.engines.vllm.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.live import Trouble
+from stepwell.engines.vllm.page_sizes import page_bytes
+from stepwell.engines.vllm.plan import ConnectorPlan, ConnectorReport
+from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.settings import ConnectorSettings
+from stepwell.engines.vllm.weights import Files, weight_files
+from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
+from stepwell.io.mounts import mounts, unstamped
+from stepwell.protocol.link import Dial
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+log = logging.getLogger("stepwell")
+
+
+class Opening:
+    """Makes one half, once, and keeps what was made for it. `dialler` gives another way to reach the well at every
+    call. `threaded`: clients and adapters have threads."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        settings: ConnectorSettings,
+        dialler: Callable[[], Callable[[], Dial]],
+        *,
+        threaded: bool,
+    ) -> None:
+        self._config, self._kv_cache_config = config, kv_cache_config
+        self._settings = settings
+        self._dialler = dialler
+        self._threaded = threaded
+        self._spec: Any = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._page = int(self._spec.block_size)
+        self.client: scheduler.SchedulerClient | worker.WorkerClient | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._adapters: Adapters | None = None
+        self._work: WorkerHalf | None = None
+
+    def _shape(self, of_page: int) -> Shape:
+        """`of_page`: bytes of a page of one rank, over all layers."""
+        tokens = self._settings.block_tokens or block_tokens_for(self._page, of_page)
+        return Shape(
+            page=self._page,
+            block_tokens=tokens,
+            shard_bytes=of_page * tokens // self._page,
+            world=self._config.parallel_config.world_size,
+            replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
+        )
+
+    def scheduler_half(self, trouble: Trouble, tally: Tally) -> SchedulerHalf:
+        """Raises StepwellError, and what this vLLM lacks."""
+        transfer = self._config.kv_transfer_config
+        shape = self._shape(page_bytes(self._kv_cache_config))
+        who = scheduler.Identity(
+            engine=str(transfer.engine_id),
+            world=shape.world,
+            shard_bytes=shape.shard_bytes,
+            block_tokens=shape.block_tokens,
+            layout=digest_of(identity.layout_facts(self._config, self._kv_cache_config)),
+            model=digest_of(identity.model_facts(self._config)),
+            label=Path(str(self._config.model_config.model)).name,
+            replicas=shape.replicas,
+        )
+        if transfer.kv_load_failure_policy != "recompute":
+            # Read by the scheduler after this constructor: a failed load must never fail a request.
+            transfer.kv_load_failure_policy = "recompute"
+            log.info('kv_load_failure_policy is set to "recompute": a failed recall is computed, never an error')
+        if self._settings.strict:
+            self._dialler()()  # raises what keeps the well from serving
+        weights = self._weights()
+        self.client = client = scheduler.SchedulerClient(
+            who,
+            weights,
+            self._dialler(),
+            wishes=self._settings.wishes,
+            trouble=voice.tell,
+            joined=lambda welcome: voice.welcome(welcome, who),
+            counted=tally.counted,
+            threaded=self._threaded,
+        )
+        adapters = self._open_adapters()
+        canaries = self._canaries(shape, client)
+        return SchedulerHalf(shape, client, trouble, tally, canaries, adapters=adapters, new_plan=ConnectorPlan)
+
+    def _open_adapters(self) -> Adapters | None:
+        """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
+        if (lora := self._config.lora_config) is None:
+            return None
+        try:
+            watch_loads()
+            cache = self._settings.home / CACHE_NAME
+            self._adapters = Adapters(lora_facts(lora), cache, voice.tell_of_adapter, threaded=self._threaded)
+        except (ImportError, AttributeError, StepwellError) as error:
+            log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
+        return self._adapters
+
+    def _canaries(self, shape: Shape, client: scheduler.SchedulerClient) -> Canaries:
+        kind = kind_of(self._spec.dtype)
+        if kind is None and self._settings.canary:
+            log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
+        return Canaries(shape, client, self._settings.canary, kind)
+
+    def _weights(self) -> Callable[[], bytes | None]:
+        """The fingerprint of the weights as far as it is known; without files one that no other start has."""
+        if self._settings.weights_id is not None:
+            named = digest_of({"weights_id": self._settings.weights_id})
+            return lambda: named
+        files = weight_files(self._config)
+        if not isinstance(files, Files):
+            unique = secrets.token_bytes(32)
+            voice.tell(
+                IdentityMismatch(
+                    "SW-402",
+                    what="the weights of this engine cannot be identified",
+                    why=f"no weight files: {files.reason}",
+                    fix="set weights_id in kv_connector_extra_config to share blocks across starts",
+                )
+            )
+            return lambda: unique
+        table = mounts()
+        if kind := next(filter(None, (unstamped(path, table) for path in files.paths)), ""):
+            log.info(
+                "stepwell: the weights are read at every start: times prove nothing on their filesystem (%s)", kind
+            )
+        self._fingerprint = fingerprint = Fingerprint.start(files.paths, self._settings.home / CACHE_NAME)
+        told = False
+
+        def known() -> bytes | None:
+            nonlocal told
+            match fingerprint.result():
+                case Known(digest):
+                    return digest
+                case Failed(reason) if not told:
+                    told = True
+                    voice.tell(
+                        IdentityMismatch(
+                            "SW-403",
+                            what="the weights could not be read",
+                            why=reason,
+                            fix="make the weight files readable; until then nothing is recalled",
+                        )
+                    )
+            return None
+
+        return known
+
+    def worker_half(
+        self, kv_caches: Mapping[str, Any], copier: Callable[[Mapping[str, Any], int], Copies], *, lanes: bool
+    ) -> WorkerHalf:
+        """Raises StepwellError, and what a driver raises."""
+        copies = copier(kv_caches, self._kv_cache_config.num_blocks)
+        if copies.page_bytes != (known := page_bytes(self._kv_cache_config)):
+            raise Unsupported(
+                "SW-707",
+                what="the KV cache of this model is not supported",
+                why=f"its pages have {copies.page_bytes} bytes and the engine's scheduler is told {known}, as when "
+                "layers of several page sizes are padded",
+                fix="set VLLM_KV_CACHE_LAYOUT=LBHNC, or report the model to stepwell",
+            )
+        shape = self._shape(copies.page_bytes)
+        parallel = self._config.parallel_config
+        facts = identity.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
+        who = worker.Identity(
+            engine=str(self._config.kv_transfer_config.engine_id),
+            rank=parallel.rank,
+            world=shape.world,
+            shard_bytes=shape.shard_bytes,
+            layout=digest_of(facts),
+            replicas=shape.replicas,
+        )
+        self.client = client = worker.WorkerClient(
+            who,
+            self._dialler(),
+            trouble=voice.tell_of_worker,
+            wishes=self._settings.wishes,
+            threaded=self._threaded,
+            prepare=copies.prepare,
+        )
+        shard, place = divmod(who.rank, shape.replicas)
+        try:
+            half = self._work = WorkerHalf(
+                who.rank,
+                shape.shard_bytes,
+                copies,
+                client,
+                shard=shard,
+                writes=place == 0,
+                threaded=lanes,
+                report=ConnectorReport,
+            )
+        except BaseException:
+            client.close()  # a session without this half would be planned loads that nobody answers
+            raise
+        return half
+
+    def close(self) -> None:
+        """All that was made, however far that came. Does not wait."""
+        if self._fingerprint is not None:
+            self._fingerprint.close()
+        if self._adapters is not None:
+            self._adapters.close()
+        if self._work is not None:
+            self._work.close()
+        if self.client is not None:
+            self.client.close()
