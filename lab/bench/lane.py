@@ -1,4 +1,4 @@
-"""A disk tier with threads and an arena of its own, driven as the mover drives it, and the bare loops beside it.
+"""A disk tier with threads and an arena of its own, driven as a level drives it, and the bare loops beside it.
 
 Blocks lie in shared memory, populated before, and walk through more of it than a cache holds. The bare loops move as
 many bytes with as many threads between huge-page buffers and a file on the same filesystem: what the device gives here.
@@ -21,7 +21,7 @@ from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.arena.slab import Owner, Slab
-from stepwell.hierarchy.levels.mover import MOST_BATCH, WRITERS
+from stepwell.hierarchy.levels.writes import MAX_BATCH, WRITERS
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import staging
 from stepwell.io.clock import MonotonicClock
@@ -107,7 +107,7 @@ class Lane:
     def _drive(
         self, entries: Sequence[Entry], width: int, begin: Callable[[Sequence[Entry], Callable[[bool], None]], None]
     ) -> None:
-        most = max(1, MOST_BATCH // entries[0].nbytes)
+        most = max(1, MAX_BATCH // entries[0].nbytes)
         batches = [entries[at : at + most] for at in range(0, len(entries), most)]
         begun = 0
         ended: list[bool] = []

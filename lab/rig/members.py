@@ -32,7 +32,6 @@ from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.sparse import SparseMemory
 from stepwell.tiers.base import Tier
-from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
 Kind = TypeVar("Kind", bound=m.Message)
@@ -47,7 +46,7 @@ class Rig:
         *,
         seed: int,
         keyring: Keyring | None = None,
-        tier: Callable[[Executor], Tier] = lambda executor: NullTier(),
+        tiers: Callable[[Executor], Sequence[Tier]] = lambda executor: (),
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
         barred: Iterable[Tags] = (),
@@ -62,11 +61,11 @@ class Rig:
         self.memory = SparseMemory()
         self.keyring = keyring or Keyring.ephemeral()
         self.members: list[FakeMember] = []
-        self.tier = tier(self.executor)
+        self.tiers = tiers(self.executor)
         self.hierarchy = Hierarchy(
             limits=Limits(host_bytes, queue_bytes=queue_bytes),
             sealing=Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
-            tier=self.tier,
+            tiers=self.tiers,
             clock=self.clock,
             executor=self.executor,
             memory=self.memory,

@@ -51,7 +51,7 @@ def _memory(world: World, life: Life) -> None:
 
 def directories(world: World) -> list[DiskDirectory]:
     assert world.life is not None
-    found: list[DiskDirectory] = world.life.hierarchy.stack.mover.tier._directories  # type: ignore[attr-defined]
+    found: list[DiskDirectory] = world.life.hierarchy.stack.levels[0].tier._directories  # type: ignore[attr-defined]
     return found
 
 

@@ -82,7 +82,7 @@ def make_well(
         executor=executor,
         memory=memory,
         well="sim",
-        tier=tier,
+        tiers=(tier,),
         entropy=entropy,
         policy=POLICIES[setup.policy],
         placement=PLACEMENTS[setup.placement](),

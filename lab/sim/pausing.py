@@ -11,6 +11,7 @@ from lab.sim.engine import Phase
 from lab.sim.life import Life
 from lab.sim.oracle import Violation
 from lab.sim.world import World
+from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, Kind, Pause
 
 PAUSES, RESUMES = 0.02, 0.03
@@ -25,7 +26,9 @@ class Pausing:
         self._life: Life | None = None
         self._asked = 0  # requests before recalls were paused
         self._leases = 0  # granted by this life before spills were
-        self._reads: set[int] | None = None  # that went on when the pause had come to rest; None: it has not yet
+        self._reads: set[tuple[str, int]] | None = (
+            None  # that went on when the pause had come to rest; None: it has not yet
+        )
 
     def step(self) -> None:
         life = self._world.life
@@ -83,7 +86,12 @@ class Pausing:
         if well._recalls._waiting or well._recalls._awaiting:
             raise Violation("late", "requests wait in a well whose recalls are paused")
         if self._reads is None:
-            if all(order is None for order in well.stack.mover.staging.values()):
-                self._reads = set(well.stack.mover.reading)
-        elif set(well.stack.mover.reading) - self._reads:
+            if all(order is None for level in well.stack.levels for order in level.reads.promoting.values()):
+                self._reads = _reads(well)
+        elif _reads(well) - self._reads:
             raise Violation("paused", "something was read while recalls are paused")
+
+
+def _reads(well: Hierarchy) -> set[tuple[str, int]]:
+    """Reads that are under way, by tier and number."""
+    return {(level.name, number) for level in well.stack.levels for number in level.reads.reading}

@@ -92,10 +92,12 @@ def _nothing_is_left(world: World) -> None:
     settle(world)
     audit.hierarchy(life.hierarchy)
     counted = life.hierarchy.arena.count()
-    mover = life.hierarchy.stack.mover
     left = {what: counted[what] for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling")}
-    left |= {"staging": len(mover.staging), "reading": len(mover.reading), "writing": len(mover.writing)}
-    left |= {"queued_bytes": mover.queued_bytes, "sessions": life.hierarchy.sessions}
+    for level in life.hierarchy.stack.levels:
+        reads, writes = level.reads, level.writes
+        left |= {f"{level.name} promoting": len(reads.promoting), f"{level.name} reading": len(reads.reading)}
+        left |= {f"{level.name} writing": len(writes.writing), f"{level.name} queued bytes": writes.queued_bytes}
+    left["sessions"] = life.hierarchy.sessions
     left["quarantines"] = len(life.hierarchy.roster.quarantines)
     if any(left.values()):
         raise Violation("books", "left when nobody is there any more: " + str({k: n for k, n in left.items() if n}))
@@ -138,7 +140,7 @@ def _hits(world: World) -> None:
 def _end(world: World, *, kill: bool) -> None:
     assert world.life is not None
     if kill:
-        if not world.life.hierarchy.stack.mover.idle:
+        if not all(level.writes.idle for level in world.life.hierarchy.stack.levels):
             raise Violation("late", "blocks are never written to good disks")
         world.end_well()
     else:

@@ -42,7 +42,6 @@ from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.executor import Faults
 from stepwell.tiers.base import Tier
 from stepwell.tiers.faulty import FaultyTier, TierFaults
-from stepwell.tiers.null import NullTier
 from stepwell.vault.keyring import Keyring
 
 MODELS = [Model(), Model(world=2, pins=True), Model(weights=b"x" * 32, pins=True),
@@ -154,15 +153,15 @@ class Well(RuleBasedStateMachine):
     def open(self, left: dict[BlockId, Kept]) -> None:
         """A life of the well. Every fourth has no tier; else it holds four to eleven of the smallest blocks."""
 
-        def tier(executor: Executor) -> Tier:
+        def tiers(executor: Executor) -> tuple[Tier, ...]:
             if self.seed % 4 == 3:
-                return NullTier()
+                return ()
             self.below = DictTier((4 + self.seed % 8) * (2 * MiB + 8192), executor, left)
             self.faulty = FaultyTier(self.below, self.seed)
-            return self.faulty
+            return (self.faulty,)
 
         self.rig = Rig(
-            self.eighths * SLAB // 8, seed=self.seed, keyring=self.keyring, tier=tier,
+            self.eighths * SLAB // 8, seed=self.seed, keyring=self.keyring, tiers=tiers,
             queue_bytes=self.seed % 3 * 4 * MiB, sealed=self.seed % 5 == 0,
             policy=sorted(POLICIES)[self.seed // 4 % len(POLICIES)],
             placement=sorted(PLACEMENTS)[self.seed // 3 % len(PLACEMENTS)],
@@ -562,7 +561,7 @@ class Well(RuleBasedStateMachine):
     @property
     def stuck(self) -> bool:
         """Blocks that are to come up do not."""
-        return bool(self.faulty.hanging) or self.rig.hierarchy.stack.mover.down
+        return bool(self.faulty.hanging) or self.rig.hierarchy.stack.levels[0].down
 
     def _justify(self, engine: Engine, request: Request) -> None:
         told = 32 * len(request.rows)  # and behind them some may be on their way up
@@ -707,9 +706,10 @@ class Well(RuleBasedStateMachine):
         counted = hierarchy.arena.count()
         for what in ("pinned_bytes", "leased_blocks", "quarantined_slots", "filling"):
             assert counted[what] == 0, what
-        mover = hierarchy.stack.mover
-        assert not (mover.staging or mover.reading or mover.writing or mover.queued_bytes)
-        assert mover.idle
+        for level in hierarchy.stack.levels:
+            reads, writes = level.reads, level.writes
+            assert not (reads.promoting or reads.reading or writes.writing or writes.queued_bytes)
+            assert writes.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
             self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
         assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.arena.retired.kept

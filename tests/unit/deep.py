@@ -38,8 +38,8 @@ def at(digests: bytes, n: int) -> bytes:
 
 
 class DeepRig(Rig):
-    """`below` is the tier as it is, `faulty` the one that the hierarchy sees. `asked` are the ids of blocks that were
-    read from it, call by call."""
+    """`below` is the tier as it is, `faulty` the one that the hierarchy sees, and `level` its place there. `asked` are
+    the ids of blocks that were read from it, call by call."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DeepRig(Rig):
         print("seed", seed)
         self.asked: list[list[BlockId]] = []
 
-        def tier(executor: Executor) -> Tier:
+        def tiers(executor: Executor) -> tuple[Tier, ...]:
             self.below = DictTier(limit, executor, left.below.blocks if left is not None else None)
             self.faulty = FaultyTier(self.below, seed)
             inner = self.below.read
@@ -67,22 +67,21 @@ class DeepRig(Rig):
                 inner(blocks, done)
 
             self.below.read = noted  # type: ignore[method-assign]
-            return self.faulty
+            return (self.faulty,)
 
         keys = keyring or (left.keyring if left is not None else None)
         super().__init__(
             slabs * SLAB,
             seed=seed,
             keyring=keys,
-            tier=tier,
+            tiers=tiers,
             queue_bytes=queue_bytes,
             sealed=sealed,
             write=write,
             prefetch=prefetch,
         )
-        self.hierarchy.stack.mover._ended = (
-            16  # as if it had been read before: it is asked for all that it may be asked for
-        )
+        self.level = self.hierarchy.stack.levels[0]
+        self.level.reads._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
         self.hierarchy.recover()
         self.executor.drain()
 

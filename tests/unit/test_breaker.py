@@ -206,7 +206,7 @@ def test_a_try_is_one_batch_at_a_time(rig: DeepRig) -> None:
     rig.faulty.faults = HUNG
     ticket = rig.engine.ask(chain(6))
     rig.turns()
-    assert (rig.faulty.hanging, len(rig.hierarchy.stack.mover.reading)) == (1, 1)
+    assert (rig.faulty.hanging, len(rig.level.reads.reading)) == (1, 1)
     rig.clock.advance(OVERDUE_S)
     rig.turns()
     assert rig.stat("dict_reads_up") == 0
@@ -282,10 +282,10 @@ def test_blocks_that_are_gone_or_damaged_say_nothing_against_the_device(rig: Dee
 
 
 def test_nothing_is_written_before_the_tier_knows_what_it_holds(rig: DeepRig) -> None:
-    rig.hierarchy.stack.mover.recovering = True
+    rig.level.recovering = True
     fill(rig.engine, chain(2, 500))
     rig.settle()
-    assert not rig.hierarchy.stack.mover.writing and rig.stat("dict_write_queue_bytes") > 0
+    assert not rig.level.writes.writing and rig.stat("dict_write_queue_bytes") > 0
     rig.hierarchy.recover()
     rig.settle()
     assert rig.stat("dict_write_queue_bytes") == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from wells import PATIENCE
 
-from stepwell.hierarchy.levels.costs import KEEP_EVERY_S, MOST_NAMESPACES, Calibrations, Costs
+from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MOST_NAMESPACES, Calibrations, Costs
 from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME, CostList
 from stepwell.serve.kept import Keeper
@@ -28,7 +28,7 @@ def keeper() -> Iterator[Keeper]:
 
 def costs(earlier: Calibrations | None = None) -> tuple[Costs, SetClock, list[Calibrations]]:
     clock, kept = SetClock(), list[Calibrations]()
-    return Costs(clock, "disk", 1 << 20, earlier, kept.append), clock, kept
+    return Costs(clock, 1 << 20, earlier, kept.append), clock, kept
 
 
 def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: Keeper) -> None:
@@ -41,10 +41,10 @@ def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: Ke
     assert found == learned.learned
     assert (tmp_path / COSTS_NAME).stat().st_mode & 0o777 == 0o600
     again, _, _ = costs(found)
-    cost = again.known(b"a" * 16, 100).prefill
+    cost = again.known(b"a" * 16, 100, {}).prefill
     assert cost is not None
     assert cost.seconds(100) == pytest.approx(0.5, rel=0.1)
-    assert again.known(b"b" * 16, 100).prefill is None
+    assert again.known(b"b" * 16, 100, {}).prefill is None
 
 
 def test_it_is_written_down_now_and_then() -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_costs_no_start(tmp_path: Path, content: byte
 def test_numbers_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     (tmp_path / COSTS_NAME).write_text('{"aa": [-1, 1, 1, 1], "bb": [NaN, 1, 1, 1], "cc": [0, 0, 0, 0]}')
     learned, _, _ = costs(CostList(tmp_path).read())
-    assert all(learned.known(tag, 100).prefill is None for tag in (b"\xaa", b"\xbb", b"\xcc"))
+    assert all(learned.known(tag, 100, {}).prefill is None for tag in (b"\xaa", b"\xbb", b"\xcc"))
 
 
 def test_a_file_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> None:

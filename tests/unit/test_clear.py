@@ -43,12 +43,12 @@ def digests(*numbers: int) -> bytes:
 
 
 def rig_with_disk(folder: Path, seed: int = 1) -> Rig:
-    def tier(executor: Executor) -> Tier:
+    def tiers(executor: Executor) -> tuple[Tier, ...]:
         sealing = Sealing(golden.KEYRING, sealed=True, wall=lambda: golden.NOW)
         sites = [Site(SystemFiles(folder), 128 * MIB, 0)]
-        return DiskTier(sites, executor, SetClock(), lambda: golden.NOW, sealing)
+        return (DiskTier(sites, executor, SetClock(), lambda: golden.NOW, sealing),)
 
-    rig = Rig(4 * SLAB, seed=seed, keyring=golden.KEYRING, tier=tier)
+    rig = Rig(4 * SLAB, seed=seed, keyring=golden.KEYRING, tiers=tiers)
     rig.hierarchy.recover()
     rig.settle()
     return rig
@@ -237,7 +237,7 @@ def test_nothing_of_before_comes_back(tmp_path: Path, seed: int, by_namespace: b
     rig.hierarchy.drain(lambda: ended.append(True))
     rig.settle()
     assert ended == [True]
-    rig.hierarchy.stack.mover.tier.close()
+    rig.hierarchy.stack.levels[0].tier.close()
     again = rig_with_disk(tmp_path, seed)
     engine, other = engine_of(again), engine_of(again, OTHER_MODEL, "other")
     assert [engine.found(digests(n)) for n in (0, 4, 8, 12, 100, 1, 2)] == [0, 0, 0, 0, 0, 1, 1]

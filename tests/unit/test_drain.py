@@ -50,7 +50,7 @@ class Owned(Rig):
         return engine
 
     def queued(self) -> int:
-        return self.hierarchy.stack.mover.queued_bytes
+        return self.hierarchy.stack.levels[0].writes.queued_bytes
 
 
 @pytest.fixture

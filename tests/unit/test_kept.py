@@ -112,7 +112,7 @@ def test_a_well_whose_home_hangs_makes_slabs_and_ends(
         def run() -> str:
             for number in range(20):
                 hierarchy.canaries._keep([(bytes([number]) * 16,)])
-                hierarchy.stack.costs._keep({})
+                hierarchy.costs._keep({})
             assert home.begun.wait(PATIENCE)
             done = threading.Event()
             executors[0].submit(done.set, lambda error: None)  # as the arena has slabs populated and punched

@@ -22,7 +22,7 @@ from test_client import D, PlayedWell, found, released
 from test_client import scheduler as client_of
 from test_prefetch import GAP_S, WHOLE, forgotten, pass_time, talk, there
 from test_prefetch import made as guessing
-from test_writing import below, drain
+from test_writer import below, drain
 from wells import InThread, Raw, home_apart, scheduler
 
 from lab.rig.members import FakeEngine

@@ -25,7 +25,7 @@ SLABS = 40  # so that guesses may hold more than a conversation
 def quick(rig: DeepRig) -> None:
     """The tier's speed is known."""
     for n in range(1, 9):
-        rig.hierarchy.stack.costs.read(n << 20, (n << 20) / BYTES_S, 1.0)
+        rig.level.reads.speed.read(n << 20, (n << 20) / BYTES_S, 1.0)
 
 
 def pass_time(rig: DeepRig, seconds: float, step: float = 0.1) -> None:
@@ -115,7 +115,7 @@ def test_the_well_is_woken_when_a_turn_is_due() -> None:
     rig.clock.advance(due - rig.clock.now())
     rig.turns()
     rig.turns()
-    assert rig.hierarchy.stack.mover.staging
+    assert rig.level.reads.promoting
 
 
 def test_what_nobody_used_gives_its_place_back_and_is_counted() -> None:
@@ -124,10 +124,12 @@ def test_what_nobody_used_gives_its_place_back_and_is_counted() -> None:
     digests = talk(rig, engine)
     forgotten(rig)
     pass_time(rig, GAP_S)
-    assert rig.hierarchy.stack.prefetch is not None and rig.hierarchy.stack.prefetch.held_bytes == WHOLE * SLOT
+    assert rig.hierarchy.migration.prefetch is not None and rig.hierarchy.migration.prefetch.held_bytes == WHOLE * SLOT
     pass_time(rig, GAP_S, 1.0)
     assert (rig.stat("prefetches_used"), rig.stat("prefetches_unused")) == (0, WHOLE)
-    assert rig.stat("dropped_unused") == WHOLE and rig.stat("blocks") == rig.hierarchy.stack.prefetch.held_bytes == 0
+    assert (
+        rig.stat("dropped_unused") == WHOLE and rig.stat("blocks") == rig.hierarchy.migration.prefetch.held_bytes == 0
+    )
     assert engine.found(digests) == WHOLE, "it lies below as it did"
 
 
@@ -147,7 +149,7 @@ def test_guesses_hold_only_a_share_of_host_memory() -> None:
 def test_guesses_have_only_a_share_of_what_the_tier_brings() -> None:
     rig = made()
     for n in range(1, 65):
-        rig.hierarchy.stack.costs.read(n << 20, (n << 20) / 1e7, 1.0)  # ten megabytes a second
+        rig.level.reads.speed.read(n << 20, (n << 20) / 1e7, 1.0)  # ten megabytes a second
     engine = rig.join()
     talk(rig, engine)
     forgotten(rig)
@@ -175,7 +177,7 @@ def test_nothing_is_guessed_while_a_request_waits_for_the_tier() -> None:
     for _ in range(9):
         rig.clock.advance(0.1)  # the breaker has not opened yet
         rig.turns()
-    rig.hierarchy.stack.mover._reads._calls.clear()  # nothing is overdue
+    rig.level._reads_breaker._calls.clear()  # nothing is overdue
     for _ in range(100):
         rig.clock.advance(0.1)
         rig.turns()
@@ -211,7 +213,7 @@ def test_a_namespace_that_ends_is_not_brought_up_again(how: str) -> None:
     """Not even what is under way: one guess in the middle, and one that is to come."""
     rig = made()
     for n in range(1, 65):
-        rig.hierarchy.stack.costs.read(n << 20, (n << 20) / 1e7, 1.0)
+        rig.level.reads.speed.read(n << 20, (n << 20) / 1e7, 1.0)
     engine = rig.join()
     digests = talk(rig, engine)
     forgotten(rig)
@@ -265,7 +267,7 @@ def test_a_guess_is_of_no_use_when_the_turn_has_come() -> None:
 def test_a_turn_that_comes_early_takes_over() -> None:
     rig = made()
     for n in range(1, 65):
-        rig.hierarchy.stack.costs.read(n << 20, (n << 20) / 1e7, 1.0)
+        rig.level.reads.speed.read(n << 20, (n << 20) / 1e7, 1.0)
     engine = rig.join()
     digests = talk(rig, engine)
     forgotten(rig)
@@ -319,7 +321,7 @@ def test_what_cannot_be_read_ends_as_any_read_does() -> None:
     rig.damage(rig.name(engine, at(digests, 2)), 5000)
     pass_time(rig, 3 * GAP_S, 0.5)
     rig.settle()
-    assert rig.hierarchy.stack.prefetch is not None and rig.hierarchy.stack.prefetch.held_bytes == 0
+    assert rig.hierarchy.migration.prefetch is not None and rig.hierarchy.migration.prefetch.held_bytes == 0
     assert engine.found(digests) == 2
 
 
@@ -329,7 +331,7 @@ def test_what_is_due_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = made()
     engine = rig.join()
     talk(rig, engine)
-    guesses, member = rig.hierarchy.stack.prefetch, engine.scheduler.member
+    guesses, member = rig.hierarchy.migration.prefetch, engine.scheduler.member
     assert guesses is not None and member is not None
     (conversation,) = {guess.conversation for _, _, guess in guesses._due}
     for _ in range(40):
@@ -342,8 +344,8 @@ def test_what_is_due_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_prompt_is_noted_in_slices_and_one_too_long_not_at_all() -> None:
     rig = made()
     engine = rig.join()
-    assert rig.hierarchy.stack.prefetch is not None
-    known = rig.hierarchy.stack.prefetch._conversations
+    assert rig.hierarchy.migration.prefetch is not None
+    known = rig.hierarchy.migration.prefetch._conversations
     looked: list[bytes] = []
     known.ends = looked.append  # type: ignore[assignment, method-assign, return-value]
     engine.scheduler.say(m.Ask(1, 0, 1, chain(p.MOST_CHAIN + 1), 0, ""))
@@ -360,10 +362,10 @@ def test_a_long_prompt_is_noted_in_slices_and_one_too_long_not_at_all() -> None:
 def test_requests_that_wait_to_be_noted_are_bounded() -> None:
     rig = DeepRig(prefetch=True)
     engine = rig.join()
-    assert engine.scheduler.member is not None and rig.hierarchy.stack.prefetch is not None
+    assert engine.scheduler.member is not None and rig.hierarchy.migration.prefetch is not None
     session = engine.scheduler.member.session
     for n in range(p.MOST_NOTED + 10):
-        rig.hierarchy.stack.prefetch.asked(session, session.origins(0)[0], chain(2, 10 * n))
-    assert rig.hierarchy.stack.prefetch._noting == p.MOST_NOTED
+        rig.hierarchy.migration.prefetch.asked(session, session.origins(0)[0], chain(2, 10 * n))
+    assert rig.hierarchy.migration.prefetch._noting == p.MOST_NOTED
     rig.settle()
-    assert rig.hierarchy.stack.prefetch._noting == 0
+    assert rig.hierarchy.migration.prefetch._noting == 0

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from deep import DeepRig, chain, fill
 from test_clear import invoke
-from test_writing import below
+from test_writer import below
 from wells import InThread, eventually, home_apart
 
 from stepwell.client import control
@@ -289,13 +289,13 @@ def test_placement_is_asked_for_each_block() -> None:
 
 def test_prefetch_begins_and_ends() -> None:
     rig = DeepRig(3)
-    assert rig.hierarchy.stack.prefetch is None
+    assert rig.hierarchy.migration.prefetch is None
     follow(rig, prefetch="on")
-    first = rig.hierarchy.stack.prefetch
+    first = rig.hierarchy.migration.prefetch
     follow(rig, prefetch="on")
-    assert first is not None and rig.hierarchy.stack.prefetch is first, "it remembers"
+    assert first is not None and rig.hierarchy.migration.prefetch is first, "it remembers"
     follow(rig)
-    assert rig.hierarchy.stack.prefetch is None
+    assert rig.hierarchy.migration.prefetch is None
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     assert engine.found(digests) == 3

@@ -80,7 +80,7 @@ def test_the_default_keeps_what_is_asked_for_often() -> None:
 
 
 def deep(**how: str) -> Rig:
-    return Rig(SLABS * SLAB, seed=1, tier=lambda executor: DictTier(1 << 30, executor), **how)  # type: ignore[arg-type]
+    return Rig(SLABS * SLAB, seed=1, tiers=lambda executor: (DictTier(1 << 30, executor),), **how)  # type: ignore[arg-type]
 
 
 def test_placement_says_what_is_found_in_host_memory() -> None:
@@ -106,7 +106,7 @@ def test_what_is_not_let_in_passes_through_to_the_tier_or_is_refused() -> None:
         list(replay(rig, range(PROMPTS)))
         audit.hierarchy(rig.hierarchy)
     assert shallow.hierarchy.stats()["spills_refused_not_worth_it"] == BLOCKS * PROMPTS
-    assert len(below.tier.blocks) == BLOCKS * PROMPTS  # type: ignore[attr-defined]
+    assert len(below.tiers[0].blocks) == BLOCKS * PROMPTS  # type: ignore[attr-defined]
 
 
 def test_what_follows_a_refused_block_is_refused_too() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from stepwell.testing.dict_tier import DictTier
 from stepwell.testing.executor import SeededExecutor
-from stepwell.testing.tier_kit import Hands, TierKit, block_id, content
-from stepwell.tiers.base import Capacity, Forgotten, Reading, Tier, Writing
+from stepwell.testing.tier_kit import Hands, TierKit, content
+from stepwell.tiers.base import Reading, Tier, Writing
 from stepwell.tiers.faulty import FaultyTier, TierFaults
-from stepwell.tiers.null import NullTier
 
 BLOCK = 4096
 
@@ -33,21 +30,6 @@ class TestFaultyTierWithoutFaults(TierKit):
 
     def make(self, executor: SeededExecutor) -> Tier:
         return FaultyTier(DictTier(self.LIMIT, executor), 0)
-
-
-def test_the_null_tier_has_and_takes_nothing() -> None:
-    tier = NullTier()
-    assert tier.capacity() == Capacity(0, 0)
-    assert not tier.lookup(block_id(1))
-    told: list[object] = []
-    tier.recover(told.append)
-    tier.clear(told.append)
-    tier.settle(lambda: told.append("settled"))
-    assert told == [0, Forgotten(), "settled"]
-    with pytest.raises(LookupError):
-        tier.write([], told.append)
-    with pytest.raises(LookupError):
-        tier.read([], told.append)
 
 
 def faulty(faults: TierFaults) -> tuple[FaultyTier, Hands]:

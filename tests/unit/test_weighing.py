@@ -30,7 +30,7 @@ def timed(engine: FakeEngine, block_s: float = BLOCK_S) -> None:
 def tier_takes(rig: DeepRig, block_s: float) -> None:
     """The tier has just been seen to read a block in so many seconds."""
     for n in range(1, 33):
-        rig.hierarchy.stack.costs.read(SLOT * (1 + n % 4), block_s * (1 + n % 4), 1.0)
+        rig.level.reads.speed.read(SLOT * (1 + n % 4), block_s * (1 + n % 4), 1.0)
 
 
 def asked(engine: FakeEngine, digests: bytes, **how: str) -> tuple[int, m.Found]:
@@ -241,12 +241,12 @@ def test_namespaces_are_learned_apart_and_remembered() -> None:
     rig = DeepRig()
     engine = rig.join()
     timed(engine)
-    (tag, cost), *others = rig.hierarchy.stack.costs.learned.items()
+    (tag, cost), *others = rig.hierarchy.costs.learned.items()
     assert not others
     assert cost.seconds(TOKENS) == pytest.approx(BLOCK_S, rel=0.1)
-    rig.hierarchy.stack.costs.heard(b"another", [(TOKENS, pairs(TOKENS, 0), 9.0)] * 8, [])
-    assert rig.hierarchy.stack.costs.learned[tag] == cost
-    assert list(rig.hierarchy.stack.costs.learned) == [tag, b"another"]
+    rig.hierarchy.costs.heard(b"another", [(TOKENS, pairs(TOKENS, 0), 9.0)] * 8, [])
+    assert rig.hierarchy.costs.learned[tag] == cost
+    assert list(rig.hierarchy.costs.learned) == [tag, b"another"]
 
 
 def test_an_epoch_of_weights_costs_what_the_one_before_did() -> None:
@@ -295,7 +295,7 @@ def test_a_calibration_of_an_earlier_well_is_used(tmp_path: object) -> None:
     engine = rig.join()
     assert engine.scheduler.member is not None
     tag = engine.scheduler.member.session.origins(0)[0].tag
-    rig.hierarchy.stack.costs._earlier[tag] = PrefillCost(0.0, BLOCK_S / TOKENS, 0.0)
+    rig.hierarchy.costs._earlier[tag] = PrefillCost(0.0, BLOCK_S / TOKENS, 0.0)
     tier_takes(rig, BLOCK_S * 4)
     assert asked(engine, chain(16))[1].reason == "recompute_cheaper"
 

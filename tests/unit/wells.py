@@ -127,7 +127,7 @@ class InThread:
             sealing=sealing,
             clock=clock,
             executor=self.executor,
-            tier=self.tier,
+            tiers=(self.tier,) if self.tier is not None else (),
             memory=SystemMemory(),
             well="test",
         )

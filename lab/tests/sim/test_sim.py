@@ -25,8 +25,8 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.arena.slab import Slab
 from stepwell.hierarchy.levels import prefetch
-from stepwell.hierarchy.levels.mover import Mover
 from stepwell.hierarchy.levels.prefetch import Guess, Prefetch
+from stepwell.hierarchy.levels.reads import ReadQueue
 from stepwell.hierarchy.pauses import KINDS, Pauses
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
@@ -361,7 +361,7 @@ def test_files_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pins_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mover, "unwanted", lambda self, entry: self._arena.lease(entry))
+    monkeypatch.setattr(ReadQueue, "unwanted", lambda self, entry: self._arena.lease(entry))
     _finds("books")
 
 

@@ -112,13 +112,13 @@ class _Well:
         self.compared = self.from_tier = self.moved = 0
         self._words = count(1 + max((max(words) for words in spilled.values()), default=0))
 
-        def tier(executor: Executor) -> Tier:
+        def tiers(executor: Executor) -> tuple[Tier, ...]:
             self._below = DictTier(24 * (_SHARD + 8192), executor, left)
-            return self._below
+            return (self._below,)
 
         slabs = dice.randint(len(tenants) - 1, len(tenants) + 2)  # one for each, or so few that they go round
         self._rig = Rig(
-            slabs * _SLAB, seed=dice.randrange(1 << 32), keyring=keyring, tier=tier, tenants=len(set(tenants))
+            slabs * _SLAB, seed=dice.randrange(1 << 32), keyring=keyring, tiers=tiers, tenants=len(set(tenants))
         )
         self._rig.hierarchy.recover()
         self._tenants = tenants

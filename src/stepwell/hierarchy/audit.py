@@ -92,7 +92,7 @@ def _recount(arena: Arena) -> Sums:
 def hierarchy(well: Hierarchy) -> None:
     """Raises IntegrityError unless index, sessions and arena agree on who holds what, and the arena with itself."""
     arena(well.arena)
-    mover, guesses = well.stack.mover, well.stack.prefetch
+    levels, guesses = well.stack.levels, well.migration.prefetch
     wrong: list[str] = []
     for key, entry in well.index.items():
         if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
@@ -108,13 +108,14 @@ def hierarchy(well: Hierarchy) -> None:
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1
         filling |= {id(f.entry) for f in session.fills.values()}
-    for entry in mover.leased:
-        leases[id(entry)] = leases.get(id(entry), 0) + 1
-    filling |= {id(entry) for entry in mover.staging}
+    for level in levels:
+        for entry in level.writes.leased:
+            leases[id(entry)] = leases.get(id(entry), 0) + 1
+        filling |= {id(entry) for entry in level.reads.promoting}
+        if level.writes.queued_bytes != sum(entry.nbytes for entry in level.writes.owed):
+            wrong.append(f"{level.writes.queued_bytes} bytes are to be written, of {len(level.writes.owed)} blocks")
     if guesses is not None and guesses.held_bytes != sum(entry.nbytes for entry in guesses.held):
         wrong.append(f"{guesses.held_bytes} bytes of guesses, of {len(guesses.held)} blocks")
-    if mover.queued_bytes != sum(entry.nbytes for entry in mover.owed):
-        wrong.append(f"{mover.queued_bytes} bytes are to be written, of {len(mover.owed)} blocks")
     if (held := _held(well)) is not None and held != well.held.by_tenant:
         wrong.append(f"{dict(well.held.by_tenant)} bytes wait for the tenants' sessions, {held} found")
     quarantined = 0
@@ -134,7 +135,7 @@ def hierarchy(well: Hierarchy) -> None:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
         if (entry.state is State.FILLING) != (id(entry) in filling):
             wrong.append("a block is being filled by nobody")
-        lost = entry.state is State.DRAINING or entry in mover.staging  # of a read that hangs
+        lost = entry.state is State.DRAINING or well.stack.promoting(entry) is not None  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}

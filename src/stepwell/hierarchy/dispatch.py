@@ -8,13 +8,15 @@ from stepwell.errors import ProtocolError
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.slab import Slab
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.levels.migration import Migration
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import MOST_ERRORS, Canaries
+from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Phase, Session
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
 from stepwell.hierarchy.work import Step, Work
@@ -35,7 +37,9 @@ class Dispatch:
         self,
         core: Core,
         arena: Arena,
-        stack: TierStack,
+        stack: Stack,
+        migration: Migration,
+        costs: Costs,
         members: Members,
         operator: Operator,
         recalls: Recalls,
@@ -47,6 +51,8 @@ class Dispatch:
         self._core = core
         self._arena = arena
         self._stack = stack
+        self._migration = migration
+        self._costs = costs
         self._members = members
         self._operator = operator
         self._recalls = recalls
@@ -85,7 +91,7 @@ class Dispatch:
                     return
                 self._core.work.add(self._recalls.ask(session, message))
                 if self._weighing.mode(message.recall) is not Mode.NEVER:
-                    self._stack.asked(session, message.epoch, digests)
+                    self._migration.asked(session, message.epoch, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
                     raise _not_now(message)
@@ -115,7 +121,7 @@ class Dispatch:
             case m.Report(counts=counts):
                 self._core.emit(e.EngineReported(counts))
             case m.Timings(steps=steps, copies=copies):
-                self._stack.costs.heard(session.tag, steps, copies)
+                self._costs.heard(session.tag, steps, copies)
             case _:
                 raise _not_now(message)
 
@@ -155,7 +161,7 @@ class Dispatch:
                 return
             for origin in session.origins(message.epoch):
                 id = origin.name(message.digests[at : at + 32])
-                self._stack.mover.tier.drop(id)
+                self._stack.drop(id)
                 entry = self._core.index.find(id)
                 if entry is not None and entry.state is State.RESIDENT:
                     self._arena.drop(entry, "failed_check")

@@ -25,17 +25,19 @@ from stepwell.hierarchy.arena.slab import Slab
 from stepwell.hierarchy.core import Core, Limits
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.dispatch import Dispatch
-from stepwell.hierarchy.levels.costs import Calibrations, Costs
-from stepwell.hierarchy.levels.mover import MOST_BATCH
-from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.levels.migration import Migration
+from stepwell.hierarchy.levels.reads import MAX_BATCH
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Judge, Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import KINDS, Pause, Pauses
 from stepwell.hierarchy.requests.decisions import Decisions
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import Canaries, Tags
+from stepwell.hierarchy.sessions.costs import Calibrations, Costs
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer, Send, Ticket
@@ -52,11 +54,11 @@ from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.through import Through
 from stepwell.protocol.messages import FromEngine, Hello
 from stepwell.tiers.base import Tier
-from stepwell.tiers.null import NullTier
 
 
 class Hierarchy:
-    """`tier`: where blocks go below the arena; it answers on this thread. `judge` checks what a joining engine wished
+    """`tiers`: where blocks go below the arena, the uppermost first, each with a name of its own; they answer on this
+    thread. `judge` checks what a joining engine wished
     for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
     well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
     sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
@@ -74,7 +76,7 @@ class Hierarchy:
         executor: Executor,
         memory: Memory,
         well: str,
-        tier: Tier | None = None,
+        tiers: Sequence[Tier] = (),
         judge: Judge = lambda wishes: [],
         sink: Sink = lambda event: None,
         barred: Iterable[Tags] = (),
@@ -116,20 +118,35 @@ class Hierarchy:
             policy=policy,
             placement=placement,
         )
-        below = NullTier() if tier is None else tier
-        costs = Costs(clock, below.name, max(1, limits.readers) * MOST_BATCH, calibrations, learned)
-        self.stack = TierStack(
-            self._core, self.arena, below, sealing, self.canaries, costs, write or Through(), prefetch=prefetch
+        self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, calibrations, learned)
+        self.stack = Stack(self._core, self.arena, tiers, sealing)
+        self.migration = Migration(
+            self._core, self.arena, self.stack, self.canaries, write or Through(), prefetch=prefetch
         )
-        self._weighing = Weighing(self._core, costs, self.stack.mover, recall)
-        self._recalls = Recalls(self._core, self.arena, self.stack, self._weighing, self.canaries, ghosts, self.held)
-        self._spills = Spills(self._core, self.arena, self.stack, self.canaries)
-        self.operator = Operator(self._core, self.arena, self.stack, self._recalls, self.roster, self.canaries)
+        uses = AbsentUses(self.arena, self.costs)
+        self._weighing = Weighing(self._core, self.costs, self.stack, recall)
+        self._recalls = Recalls(
+            self._core,
+            self.arena,
+            self.stack,
+            self.migration,
+            self._weighing,
+            uses,
+            self.canaries,
+            ghosts,
+            self.held,
+        )
+        self._spills = Spills(self._core, self.arena, self.stack, self.migration, uses, self.canaries)
+        self.operator = Operator(
+            self._core, self.arena, self.stack, self.migration, self._recalls, self.roster, self.canaries
+        )
         self._members = Members(self._core, self.arena, self.roster, sharing, self._recalls, self._spills, well, judge)
         self._dispatch = Dispatch(
             self._core,
             self.arena,
             self.stack,
+            self.migration,
+            self.costs,
             self._members,
             self.operator,
             self._recalls,
@@ -181,7 +198,7 @@ class Hierarchy:
         if (due := self.arena.next_moment) is not None and due <= self._clock.now():
             self.arena.serve_queue()
         self._members.end_overdue()
-        self.stack.turn()
+        self.migration.turn()
         self.arena.tidy()
         self._core.work.turn()
         return self._core.work.more or self._core.news.any or self.arena.former.too_many
@@ -195,7 +212,7 @@ class Hierarchy:
     def drain(self, done: Callable[[], None]) -> None:
         """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
         it in its best form. Call `turn` and deliver completions meanwhile."""
-        self.stack.drain(done)
+        self.migration.drain(done)
 
     def follow(
         self,
@@ -212,7 +229,7 @@ class Hierarchy:
         self._weighing.follow(recall)
         self._recalls.follow(pin_waiting)
         self.arena.follow(placement)
-        self.stack.follow(write, prefetch=prefetch)
+        self.migration.follow(write, prefetch=prefetch)
 
     # looking ----------------------------------------------------------------------------------------------------------
 
@@ -229,7 +246,7 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        parts = (self._core.work, self.stack, self.arena, self.roster)
+        parts = (self._core.work, self.stack, self.migration, self.arena, self.roster)
         return min((moment for part in parts if (moment := part.next_moment) is not None), default=None)
 
     @property
@@ -253,7 +270,7 @@ class Hierarchy:
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),
-            **self.stack.mover.count(),
+            **self.stack.count(),
             "trouble": str(self.arena.trouble or ""),
             "paused": "; ".join(map(str, self.pauses.all)),
         }
@@ -284,7 +301,7 @@ class Hierarchy:
 
 
 class _ArenaWatch:
-    """Passes on what the arena says to the parts that it concerns. The stack is made after the arena, so it is asked of
+    """Passes on what the arena says to the parts that it concerns. Some are made after the arena, so they are asked of
     the well."""
 
     def __init__(self, well: Hierarchy, core: Core, sharing: SlabSharing, ghosts: Ghosts) -> None:
@@ -310,7 +327,7 @@ class _ArenaWatch:
         self._core.emit(e.BlockDropped(reason))
         if evicted:
             self._ghosts.add(entry.id)
-        self._well.stack.left(entry, evicted=evicted)
+        self._well.migration.left(entry, evicted=evicted)
 
     def troubled(self, error: StepwellError) -> None:
         self._core.emit(e.ArenaTroubled(str(error)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.levels.migration import Migration
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import Kind, Pause
 from stepwell.hierarchy.requests import clearing
 from stepwell.hierarchy.requests.recalls import Recalls
@@ -14,11 +15,19 @@ from stepwell.hierarchy.sessions.roster import Roster
 
 class Operator:
     def __init__(
-        self, core: Core, arena: Arena, stack: TierStack, recalls: Recalls, roster: Roster, canaries: Canaries
+        self,
+        core: Core,
+        arena: Arena,
+        stack: Stack,
+        migration: Migration,
+        recalls: Recalls,
+        roster: Roster,
+        canaries: Canaries,
     ) -> None:
         self._core = core
         self._arena = arena
         self._stack = stack
+        self._migration = migration
         self._recalls = recalls
         self._roster = roster
         self._canaries = canaries
@@ -26,7 +35,7 @@ class Operator:
     @property
     def tiers(self) -> frozenset[str]:
         """Names of those that keep blocks."""
-        return frozenset({clearing.HOST, self._stack.mover.tier.name} if self._stack.mover.keeps else {clearing.HOST})
+        return frozenset({clearing.HOST, *(level.name for level in self._stack.levels if level.keeps)})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
@@ -42,10 +51,10 @@ class Operator:
             self._core.news.changed = True
             done(sums)
 
-        mover, work = self._stack.mover, self._core.work
-        if mover.tier.name in tiers:
-            self._stack.cleared(namespace)
-        work.walk(clearing.Clearing(self._arena, mover, tiers & self.tiers, namespace, work, cleared).run())
+        stack, work = self._stack, self._core.work
+        if any(level.name in tiers for level in stack.levels):
+            self._migration.cleared(namespace)
+        work.walk(clearing.Clearing(self._arena, stack, tiers & self.tiers, namespace, work, cleared).run())
 
     def pause(self, pause: Pause) -> None:
         """From now on nothing of this kind begins; what has begun goes its way to the end."""
@@ -58,7 +67,7 @@ class Operator:
     def resume(self, kind: Kind, uid: int) -> None:
         """From now on what is of this kind begins again."""
         if self._core.pauses.resume(kind, uid) and kind == "spills":
-            self._stack.spills_resumed()
+            self._migration.spills_resumed()
 
     def count_namespaces(self, done: clearing.Counted) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepwell.hierarchy.levels.costs import MOST_NAMESPACES, Calibrations
+from stepwell.hierarchy.sessions.costs import MOST_NAMESPACES, Calibrations
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.serve.kept import Keeper, KeptFile
 

@@ -110,7 +110,8 @@ class Loop:
         while not drained and (left := deadline - self._clock.now()) > 0:
             more = self._complete(deadline)
             if not self._hierarchy.turn() and not more and not drained:
-                self._wakeup.wait(left)
+                due = self._hierarchy.next_moment
+                self._wakeup.wait(left if due is None else min(left, max(0.0, due - self._clock.now())))
         return drained
 
     def _complete(self, until: float) -> bool:

@@ -51,7 +51,8 @@ from stepwell.serve.reload import Reloading
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
-from stepwell.tiers.disk.tier import DiskTier, Site
+from stepwell.tiers.base import Tier
+from stepwell.tiers.disk.tier import Site
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
 from stepwell.vault.memory import cells, lock_limit
@@ -151,10 +152,10 @@ def _serve(
     executor = ThreadExecutor(wakeup)
     executors = [executor]
     sealing = Sealing(keyring, sealed=settings.seal != "plain", wall=time.time)
-    tier: DiskTier | None = None
+    tiers: list[Tier] = []
     if sites:
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
-        tier = make_tier(sites, executors[-1], clock, sealing)
+        tiers.append(make_tier(sites, executors[-1], clock, sealing))
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
     keeper, quarantine, costs, pauses = Keeper(), QuarantineList(home), CostList(home), PauseList(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
@@ -163,7 +164,7 @@ def _serve(
         sealing=sealing,
         clock=clock,
         executor=executor,
-        tier=tier,
+        tiers=tiers,
         memory=SystemMemory(),
         well=__version__,
         judge=judge(settings, host),
@@ -211,7 +212,7 @@ def _serve(
         try:
             why = loop.run()
             log.info("the well ends: %s", why)
-            if learned := hierarchy.stack.costs.learned:
+            if learned := hierarchy.costs.learned:
                 costs.keep(learned, keeper)
             if not loop.drain(_DRAIN_SECONDS):
                 log.warning("what still waited to be written to disk is given up")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.levels import mover
+from stepwell.hierarchy.levels import level, reads, writes
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.policies.decide import Mode
@@ -101,7 +101,7 @@ class SlowEngine(Engine):
         for tokens in prompts:
             self.add(tokens)
             self.run_slowly()
-            while not self.well.hierarchy.stack.mover.idle:
+            while not self.well.hierarchy.stack.levels[0].writes.idle:
                 self.settle()
         self.forget()
         arena = self.well.hierarchy.arena
@@ -116,8 +116,8 @@ class SlowEngine(Engine):
 
     def rest(self) -> None:
         """Nobody asks for anything; what is under way in the tier ends."""
-        mover = self.well.hierarchy.stack.mover
-        while mover.staging or not mover.idle:
+        below = self.well.hierarchy.stack.levels[0]
+        while below.reads.promoting or not below.writes.idle:
             self.clock.advance(0.1)
             self.settle()
 
@@ -150,13 +150,15 @@ def slow_engine(
         executor=executor,
         memory=SparseMemory(),
         well="slow",
-        tier=tier,
+        tiers=(tier,),
         recall=Mode.ALWAYS,  # the tier's time is the clock's, and the engine's is not: no weighing them
     )
     hierarchy.recover()
     with (
-        patch.object(mover, "MOST_BATCH", 4 * block_bytes),
-        patch.object(mover, "LEAST_BATCH", block_bytes),
+        patch.object(level, "MAX_BATCH", 4 * block_bytes),
+        patch.object(reads, "MAX_BATCH", 4 * block_bytes),
+        patch.object(reads, "MIN_BATCH", block_bytes),
+        patch.object(writes, "MAX_BATCH", 4 * block_bytes),
         LocalWell(hierarchy, executor) as well,
         SlowEngine(setup_in(folder, extra=extra, **fields), well, tier, clock) as h,
     ):

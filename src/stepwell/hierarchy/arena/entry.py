@@ -19,11 +19,12 @@ class Entry:
     pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
-    set by the hierarchy: whose it is, for tiers below. `staged` and `written`, by the mover: it came from or went
-    there. `standing` is set when it is given its place, and stays when it has left.
+    set by the hierarchy: whose it is, for tiers below. `source` is the level that it was promoted from, -1 for one that
+    an engine has filled; bit n of `written` says that level n has stored it. `standing` is set when it is given its
+    place, and stays when it has left.
     """
 
-    __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "staged",
+    __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "source",
                  "standing", "state", "written")  # fmt: skip
 
     standing: Standing
@@ -39,8 +40,8 @@ class Entry:
         self.children = 0
         self.pins = 0
         self.leases = 0
-        self.staged = False
-        self.written = False
+        self.source = -1
+        self.written = 0
 
     def change(self, event: Event) -> None:
         self.state = after(self.state, event)

@@ -42,6 +42,11 @@ class Verdict(Enum):
     NOTHING = "nothing"  # it was not asked: there was no room, say
 
 
+def verdict(answered: bool, failed: bool) -> Verdict:
+    """What a call says of which some part was answered or failed."""
+    return Verdict.ANSWERED if answered else Verdict.FAILED if failed else Verdict.NOTHING
+
+
 class Breaker:
     """`moved(state, why)` is told of each change. Time is looked at whenever the state is asked for; `next_moment` says
     when that is worth while."""

@@ -1,6 +1,6 @@
 """Blocks of conversations that are expected to go on soon are brought up before anybody asks for them.
 
-    asked, spilled ──► conversations ──due──► guess ──► a few blocks at a time, parents first ──► mover, as NOBODYS
+    asked, spilled ──► conversations ──due──► guess ──► a few blocks at a time, parents first ──► level, as UNAWAITED
                                                 │
               told of to a request: used ◄──────┴──────► not within the window: dropped, and counted
 
@@ -12,6 +12,7 @@ wrong, nothing is guessed for a while.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,14 +22,15 @@ from stepwell.events import BlocksPrefetched, PrefetchEnded
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.costs import Costs
-from stepwell.hierarchy.levels.mover import NOBODYS, Mover
+from stepwell.hierarchy.levels.reads import UNAWAITED
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import Record
+from stepwell.policies.costs.transfer import TierSpeed
 
 SPEED_SHARE = 0.25
 """Of what the tier brings in a second, at most, goes into guesses."""
@@ -64,11 +66,10 @@ class Guess:
 
 
 class Prefetch:
-    def __init__(self, core: Core, arena: Arena, mover: Mover, costs: Costs, canaries: Canaries) -> None:
+    def __init__(self, core: Core, arena: Arena, stack: Stack, canaries: Canaries) -> None:
         self._arena = arena
         self._index = core.index
-        self._mover = mover
-        self._costs = costs
+        self._stack = stack
         self._clock = core.clock
         self._emit = core.emit
         self._canaries = canaries
@@ -139,7 +140,7 @@ class Prefetch:
 
     def _expect(self, conversation: Conversation, session: Session) -> None:
         """Its next turn, if it has a rhythm: its blocks are due so long before it as bringing them up takes."""
-        window, speed = conversation.rhythm.window, self._costs.speed
+        window, speed = conversation.rhythm.window, self._speed
         if window is None or speed is None or session.owner is None:
             return
         nbytes = min(len(conversation) * session.owner.slot_bytes * session.shards, self._most)
@@ -154,6 +155,11 @@ class Prefetch:
     @property
     def _most(self) -> int:
         return self._arena.host_bytes // HOST_SHARE
+
+    @property
+    def _speed(self) -> TierSpeed | None:
+        """The slowest that is known of a tier, since a guess may need any of them."""
+        return max(self._stack.speeds.values(), key=lambda speed: speed.byte_s, default=None)
 
     @property
     def next_moment(self) -> float | None:
@@ -179,7 +185,7 @@ class Prefetch:
     def _bring(self, guess: Guess, now: float) -> None:
         """A few blocks of the guess; or its end."""
         session, origin = guess.conversation.asker
-        speed = self._costs.speed
+        speed = self._speed
         if (
             now >= guess.until
             or guess.turn != guess.conversation.turn  # it has gone on, or was forgotten
@@ -190,16 +196,16 @@ class Prefetch:
             or speed is None
         ):
             self._brought(guess)
-        elif not self._mover.at_leisure:
+        elif not self._stack.at_leisure:
             self._next = now + AGAIN_S
         else:
             nbytes = self._some(guess, session, origin)
-            self._mover.pump()
+            self._stack.pump()
             self._next = now + nbytes * speed.byte_s / SPEED_SHARE
 
     def _some(self, guess: Guess, session: Session, origin: Origin) -> int:
         """Bytes that were asked for."""
-        nbytes = 0
+        nbytes, before = 0, len(guess.brought)
         for _ in range(MOST_LOOKED_AT):
             entry = self._step(guess, session, origin)
             if entry is None:
@@ -210,8 +216,8 @@ class Prefetch:
             guess.at, guess.parent = guess.at + 1, entry
             if nbytes >= BATCH_BYTES:
                 break
-        if nbytes:
-            self._emit(BlocksPrefetched(self._mover.tier.name, nbytes // guess.brought[-1].nbytes))
+        for number, blocks in Counter(entry.source for entry in guess.brought[before:]).items():
+            self._emit(BlocksPrefetched(self._stack.levels[number].name, blocks))
         return nbytes
 
     def _step(self, guess: Guess, session: Session, origin: Origin) -> Entry | None:
@@ -226,9 +232,9 @@ class Prefetch:
             return entry
         assert session.owner is not None
         nbytes = session.owner.slot_bytes * session.shards
-        if self.held_bytes + nbytes > self._most or not self._mover.tier.lookup(id):
+        if self.held_bytes + nbytes > self._most or (source := self._stack.find(id)) is None:
             return None
-        entry = self._mover.fill(session, origin, id, guess.parent, NOBODYS)
+        entry = source.level.promote(session, origin, id, guess.parent, UNAWAITED)
         if entry is not None:
             guess.brought.append(entry)
             self.held[entry] = guess

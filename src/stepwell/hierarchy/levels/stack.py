@@ -1,124 +1,140 @@
-"""What lies below the arena: the tier with its queue and its costs, and what is written to it and fetched from it ahead
-of need."""
+"""The levels below the arena, and which of them a block is read from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.costs import Costs
-from stepwell.hierarchy.levels.mover import Mover
-from stepwell.hierarchy.levels.prefetch import Prefetch
-from stepwell.hierarchy.levels.writing import Writing
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.sessions.session import Session
-from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.tiers.base import Tier
 
 
-class TierStack:
-    """`prefetch` is None while nothing is fetched ahead."""
+class Source(NamedTuple):
+    """Where a block can be read, and the id that it has there."""
 
-    def __init__(
-        self,
-        core: Core,
-        arena: Arena,
-        tier: Tier,
-        sealing: Sealing,
-        canaries: Canaries,
-        costs: Costs,
-        write: WritePolicy,
-        *,
-        prefetch: bool,
-    ) -> None:
-        self._core = core
-        self._arena = arena
-        self._canaries = canaries
-        self.costs = costs
-        self.mover = Mover(core, arena, tier, sealing, costs)
-        self._writing = Writing(core, arena, self.mover, write)
-        self.prefetch = self._prefetch() if prefetch else None
+    level: Level
+    id: BlockId
 
-    def _prefetch(self) -> Prefetch:
-        return Prefetch(self._core, self._arena, self.mover, self.costs, self._canaries)
 
-    def follow(self, write: WritePolicy, *, prefetch: bool) -> None:
-        """From now on this policy says what is written when, and blocks are fetched ahead or not. What was fetched
-        ahead is host memory's, like any other block."""
-        self._writing.follow(write)
-        if not prefetch:
-            self.prefetch = None
-        elif self.prefetch is None:
-            self.prefetch = self._prefetch()
+class Stack:
+    """`tiers`: the uppermost first, each with a name of its own."""
 
-    def spills_resumed(self) -> None:
-        """Spills are paused no more."""
-        self._writing.resumed()
+    def __init__(self, core: Core, arena: Arena, tiers: Sequence[Tier], sealing: Sealing) -> None:
+        self._clock = core.clock
+        self._index = core.index
+        levels: list[Level] = []
+        lower: Level | None = None
+        for number in reversed(range(len(tiers))):
+            lower = Level(core, arena, tiers[number], sealing, number, lower)
+            levels.insert(0, lower)
+        self.levels = tuple(levels)
 
-    # what happens to blocks -------------------------------------------------------------------------------------------
+    @property
+    def keeps(self) -> bool:
+        """There is a tier below that keeps blocks."""
+        return any(level.keeps for level in self.levels)
 
-    def asked(self, session: Session, epoch: int, digests: bytes) -> None:
-        """A request of this session has asked for these blocks, at this epoch of its weights."""
-        if self.prefetch is not None:
-            self.prefetch.asked(session, session.origins(epoch)[0], digests)
+    def named(self, name: str) -> Level | None:
+        """The level of the tier with this name."""
+        return next((level for level in self.levels if level.name == name), None)
 
-    def spilled(self, entry: Entry) -> None:
-        """The block has just been published."""
-        self._writing.spilled(entry)
-        if self.prefetch is not None:
-            self.prefetch.spilled(entry)
+    def find(self, *ids: BlockId) -> Source | None:
+        """Where the block with one of these ids is to be read: the uppermost level that has it and is not down, else
+        the uppermost that has it. None: no level has it."""
+        down: Source | None = None
+        for level in self.levels:
+            for id in ids:
+                if level.tier.lookup(id):
+                    if not level.down:
+                        return Source(level, id)
+                    down = down or Source(level, id)
+        return down
 
-    def used(self, run: Sequence[Entry]) -> None:
-        """A request was told of these blocks, in the order of its prompt."""
-        self._writing.used(run)
-        if self.prefetch is not None:
-            self.prefetch.used(run)
+    def promoting(self, entry: Entry) -> Level | None:
+        """The level that this block is being promoted from; None: it is not."""
+        level = self.levels[entry.source] if entry.source >= 0 else None
+        return level if level is not None and entry in level.reads.promoting else None
 
-    def left(self, entry: Entry, *, evicted: bool) -> None:
-        """The block has gone from host memory; `evicted` if its place was needed."""
-        if self.prefetch is not None:
-            self.prefetch.left(entry)
-        if evicted:
-            self._writing.left(entry)
+    def disown(self, entry: Entry) -> bool:
+        """If this entry is to come from a tier that is down, it is found no more: the block may be promoted from
+        another tier, or filled anew. Its slots stay with the read."""
+        level = self.promoting(entry)
+        stuck = level is not None and level.down
+        if stuck:
+            self._index.remove(entry)
+        return stuck
 
-    def cleared(self, namespace: bytes) -> None:
-        """The tier is being cleared of this namespace, by its tag; of all, if it is empty."""
-        if self.prefetch is not None:
-            self.prefetch.forget(namespace)
+    def hasten(self, entry: Entry, order: int) -> None:
+        """Another request wants a block that is being promoted, perhaps earlier than the one before."""
+        if (level := self.promoting(entry)) is not None:
+            level.reads.hasten(entry, order)
+
+    def unwanted(self, entry: Entry) -> None:
+        """No request waits for this block any more: if it is being promoted and its read has not begun, its slots are
+        free at once."""
+        if (level := self.promoting(entry)) is not None:
+            level.reads.unwanted(entry)
+
+    def drop(self, id: BlockId) -> None:
+        """Forgets a block: no level has it any more."""
+        for level in self.levels:
+            level.tier.drop(id)
+
+    def ahead(self, order: int) -> dict[str, int]:
+        """Bytes that are being promoted for requests before this place in line, by tier."""
+        return {level.name: level.reads.ahead(order) for level in self.levels}
+
+    @property
+    def speeds(self) -> dict[str, TierSpeed]:
+        """How fast tiers are read, of those of which it is known."""
+        return {level.name: speed for level in self.levels if (speed := level.speed) is not None}
+
+    @property
+    def allowance_s(self) -> float:
+        """The longest that a healthy read of any level takes at the moment, in seconds."""
+        return max((level.allowance_s for level in self.levels), default=0.0)
+
+    @property
+    def at_leisure(self) -> bool:
+        """All tiers are well, and no request waits for one."""
+        return all(level.at_leisure for level in self.levels)
+
+    def count(self) -> dict[str, int | float | str]:
+        """Figures for `stats`."""
+        return {name: value for level in self.levels for name, value in level.count().items()}
 
     # time -------------------------------------------------------------------------------------------------------------
 
     @property
     def next_moment(self) -> float | None:
-        """When `turn` has something to do because of the time alone."""
-        guess = self.prefetch.next_moment if self.prefetch is not None else None
-        moments = [moment for moment in (self.mover.next_moment, guess) if moment is not None]
-        return min(moments, default=None)
+        """When `pump_due` has something to do."""
+        return min((moment for level in self.levels if (moment := level.next_moment) is not None), default=None)
+
+    def pump(self) -> None:
+        """Gives each tier as much to do as it should have, now."""
+        for level in self.levels:
+            level.pump()
 
     def pump_due(self) -> None:
-        """Reads and writes whose time has come begin. Before slabs are retired: what is being written is leased."""
-        if (due := self.mover.next_moment) is not None and due <= self._core.clock.now():
-            self.mover.pump()
-
-    def turn(self) -> None:
-        """A little of what is written or fetched ahead. Called often."""
-        self._writing.turn()
-        if self.prefetch is not None:
-            self.prefetch.turn()
+        """Reads and writes whose time has come begin."""
+        for level in self.levels:
+            if (due := level.next_moment) is not None and due <= self._clock.now():
+                level.pump()
 
     # a life's beginning and end ---------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Finds what an earlier life left in the tier, in the background. Call once, at first."""
-        self.mover.recover()
-
-    def drain(self, done: Callable[[], None]) -> None:
-        """What is still to be written is written, and `done` is called when the tier has it in its best form."""
-        self._writing.end(lambda: self.mover.when_idle(lambda: self.mover.tier.settle(done)))
+        """Finds what an earlier life left in the tiers, in the background. Call once, at first."""
+        for level in self.levels:
+            level.recover()
 
     def close(self) -> None:
-        """Frees what the process holds for the tier. No job may be running any more."""
-        self.mover.tier.close()
+        """Frees what the process holds for the tiers. No job may be running any more."""
+        for level in self.levels:
+            level.tier.close()

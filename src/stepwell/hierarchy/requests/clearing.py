@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from stepwell.block.state import State
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.levels.level import Level
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.canaries import Tags
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.hierarchy.work import Step, Work, WorkQueue
@@ -51,21 +52,22 @@ class Clearing:
     dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What engines are
     filling is not: it comes after this. `done` gets what went, by tier.
 
-    Host goes first, so that nothing of it is written down behind the back of a tier that was just cleared; and what has
-    come up from that tier until it was clear goes last.
+    Host goes first, so that nothing of it is written behind the back of a tier that was just cleared. Then the levels
+    follow, the lowest first; after each goes what was promoted from it until it was clear, so that this is not written
+    to a level above that is clear already.
     """
 
     def __init__(
         self,
         arena: Arena,
-        mover: Mover,
+        stack: Stack,
         tiers: frozenset[str],
         namespace: bytes,
         work: WorkQueue,
         done: Cleared,
     ) -> None:
         self._arena = arena
-        self._mover = mover
+        self._stack = stack
         self._tiers = tiers
         self._namespace = namespace
         self._work = work
@@ -75,29 +77,33 @@ class Clearing:
     def run(self) -> Work:
         if HOST in self._tiers:
             yield from self._drop()
-        tier = self._mover.tier
-        if tier.name not in self._tiers:
+        self._clear([level for level in self._stack.levels if level.name in self._tiers])
+
+    def _clear(self, levels: list[Level]) -> None:
+        """The last of these, then those above it."""
+        if not levels:
             self._done(self._sums)
             return
+        level = levels.pop()
 
         def gone(forgotten: Forgotten) -> None:
-            self._sums[tier.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
-            self._work.walk(self._finish())
+            self._sums[level.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
+            self._work.walk(self._finish(level, levels))
 
-        tier.clear(gone, self._namespace)
+        level.tier.clear(gone, self._namespace)
 
-    def _finish(self) -> Work:
+    def _finish(self, level: Level, above: list[Level]) -> Work:
         """The tier reads none of these blocks any more: what it read of them before is there, and goes."""
         if HOST in self._tiers:
-            yield from self._drop(staged=True)
-        self._done(self._sums)
+            yield from self._drop(level.number)
+        self._clear(above)
 
-    def _drop(self, *, staged: bool = False) -> Work:
-        """All, or only what came up from the tier below."""
+    def _drop(self, source: int | None = None) -> Work:
+        """All, or only what was promoted from this level."""
         total = self._sums.setdefault(HOST, Sum())
         for entry in self._arena.walk():
             ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
-            if ours and entry.state is State.RESIDENT and (entry.staged or not staged):
+            if ours and entry.state is State.RESIDENT and source in (None, entry.source):
                 total.add(entry.nbytes)
                 self._arena.drop(entry, "cleared")
             yield Step.DONE

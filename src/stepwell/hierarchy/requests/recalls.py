@@ -1,9 +1,9 @@
-"""Answering requests: follow a prefix through the index, pin what is resident, stage what lies below, lease what is
+"""Answering requests: follow a prefix through the index, pin what is resident, promote what lies below, lease what is
 recalled.
 
 A ticket's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
 Before anything is read for it, the rest of its run is looked at and weighed: what is not worth it is left alone.
-A run grows past blocks that are on their way up: they are pinned as they are asked for, and told when they have
+A run grows past blocks that are being promoted: they are pinned as they are asked for, and told when they have
 landed. Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
 pins) the ticket waits and is followed again when something changed.
 """
@@ -21,8 +21,10 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
-from stepwell.hierarchy.levels.mover import NOBODYS
-from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.levels.level import Level
+from stepwell.hierarchy.levels.migration import Migration
+from stepwell.hierarchy.levels.reads import UNAWAITED
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.survey import Survey
@@ -64,8 +66,10 @@ class Recalls:
         self,
         core: Core,
         arena: Arena,
-        stack: TierStack,
+        stack: Stack,
+        migration: Migration,
         weighing: Weighing,
+        uses: AbsentUses,
         canaries: Canaries,
         ghosts: Ghosts,
         held: Held,
@@ -79,10 +83,10 @@ class Recalls:
         self._host_bytes = core.limits.host_bytes
         self._pin_waiting = core.limits.pin_waiting
         self._stack = stack
-        self._mover = stack.mover
+        self._migration = migration
         self._weighing = weighing
-        self._survey = Survey(core.index, stack.mover, weighing)
-        self._uses = AbsentUses(arena, stack.costs)
+        self._survey = Survey(core.index, stack, weighing)
+        self._uses = uses
         self._canaries = canaries
         self._ghosts = ghosts
         self._held = held
@@ -114,6 +118,8 @@ class Recalls:
         again: dict[Ticket, Session] = {}
         for entry in news.landed:
             again |= self._awaiting.pop(entry, {})
+            if entry.state is State.RESIDENT:
+                self._migration.promoted(entry)
         freed = news.freed or bool(news.landed)
         if news.changed or news.tier_down or (freed and self._starved):
             self._starved = False
@@ -173,12 +179,12 @@ class Recalls:
                 yield from self._survey.run(session, ticket, origins)
                 if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._probe(session, ticket, origins)
-            elif obstacle is not None:
+            elif obstacle is not None and not self._goes_around(ticket):
                 break
             yield Step.DONE
-        self._mover.pump()
+        self._stack.pump()
         self._see_landed(ticket)
-        if ticket.landed < len(ticket.pinned) and self._mover.down:
+        if ticket.landed < len(ticket.pinned) and self._is_stuck(ticket.pinned[ticket.landed]):
             self._cut(ticket, ticket.landed, "tier_down")
             obstacle = _Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
@@ -199,6 +205,22 @@ class Recalls:
         if not waits:
             missed = ticket.blocks - len(ticket.pinned)
             self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
+
+    def _is_stuck(self, entry: Entry) -> bool:
+        """It is to come from a tier that is down."""
+        level = self._stack.promoting(entry)
+        return level is not None and level.down
+
+    def _goes_around(self, ticket: Ticket) -> bool:
+        """A run that waits for a block of a tier that is down lets it go, where another tier has the block."""
+        if ticket.landed == len(ticket.pinned) or ticket.ends:
+            return False
+        awaited = ticket.pinned[ticket.landed]
+        source = self._stack.find(awaited.id) if self._is_stuck(awaited) else None
+        around = source is not None and not source.level.down
+        if around:
+            self._cut(ticket, ticket.landed, "")
+        return around
 
     def _bar(self, ticket: Ticket, reason: str) -> None:
         """Nothing of its namespace, or nothing at all, is to be recalled: what it was not told of yet, it is not told
@@ -226,19 +248,21 @@ class Recalls:
         return _Obstacle(ticket.short, False)
 
     def _probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
-        """The tier has just been refused: now and then a little is read all the same, so that it is known when it has
-        become faster. Nobody waits for it."""
-        owner = session.owner
-        assert owner is not None
-        if self._mover.staging or self._mover.down or not self._weighing.probe():
-            return
+        """A tier has just been refused: now and then a little is read all the same, so that it is known when it has
+        become faster. No request waits for it."""
         left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
+        probed: Level | None = None
         for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
-            if left <= 0 or self._survey.tier_of(ticket, at, origins) != self._mover.tier.name:
+            named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}
+            source = self._stack.find(*named) if self._index.find(*named) is None else None
+            if left <= 0 or source is None or source.level is not (probed or source.level):
                 return
-            digest = ticket.digests[32 * at : 32 * at + 32]
-            origin = next(origin for origin in origins if self._mover.tier.lookup(origin.name(digest)))
-            entry = self._mover.fill(session, origin, origin.name(digest), parent, NOBODYS)
+            level = probed = source.level
+            if at == max(ticket.most, len(ticket.pinned)) and (
+                level.reads.promoting or level.down or not level.reads.speed.probe()
+            ):
+                return
+            entry = level.promote(session, named[source.id], source.id, parent, UNAWAITED)
             if entry is None:
                 return
             left, parent = left - entry.nbytes, entry
@@ -271,13 +295,13 @@ class Recalls:
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
         entry = self._index.find(*ids)
-        if entry is not None and self._mover.disown(entry):
+        if entry is not None and self._stack.disown(entry):
             entry = None
         if entry is None:
-            staged = self._stage(session, ticket, ids, origins)
-            if isinstance(staged, _Obstacle):
-                return staged
-            entry = staged
+            promoted = self._promote(session, ticket, ids, origins)
+            if isinstance(promoted, _Obstacle):
+                return promoted
+            entry = promoted
         else:
             obstacle = self._obstacle(session, ticket, entry)
             if obstacle is not None:
@@ -285,7 +309,7 @@ class Recalls:
             if entry.state is State.FILLING:
                 if ticket.weighed is None:
                     return _UNWEIGHED
-                self._mover.hasten(entry, ticket.order)
+                self._stack.hasten(entry, ticket.order)
         self._arena.pin(entry)
         ticket.pinned.append(entry)
         ticket.staged.append(entry.state is State.FILLING)
@@ -293,7 +317,7 @@ class Recalls:
 
     def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
         """Why this block of the arena cannot be added to the run."""
-        if entry.state is State.FILLING and entry not in self._mover.staging:
+        if entry.state is State.FILLING and self._stack.promoting(entry) is None:
             return _Obstacle("filling", entry.id in session.filling)
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
@@ -302,15 +326,16 @@ class Recalls:
             return self._no_pins(session, ticket)
         return None
 
-    def _stage(
+    def _promote(
         self, session: Session, ticket: Ticket, ids: list[BlockId], origins: tuple[Origin, ...]
     ) -> Entry | _Obstacle:
         """An entry that is being filled from below; or why there is none."""
-        below = next((n for n, id in enumerate(ids) if self._mover.tier.lookup(id)), None)
-        if below is None:
+        source = self._stack.find(*ids)
+        if source is None:
             evicted = any(id in self._ghosts for id in ids)
             return _Obstacle("evicted" if evicted else "never_seen", False)
-        if self._mover.down:
+        level, id = source
+        if level.down:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None
@@ -321,8 +346,8 @@ class Recalls:
         if ticket.weighed is None:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
-        self._count(session, ticket, ids[below])
-        entry = self._mover.fill(session, origins[below], ids[below], parent, ticket.order)
+        self._count(session, ticket, id)
+        entry = level.promote(session, origins[ids.index(id)], id, parent, ticket.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
@@ -360,7 +385,7 @@ class Recalls:
         news = ticket.pinned[first : ticket.landed]
         brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
         self._arena.touch([entry for entry, staged in zip(news, brought, strict=True) if not staged])
-        self._stack.used(news)
+        self._migration.used(news)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,
@@ -368,11 +393,16 @@ class Recalls:
                 b"".join(e.refs for e in news),
                 more,
                 reason,
-                bytes(brought),
-                self._mover.allowance_s,
+                bytes(entry.source + 1 if here else 0 for entry, here in zip(news, brought, strict=True)),
+                self._allowance_s(ticket),
                 ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )
             session.scheduler.send(found, ())
+
+    def _allowance_s(self, ticket: Ticket) -> float:
+        """What the ticket may wait for its next block in addition to the usual patience: seconds."""
+        level = self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
+        return self._stack.allowance_s if level is None else level.allowance_s
 
     # recalling and letting go -----------------------------------------------------------------------------------------
 
@@ -448,4 +478,4 @@ class Recalls:
     def _unpin(self, entry: Entry) -> None:
         self._arena.unpin(entry)
         if not entry.pins and entry.state is State.FILLING:
-            self._mover.unwanted(entry)
+            self._stack.unwanted(entry)

@@ -11,7 +11,8 @@ from stepwell.events import BlockSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.stack import TierStack
+from stepwell.hierarchy.levels.migration import Migration
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
@@ -23,15 +24,17 @@ from stepwell.protocol.messages import Granted, Reserve
 
 
 class Spills:
-    def __init__(self, core: Core, arena: Arena, stack: TierStack, canaries: Canaries) -> None:
+    def __init__(
+        self, core: Core, arena: Arena, stack: Stack, migration: Migration, uses: AbsentUses, canaries: Canaries
+    ) -> None:
         self._arena = arena
         self._index = core.index
         self._clock = core.clock
         self._emit = core.emit
         self._pauses = core.pauses
         self._stack = stack
-        self._mover = stack.mover
-        self._uses = AbsentUses(arena, stack.costs)
+        self._migration = migration
+        self._uses = uses
         self._canaries = canaries
         self._leases = 0
 
@@ -56,7 +59,7 @@ class Spills:
             leases.append(0)
             id = origin.name(message.digests[at : at + 32])
             if not ends and (known := self._index.find(id)) is not None:
-                self._mover.disown(known)
+                self._stack.disown(known)
             while (
                 not (ends or self._pauses.spills)
                 and id not in self._index
@@ -106,7 +109,7 @@ class Spills:
         depth, missing = 0, False
         for id in [origin.name(parent) for origin in origins if parent]:
             standing = self._arena.known(session.owner, id)
-            if id in self._index or self._mover.tier.lookup(id):
+            if id in self._index or self._stack.find(id) is not None:
                 return (standing.depth + 1 if standing is not None else 0), ""
             if standing is not None:
                 depth, missing = standing.depth + 1, True
@@ -116,7 +119,7 @@ class Spills:
         """A block to be filled; or why it is not taken."""
         assert session.owner is not None
         shards = session.shards
-        place = self._arena.place(session.owner, id, shards, below=self._mover.keeps)
+        place = self._arena.place(session.owner, id, shards, below=self._stack.keeps)
         if place is Place.COLD:
             return "not_worth_it"
         passing = place is Place.WARM
@@ -156,7 +159,7 @@ class Spills:
             self._settle(session, number)
             self._arena.commit(fill.entry)
             self._emit(BlockSpilled(fill.entry.nbytes))
-            self._stack.spilled(fill.entry)
+            self._migration.spilled(fill.entry)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.block.state import State
 from stepwell.hierarchy.core import Index
-from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.decision import EngineLoad
@@ -14,9 +14,9 @@ from stepwell.policies.decide import HOST, Stretch
 
 
 class Survey:
-    def __init__(self, index: Index, mover: Mover, weighing: Weighing) -> None:
+    def __init__(self, index: Index, stack: Stack, weighing: Weighing) -> None:
         self._index = index
-        self._mover = mover
+        self._stack = stack
         self._weighing = weighing
 
     def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
@@ -56,11 +56,11 @@ class Survey:
         digest = ticket.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]
         entry = self._index.find(*ids)
-        tier = self._mover.tier
         if entry is None:
-            return tier.name if any(map(tier.lookup, ids)) else None
-        if entry in self._mover.staging:
-            return tier.name
+            source = self._stack.find(*ids)
+            return source.level.name if source is not None else None
+        if (level := self._stack.promoting(entry)) is not None:
+            return level.name
         return HOST if entry.state is State.RESIDENT else None
 
     def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:

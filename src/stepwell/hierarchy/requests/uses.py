@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.levels.costs import Costs
+from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Session
 
 

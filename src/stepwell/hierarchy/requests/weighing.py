@@ -10,8 +10,8 @@ from itertools import count
 
 from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.costs import Costs
-from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.levels.stack import Stack
+from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.policies.decide import (
     HOST,
@@ -32,13 +32,12 @@ _MODES = {mode.value: mode for mode in Mode}
 class Weighing:
     """`mode` decides where a request has no wish of its own."""
 
-    def __init__(self, core: Core, costs: Costs, mover: Mover, mode: Mode) -> None:
+    def __init__(self, core: Core, costs: Costs, stack: Stack, mode: Mode) -> None:
         self._clock = core.clock
         self._started = core.clock.now()
         self._emit = core.emit
         self._costs = costs
-        self._tier = mover.tier.name
-        self._mover = mover
+        self._stack = stack
         self._default = mode
         self._numbers = count(1)
 
@@ -49,10 +48,6 @@ class Weighing:
         """From now on this mode decides where a request has no wish of its own."""
         self._default = mode
 
-    def probe(self) -> bool:
-        """Now is a time to read what was refused."""
-        return self._costs.probing.begin(self._clock.now())
-
     def weigh(
         self, load: EngineLoad, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
     ) -> OpenDecision:
@@ -60,9 +55,9 @@ class Weighing:
         tag = load.tag
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
-        queued = {self._tier: self._mover.ahead(order)}
+        queued = self._stack.ahead(order)
         request = Request(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
-        known = self._costs.known(tag, tokens)
+        known = self._costs.known(tag, tokens, self._stack.speeds)
         decision = decide(request, known, mode)
         now = self._clock.now()
         rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
@@ -101,10 +96,9 @@ class Weighing:
             return False
         rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
-        request = replace(
-            weighed.request, stretches=rest, queued={self._tier: self._mover.ahead(order)}, busy_s=max(0.0, busy_s)
-        )
-        known = self._costs.known(weighed.load.tag, request.tokens)
+        queued = self._stack.ahead(order)
+        request = replace(weighed.request, stretches=rest, queued=queued, busy_s=max(0.0, busy_s))
+        known = self._costs.known(weighed.load.tag, request.tokens, self._stack.speeds)
         again = decide(request, known)
         if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
             return False
@@ -120,7 +114,7 @@ class Weighing:
         regret_s = best_s = None
         if not waited_s:
             weighed.load.until -= weighed.rest_s
-        known = self._costs.known(weighed.load.tag, weighed.request.tokens)
+        known = self._costs.known(weighed.load.tag, weighed.request.tokens, self._stack.speeds)
         if waited_s and known.prefill is not None:
             best_s = least_cost(weighed.request, known).seconds
             took = cost_of(weighed.request, known, min(recalled, weighed.request.blocks))

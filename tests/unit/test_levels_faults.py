@@ -162,7 +162,7 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     assert rig.stat("dict_reads_up") == 1
     rig.clock.advance(0.001)
     assert rig.stat("dict_reads_up") == 0
-    calls = len(rig.hierarchy.stack.mover.reading)
+    calls = len(rig.level.reads.reading)
     third = engine.ask(at(digests, 13))
     rig.settle()
     assert (engine.answer(third).more, engine.answer(third).reason) == (False, "tier_down")
@@ -170,8 +170,8 @@ def test_a_tier_that_hangs_is_asked_for_nothing_more_until_it_answers() -> None:
     assert rig.stat("misses_tier_down") == 4 + 6 + 1
     fill(engine, chain(2, 500))
     rig.settle()
-    assert not rig.hierarchy.stack.mover.writing
-    assert len(rig.hierarchy.stack.mover.reading) == calls
+    assert not rig.level.writes.writing
+    assert len(rig.level.reads.reading) == calls
     for ticket in (first, second):
         engine.release(ticket)
     rig.settle()
@@ -212,11 +212,11 @@ def test_a_write_that_hangs_stops_writes_and_no_reads() -> None:
     fill(engine, chain(1, 500))
     rig.clock.advance(OVERDUE_S + 0.001)
     rig.faulty.faults = HEALTHY
-    calls = len(rig.hierarchy.stack.mover.writing)
+    calls = len(rig.level.writes.writing)
     assert engine.found(chain(2)) == 2
     fill(engine, chain(1, 600))
     rig.settle()
-    assert len(rig.hierarchy.stack.mover.writing) == calls
+    assert len(rig.level.writes.writing) == calls
     assert engine.found(chain(1, 500)) == 1, "the arena needs no tier"
 
 
@@ -240,7 +240,7 @@ def test_a_block_whose_read_hangs_is_neither_waited_for_again_nor_kept_from_bein
     assert rig.stat("dict_not_recalled_superseded") == 4, "those whose reads had begun; the others were given up"
     engine.release(first)
     rig.settle()
-    assert not rig.hierarchy.stack.mover.staging
+    assert not rig.level.reads.promoting
     audit.hierarchy(rig.hierarchy)
 
 
@@ -285,7 +285,7 @@ def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.Mon
     rig.faulty.faults = TierFaults(fail=1.0)
     for n in range(4):
         assert engine.found(at(chain(6), n)) == 0
-    assert rig.hierarchy.stack.mover.allowance_s == MOST_ALLOWED_S
+    assert rig.level.allowance_s == MOST_ALLOWED_S
 
 
 def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> None:

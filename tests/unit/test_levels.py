@@ -8,7 +8,7 @@ from deep import HEALTHY, HUNG, PAYLOAD, PLAIN, TWO, DeepRig, at, chain, fill, t
 from lab.rig.members import FakeEngine, Model
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.levels.mover import WRITERS
+from stepwell.hierarchy.levels.writes import WRITERS
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.tiers.faulty import TierFaults
@@ -97,7 +97,7 @@ def test_the_write_queue_leases_what_it_may_and_keeps_the_rest_in_sight() -> Non
     assert 0 < gone <= evicted
     assert rig.stat("dict_spilled_blocks") == 16 - gone
     assert all(rig.name(engine, at(digests, n)) in rig.below.blocks for n in range(4)), "leased: written for certain"
-    assert rig.hierarchy.stack.mover.queued_bytes == rig.stat("leased_blocks") == 0
+    assert rig.level.writes.queued_bytes == rig.stat("leased_blocks") == 0
 
 
 def test_what_waits_to_be_written_stays_as_it_is() -> None:
@@ -121,13 +121,14 @@ def test_writes_go_out_in_batches_and_few_at_a_time() -> None:
     rig.faulty.faults = HUNG
     engine = rig.join()
     fill(engine, chain(16))
-    assert [len(batch) for batch in rig.hierarchy.stack.mover.writing.values()] == [1] * WRITERS
+    assert [len(batch) for batch in rig.level.writes.writing.values()] == [1] * WRITERS
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     sizes = []
     while rig.executor.step():
-        sizes += [len(batch) for batch in rig.hierarchy.stack.mover.writing.values()]
-        assert len(rig.hierarchy.stack.mover.writing) <= WRITERS
+        rig.turns()
+        sizes += [len(batch) for batch in rig.level.writes.writing.values()]
+        assert len(rig.level.writes.writing) <= WRITERS
     assert max(sizes) == 4, "8 MiB of blocks in one call"
     rig.settle()
     assert len(rig.below.blocks) == 16
@@ -139,9 +140,9 @@ def test_reads_leave_one_writer() -> None:
     rig.faulty.faults = HUNG
     engine.ask(chain(4))
     rig.turns()
-    assert rig.hierarchy.stack.mover.reading
+    assert rig.level.reads.reading
     fill(engine, chain(4, 100))
-    assert len(rig.hierarchy.stack.mover.writing) == 1
+    assert len(rig.level.writes.writing) == 1
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
@@ -156,7 +157,7 @@ def test_a_block_that_is_not_taken_is_counted_and_let_go(faults: TierFaults | No
     fill(engine, chain(3))
     rig.settle()
     assert rig.stat(f"dict_skipped_{reason}") == 3
-    assert rig.stat("dict_spilled_blocks") == rig.stat("leased_blocks") == rig.hierarchy.stack.mover.queued_bytes == 0
+    assert rig.stat("dict_spilled_blocks") == rig.stat("leased_blocks") == rig.level.writes.queued_bytes == 0
     assert engine.found(chain(3)) == 3, "the arena has it"
 
 
@@ -260,7 +261,7 @@ def test_those_that_hasten_what_hangs_cost_nothing() -> None:
         again = engine.ask(chain(6))
         rig.turns()
         engine.release(again)
-    assert len(rig.hierarchy.stack.mover._up) <= 6
+    assert len(rig.level.reads._line) <= 6
     assert sum(map(len, rig.hierarchy._recalls._awaiting.values())) == 1
     rig.faulty.release()
 
@@ -517,7 +518,7 @@ def busy(rig: DeepRig, engine: FakeEngine) -> int:
     rig.faulty.faults = HUNG
     tickets = [engine.ask(at(chain(64, 1000), n), order=-1000) for n in range(READERS)]
     rig.turns()
-    assert len(rig.hierarchy.stack.mover.reading) == READERS
+    assert len(rig.level.reads.reading) == READERS
     rig.faulty.faults = HEALTHY
     return tickets[0]
 
@@ -615,25 +616,25 @@ def test_a_session_that_is_lost_while_blocks_are_staged_for_it(begun: bool) -> N
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
-    assert (rig.stat("filling"), rig.stat("quarantined_slots"), len(rig.hierarchy.stack.mover.staging)) == (0, 0, 0)
+    assert (rig.stat("filling"), rig.stat("quarantined_slots"), len(rig.level.reads.promoting)) == (0, 0, 0)
     assert rig.join(name="next").found(runs[0]) == 4
 
 
 def test_a_tier_is_asked_for_little_until_it_is_known_and_for_no_more_than_it_brings_soon() -> None:
     rig = written(16, 48)
-    engine, mover = rig.join(), rig.hierarchy.stack.mover
-    mover._ended = 0
+    engine, level = rig.join(), rig.level
+    level.reads._ended = 0
     rig.faulty.faults = HUNG
     ticket = engine.ask(chain(48))
     rig.turns()
-    assert sum(map(len, mover.reading.values())) == 1, "as much as the least batch has"
-    mover._ended = 1
-    mover.pump()
-    assert sum(map(len, mover.reading.values())) == 2
+    assert sum(map(len, level.reads.reading.values())) == 1, "as much as the least batch has"
+    level.reads._ended = 1
+    level.pump()
+    assert sum(map(len, level.reads.reading.values())) == 2
     for _ in range(8):
-        rig.hierarchy.stack.costs.read(SLOT, SLOT / (100 * SLOT), 1.0)  # ten blocks in a tenth of a second
-    mover.pump()
-    assert 8 <= sum(map(len, mover.reading.values())) <= 12
+        rig.level.reads.speed.read(SLOT, SLOT / (100 * SLOT), 1.0)  # ten blocks in a tenth of a second
+    level.pump()
+    assert 8 <= sum(map(len, level.reads.reading.values())) <= 12
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
@@ -644,8 +645,8 @@ def test_a_tier_is_asked_for_a_block_however_slow_it_is() -> None:
     rig = written(4, 4)
     engine = rig.join()
     for _ in range(16):
-        rig.hierarchy.stack.costs.read(4096, 1e5, 1.0)
-    assert rig.hierarchy.stack.mover._in_flight() < 2
+        rig.level.reads.speed.read(4096, 1e5, 1.0)
+    assert rig.level.reads._in_flight() < 2
     ticket = engine.ask(chain(4), recall="always")
     rig.settle()
     assert len(engine.answer(ticket).refs) == 4

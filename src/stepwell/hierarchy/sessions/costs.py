@@ -1,7 +1,4 @@
-"""What the well has learned of costs: each namespace's prefill and copies, and the reads of the tier below.
-
-    engines' Timings ──► PrefillFit, TransferFit of copies, by namespace ──┐
-    reads that ended ──► TransferFit of the tier                         ──┴──► Known, for one decision
+"""What the well has learned of engines' costs: the prefill and the copies of each namespace, from their Timings.
 
 A namespace is known by its tag at the weights as loaded: other weights of the same shapes take as long.
 """
@@ -17,7 +14,6 @@ from stepwell.io.clock import Clock
 from stepwell.policies.costs.prefill import PrefillCost, PrefillFit
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
 from stepwell.policies.decide import HOST, Known
-from stepwell.policies.probe import Probing
 
 MOST_NAMESPACES = 64
 """Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""
@@ -36,26 +32,22 @@ class _Engine:
 
 
 class Costs:
-    """`in_flight`: bytes that the tier is asked for at a time. `earlier`: what another life had learned. `keep` is told
-    what is to be remembered; it must not block."""
+    """`earlier`: what another life had learned. `keep` is told what is to be remembered; it must not block.
+    `in_flight`: bytes that are copied at a time."""
 
     def __init__(
         self,
         clock: Clock,
-        tier: str,
         in_flight: int,
         earlier: Calibrations | None = None,
         keep: Callable[[Calibrations], None] = lambda learned: None,
     ) -> None:
         self._clock = clock
-        self._tier = tier
         self._in_flight = in_flight
         self._earlier = OrderedDict(earlier or {})
         self._keep = keep
         self._kept_at = -math.inf
         self._engines: OrderedDict[bytes, _Engine] = OrderedDict()
-        self._reads = TransferFit(in_flight)
-        self.probing = Probing()
 
     def heard(self, tag: bytes, steps: Iterable[tuple[int, float, float]], copies: Iterable[tuple[int, float]]) -> None:
         """What an engine of this namespace has timed."""
@@ -69,26 +61,12 @@ class Costs:
             self._kept_at = now
             self._keep(learned)
 
-    def read(self, nbytes: int, seconds: float, side_by_side: float) -> None:
-        """A read of the tier has brought so many bytes."""
-        now = self._clock.now()
-        self._reads.observe(nbytes, seconds, side_by_side, now)
-        self.probing.read(now, seconds)
-
-    @property
-    def speed(self) -> TierSpeed | None:
-        """Of the tier."""
-        return self._reads.speed
-
-    def known(self, tag: bytes, tokens: int) -> Known:
-        """For a prompt of so many tokens."""
+    def known(self, tag: bytes, tokens: int, tiers: Mapping[str, TierSpeed]) -> Known:
+        """All that bears on a prompt of so many tokens. `tiers`: how fast those below the arena are read."""
         engine = self._engine(tag)
-        speeds = {HOST: engine.copies.speed, self._tier: self._reads.speed}
-        return Known(
-            engine.prefill.cost,
-            engine.prefill.doubt(tokens),
-            {tier: speed for tier, speed in speeds.items() if speed is not None},
-        )
+        copies = engine.copies.speed
+        speeds = tiers if copies is None else {HOST: copies, **tiers}
+        return Known(engine.prefill.cost, engine.prefill.doubt(tokens), speeds)
 
     def weight(self, tag: bytes, tokens: int, depth: int) -> float:
         """What computing the block of so many tokens behind `depth` others takes, in units of what a prompt's first one

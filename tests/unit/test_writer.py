@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy.arena.arena import MOST_NEXT
-from stepwell.hierarchy.levels.writing import MOST_BEFORE
+from stepwell.hierarchy.levels.writer import MOST_BEFORE
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.policies.writing.back import SHARE, Back
 from stepwell.policies.writing.named import WRITE_POLICIES
@@ -81,13 +81,13 @@ def test_what_waits_to_be_written_is_not_queued_again() -> None:
     for _ in range(3):
         assert engine.found(digests) == 6
     for entry in list(rig.hierarchy.index.values()):
-        rig.hierarchy.stack.mover.write(entry)
+        rig.level.write(entry)
     assert rig.stat("dict_write_queue_bytes") == 6 * SLOT
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
     assert rig.stat("dict_spilled_blocks") == 6
-    assert rig.stat("leased_blocks") == rig.hierarchy.stack.mover.queued_bytes == 0
+    assert rig.stat("leased_blocks") == rig.level.writes.queued_bytes == 0
 
 
 def test_what_was_forgotten_and_comes_again_was_asked_for_twice() -> None:
@@ -147,7 +147,7 @@ def test_what_came_up_is_not_written_behind_a_clear() -> None:
     rig.settle()
     entries = [rig.hierarchy.index[rig.name(engine, at(digests, n))] for n in range(3)]
     rig.below.clear(lambda forgotten: None)
-    rig.hierarchy.stack.used(entries)
+    rig.hierarchy.migration.used(entries)
     engine.release(ticket)
     rig.settle()
     assert not rig.below.blocks
@@ -222,7 +222,7 @@ def test_what_goes_before_it_could_be_written_is_counted() -> None:
     rig.faulty.release()
     rig.settle()
     assert rig.stat("dict_skipped_gone") == evicted
-    assert rig.stat("leased_blocks") == rig.hierarchy.stack.mover.queued_bytes == 0
+    assert rig.stat("leased_blocks") == rig.level.writes.queued_bytes == 0
 
 
 def test_what_is_below_or_cleared_is_not_lost_when_it_goes() -> None:
@@ -280,13 +280,13 @@ def test_writing_ahead_is_cut_into_slices() -> None:
     blocks = 15 * SLOTS
     rig = DeepRig(17 + 17 // SHARE, write=Back())
     fill(rig.join(), chain(blocks))
-    assert not rig.hierarchy.stack.mover.queued_bytes
+    assert not rig.level.writes.queued_bytes
     rig.hierarchy.drain(lambda: None)
     seen, more = 0, True
     while more:
         more = rig.hierarchy.turn()
-        assert rig.hierarchy.stack.mover.queued_bytes - seen <= TURN_BLOCKS * SLOT
-        seen = rig.hierarchy.stack.mover.queued_bytes
+        assert rig.level.writes.queued_bytes - seen <= TURN_BLOCKS * SLOT
+        seen = rig.level.writes.queued_bytes
     assert seen == blocks * SLOT
     rig.settle()
 

@@ -1,9 +1,8 @@
-"""Which blocks of the arena are handed to the mover to be written, and when: what happens to them is put to the write
-policy.
+"""Which blocks of the arena are written to one tier, and when: what happens to them is put to the write policy.
 
-    published ──► at_spill? ──────────────┐
-    told of to a request ──► at_use? ─────┼──► with the blocks before it ──► mover's queue
-    next to leave, or the well ends ──────┘
+    published, or promoted from a level below ──► at_spill? ──┐
+    told of to a request ──► at_use? ─────────────────────────┼──► with the blocks before it ──► the level's queue
+    next to leave, or the well ends ──────────────────────────┘
 
 While spills are paused, only the first of these happens, to what was taken before.
 
@@ -20,7 +19,7 @@ from stepwell.events import BlockNotWritten
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.mover import Mover
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
 
@@ -28,14 +27,15 @@ MOST_BEFORE = 64
 """Blocks that a spilled block brings along: its prefix was asked for with it, so there are rarely any."""
 
 
-class Writing:
-    def __init__(self, core: Core, arena: Arena, mover: Mover, policy: WritePolicy) -> None:
+class Writer:
+    def __init__(self, core: Core, arena: Arena, level: Level, policy: WritePolicy) -> None:
         self._pauses = core.pauses
         self._arena = arena
-        self._mover = mover
+        self._level = level
+        self._tier = level.tier
         self._emit = core.emit
         self._work = core.work
-        self._stored = mover.stored  # as it was when last looked at
+        self._stored = level.writes.stored  # as it was when last looked at
         self._changed = False  # there is less room, or something else would leave next
         self._walking = False
         self._selective = False  # of a block's prefix, not all may have been written
@@ -54,47 +54,54 @@ class Writing:
 
     def spilled(self, entry: Entry) -> None:
         """The block has just been published."""
-        if not self._mover.keeps:
+        if not self._level.keeps:
             return
         self._changed = True
-        if self._mover.tier.lookup(entry.id):
-            self._mover.tier.touch(entry.id)
+        if self._tier.lookup(entry.id):
+            self._tier.touch(entry.id)
         elif self._policy.at_spill(entry.standing.uses):
             self._write(self._missing(entry) if self._selective else [entry])
+
+    def promoted(self, entry: Entry) -> None:
+        """The block has just come from a level below this one."""
+        if self._level.keeps:
+            self._changed = True
+            if self._policy.at_spill(entry.standing.uses) and not (self._pauses.spills or self._safe(entry)):
+                self._write([entry])
 
     def used(self, run: Sequence[Entry]) -> None:
         """A request was told of these, in the order of its prompt; it knows those before them. What is used here stays
         below, too: after a restart the rest is worthless without it."""
-        if not self._mover.keeps:
+        if not self._level.keeps:
             return
         self._changed = True
         write = self._policy.at_use() and not self._pauses.spills
         for entry in run:
-            self._mover.tier.touch(entry.id)
+            self._tier.touch(entry.id)
             if write and not self._safe(entry):
                 self._write([entry])
 
     def left(self, entry: Entry) -> None:
         """Host memory needed its place."""
-        if self._ahead and self._mover.keeps:
+        if self._ahead and self._level.keeps:
             self._changed = True
             if not self._safe(entry):
-                self._emit(BlockNotWritten(self._mover.tier.name, "gone"))
+                self._emit(BlockNotWritten(self._level.name, "gone"))
 
     def turn(self) -> None:
         """Begins to write ahead, where there is need to. What is being written is ahead of the need already. Called
         often. A write that has stored nothing is no reason to try again."""
-        if self._mover.stored != self._stored:
-            self._stored, self._changed = self._mover.stored, True
+        if self._level.writes.stored != self._stored:
+            self._stored, self._changed = self._level.writes.stored, True
         if self._changed and self._ahead and not self._walking:
             self._changed = False
-            if next_to_go := self._arena.next_to_go(self._ahead - self._mover.queued_bytes):
+            if next_to_go := self._arena.next_to_go(self._ahead - self._level.writes.queued_bytes):
                 self._walking = True
                 self._work.walk(self._clean(next_to_go))
 
     def end(self, done: Callable[[], None]) -> None:
-        """The well ends: `done` is called when the mover has all that is to be written."""
-        if self._ahead and self._mover.keeps:
+        """The well ends: `done` is called when the level's queue has all that is to be written."""
+        if self._ahead and self._level.keeps:
             self._work.walk(self._finish(done))
         else:
             done()
@@ -103,7 +110,7 @@ class Writing:
         for entry in entries:
             if self._pauses.spills:
                 break
-            yield from self._bring(entry)
+            yield from self._with_prefix(entry)
             yield Step.DONE
         self._walking = False
 
@@ -116,7 +123,7 @@ class Writing:
         yield from self._clean(sorted(entries, key=lambda entry: -entry.standing.used))
         done()
 
-    def _bring(self, entry: Entry) -> Work:
+    def _with_prefix(self, entry: Entry) -> Work:
         missing: list[Entry] = []
         at: Entry | None = entry
         while at is not None and not self._safe(at):
@@ -137,12 +144,14 @@ class Writing:
         return missing[::-1]
 
     def _safe(self, entry: Entry) -> bool:
-        """It is below, or on its way there. Or it was, and the tier has let it go since: it is not written a second
-        time, so a tier that is too small is not worn by the same blocks again and again; and one that came up is not
-        brought back behind a clear, which drops it here last."""
-        return entry.staged or entry.written or entry in self._mover.owed or self._mover.tier.lookup(entry.id)
+        """It is in the tier, or on its way there, or in one above it. Or it was, and the tier has let it go since: it
+        is not written a second time, so a tier that is too small is not worn by the same blocks again and again; and
+        one that was promoted is not written back behind a clear, which drops it here last."""
+        number = self._level.number
+        was_here = 0 <= entry.source <= number or entry.written >> number & 1
+        return bool(was_here) or entry in self._level.writes.owed or self._tier.lookup(entry.id)
 
     def _write(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             if entry.state is State.RESIDENT:  # not one that is being filled, or left meanwhile
-                self._mover.write(entry)
+                self._level.write(entry)

@@ -1,0 +1,185 @@
+"""One tier's place below the arena: what is written to it and read from it, and whether it is asked at all.
+
+    down   write   ──► writes ──► tier
+    up     promote ──► reads  ──► tier ──► arena
+
+Reads go before writes. A tier that hangs or fails is asked for nothing more until it works again. Reads and writes have
+a breaker each: writes may wait for other things than a device (a recovery, room), so they stop no reads. What a tier
+cannot be read for now, a level further below may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from stepwell import events as e
+from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.breaker import Breaker, State
+from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue
+from stepwell.hierarchy.levels.writes import WRITERS, WriteQueue
+from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.hierarchy.sessions.session import Session
+from stepwell.policies.placement.base import Place
+from stepwell.policies.costs.transfer import TierSpeed
+from stepwell.tiers.base import Tier
+
+
+class Level:
+    """`number`: its place in the stack, 0 right below the arena. `lower`: the level below it, None for the last."""
+
+    def __init__(
+        self, core: Core, arena: Arena, tier: Tier, sealing: Sealing, number: int, lower: Lower | None = None
+    ) -> None:
+        self._arena = arena
+        self._index = core.index
+        self._news = core.news
+        self._clock = core.clock
+        self._emit = core.emit
+        self.tier = tier
+        self.number = number
+        self._lower = lower
+        self._reads_breaker = Breaker(core.clock, partial(self._moved, "read"))
+        self._writes_breaker = Breaker(core.clock, partial(self._moved, "write"))
+        self.reads = ReadQueue(core, arena, tier, sealing, self._reads_breaker, lower)
+        self.writes = WriteQueue(core, arena, tier, sealing, self._writes_breaker, number)
+        self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
+        self._moves = False  # a breaker has moved since the last `pump`
+        self._when_idle: Callable[[], None] | None = None
+
+    # looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The tier's."""
+        return self.tier.name
+
+    @property
+    def keeps(self) -> bool:
+        """The tier keeps blocks."""
+        return self.tier.capacity().limit > 0
+
+    @property
+    def down(self) -> bool:
+        """Nothing is read from the tier for now."""
+        return self._reads_breaker.state is State.OPEN
+
+    @property
+    def at_leisure(self) -> bool:
+        """The tier is well, and no request waits for it."""
+        return self._reads_breaker.state is State.CLOSED and not self.reads.ahead(UNAWAITED)
+
+    @property
+    def speed(self) -> TierSpeed | None:
+        """How fast the tier is read; None until that is known."""
+        return self.reads.speed.known
+
+    @property
+    def allowance_s(self) -> float:
+        """What a request may wait for one block in addition, since healthy reads take that long: seconds."""
+        return self.reads.healthy.slowest_s if self.keeps else 0.0
+
+    @property
+    def next_moment(self) -> float | None:
+        """When `pump` has something to do."""
+        if self._moves or self.reads.stale or self.writes.stale:
+            return self._clock.now()
+        breakers = (self._reads_breaker, self._writes_breaker)
+        return min((moment for breaker in breakers if (moment := breaker.next_moment) is not None), default=None)
+
+    def _moved(self, operation: str, state: State, why: str) -> None:
+        self._moves = True  # any look moves it, also one of who asks for figures and does no more
+        if operation == "read" and state is State.OPEN:
+            self._news.tier_down = True
+        self._emit(e.TierBreakerMoved(self.name, operation, state.value, why))
+
+    def count(self) -> dict[str, int | float | str]:
+        """Figures for `stats`; their keys begin with the tier's name. Nothing of a tier that keeps nothing."""
+        tier = self.tier
+        capacity = tier.capacity()
+        if not capacity.limit:
+            return {}
+        table: dict[str, int | float | str] = {
+            "bytes": capacity.used,
+            "capacity_bytes": capacity.limit,
+            "reads_up": int(not self.down),
+            "writes_up": int(not self.recovering and self._writes_breaker.state is not State.OPEN),
+            "write_queue_bytes": self.writes.queued_bytes,
+            "staging_blocks": len(self.reads.promoting),
+            "device_written_bytes": tier.counts.device_bytes,
+            "evicted_blocks": tier.counts.evicted_blocks,
+            "reinserted_blocks": tier.counts.reinserted_blocks,
+            **tier.figures(),
+            **{f"errors_{kind}": n for kind, n in list(tier.counts.errors.items())},  # any thread may add a kind
+        }
+        return {f"{tier.name}_{key}": value for key, value in table.items()}
+
+    # moving blocks ----------------------------------------------------------------------------------------------------
+
+    def write(self, entry: Entry) -> None:
+        """This RESIDENT block, which the tier does not have, is to be written."""
+        self.writes.add(entry)
+        self.pump()
+
+    def promote(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+        """A block of the arena that is being filled from the tier; None: there is no room. `order`: its request's place
+        in the engine's queue, or UNAWAITED."""
+        assert session.owner is not None
+        owner, shards = session.owner, session.shards
+        passing = False
+        if order != UNAWAITED:
+            passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
+        entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
+        if entry is not None:
+            entry.origin = origin
+            self._index.add(entry)
+            entry.source = self.number
+            self.reads.add(entry, order)
+            if self.reads.waiting_bytes >= MAX_BATCH:
+                self.pump()
+        return entry
+
+    def take_over(self, entry: Entry, order: int) -> bool:
+        """Promotes a block that a level above could not read, from here or from further below. False: it cannot be
+        had."""
+        if self.down or not self.tier.lookup(entry.id):
+            return self._lower is not None and self._lower.take_over(entry, order)
+        entry.source = self.number
+        self.reads.add(entry, order)
+        return True
+
+    def pump(self) -> None:
+        """Gives the tier as much to do as it should have. Due whenever `next_moment` says so."""
+        if self._moves and self.down:
+            self.reads.hand_down()
+        self._moves = False
+        self.reads.begin()
+        if not self.down and not self.recovering:
+            self.writes.begin(1 if self.reads.reading else WRITERS)
+        if self._when_idle is not None and self.writes.idle:
+            call, self._when_idle = self._when_idle, None
+            call()
+
+    # a life's beginning and end ---------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Finds what an earlier life left in the tier, in the background; nothing is written before that has ended."""
+        began = self._clock.now()
+
+        def done(blocks: int) -> None:
+            self.recovering = False
+            self._moves = True
+            kept = self.tier.figures().get("kept_segments", 0)
+            self._emit(e.TierRecovered(self.name, blocks, self._clock.now() - began, kept))
+
+        self.recovering = True
+        self.tier.recover(done)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Calls back once, when everything that was to be written is and the tier has it in its best form."""
+        self._when_idle = lambda: self.tier.settle(done)
+        self.pump()

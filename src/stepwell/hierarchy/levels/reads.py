@@ -1,0 +1,206 @@
+"""Blocks on their way from one tier into the arena.
+
+    add ──► heap by the engine's queue, then place in the prompt ──► batches of up to 8 MiB ──► tier ──► RESIDENT
+                                                                                                  │
+                                            failed: the level below reads it, if it has the block ◄─┘
+
+A block that is being promoted is FILLING and belongs to nobody but the job that opens it. Nothing waits for the tier:
+how long a request may wait is its client's matter.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from itertools import count
+from typing import Protocol
+
+from stepwell import events as e
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
+from stepwell.hierarchy.levels.healthy import HealthyReads
+from stepwell.hierarchy.levels.speed import ReadSpeed
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.tiers.base import Reading, Tier
+
+MAX_BATCH, MIN_BATCH = 8 << 20, 2 << 20
+"""Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
+
+AHEAD_S = 0.1
+"""Seconds of reads that a tier is asked for beyond what it is doing."""
+
+UNAWAITED = 1 << 62
+"""The place in line of a block that no request waits for."""
+
+
+class Lower(Protocol):
+    """The level below this one."""
+
+    def take_over(self, entry: Entry, order: int) -> bool:
+        """Reads the block from there, or from further below. False: it cannot be had."""
+
+
+class ReadQueue:
+    """Reads of one tier. `breaker` says whether the tier is asked. The core's news say which reads have ended.
+
+    `stale` is set when more may begin than at the last `begin`."""
+
+    def __init__(
+        self, core: Core, arena: Arena, tier: Tier, sealing: Sealing, breaker: Breaker, lower: Lower | None
+    ) -> None:
+        self._arena = arena
+        self._index = core.index
+        self._news = core.news
+        self._clock = core.clock
+        self._emit = core.emit
+        self._max_reading = core.limits.readers
+        self._tier = tier
+        self._sealing = sealing
+        self._breaker = breaker
+        self._lower = lower
+        self._numbers = count(1)
+        self._line: list[tuple[int, int, Entry]] = []
+        self.promoting: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
+        self.waiting_bytes = 0  # of those whose read has not begun
+        self._reading_bytes = 0
+        self._ended = 0  # reads so far
+        self._orders: dict[Entry, int] = {}  # of those in `promoting`: the smallest order, also of a read that runs
+        self._asked: Counter[int] = Counter()  # bytes of those in `promoting`, by that order
+        self.reading: dict[int, list[Entry]] = {}  # by the number of the call
+        self.speed = ReadSpeed(core.clock, max(1, core.limits.readers) * MAX_BATCH)
+        self.healthy = HealthyReads()
+        self.stale = False
+
+    # the line ---------------------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry, order: int) -> None:
+        """This FILLING block, which the tier has, is to be read for the request in this place of the engine's queue, or
+        for none (UNAWAITED)."""
+        self.promoting[entry] = self._orders[entry] = order
+        self._asked[order] += entry.nbytes
+        self.waiting_bytes += entry.nbytes
+        heapq.heappush(self._line, (order, next(self._numbers), entry))
+        self.stale = True
+
+    def hasten(self, entry: Entry, order: int) -> None:
+        """Another request wants a block that is being promoted, perhaps earlier than the one before."""
+        before = self.promoting.get(entry)
+        if before is not None and order < before:
+            self._no_more_asked(entry)
+            self.promoting[entry] = self._orders[entry] = order
+            self._asked[order] += entry.nbytes
+            heapq.heappush(self._line, (order, next(self._numbers), entry))  # the other record is skipped
+
+    def ahead(self, order: int) -> int:
+        """Bytes that are being promoted for requests before this place in line."""
+        return sum(nbytes for place, nbytes in self._asked.items() if place < order)
+
+    def unwanted(self, entry: Entry) -> None:
+        """No request waits for this block any more: if its read has not begun, its slots are free at once."""
+        if self.promoting.get(entry) is not None:
+            self._give_up(entry)
+
+    def hand_down(self) -> None:
+        """What waits and is also further below is read from there, since this tier is asked for nothing."""
+        for entry, order in list(self.promoting.items()):
+            if order is not None:
+                self._hand_down(entry)
+
+    def _hand_down(self, entry: Entry) -> bool:
+        """False: no level below has the block, or nothing waits for it."""
+        if self._lower is None or not entry.pins or not self._lower.take_over(entry, self._orders[entry]):
+            return False
+        self._leave(entry)
+        return True
+
+    def _give_up(self, entry: Entry) -> None:
+        """Its promotion ends without a block."""
+        self._leave(entry)
+        self._index.remove(entry)
+        self._arena.fail(entry, quarantine=False)
+
+    def _leave(self, entry: Entry) -> None:
+        if self.promoting.pop(entry) is not None:
+            self.waiting_bytes -= entry.nbytes
+        self._no_more_asked(entry)
+
+    def _no_more_asked(self, entry: Entry) -> None:
+        order = self._orders.pop(entry)
+        self._asked[order] -= entry.nbytes
+        if not self._asked[order]:
+            del self._asked[order]
+
+    # reading ----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Gives the tier as much to read as it should have."""
+        self.stale = False
+        while self._breaker.admits and self._line and len(self.reading) < self._max_reading:
+            if self.reading and self._reading_bytes >= self._in_flight():
+                break
+            self._read()
+
+    def _read(self) -> None:
+        most = min(max(MIN_BATCH, min(MAX_BATCH, self.waiting_bytes // self._max_reading)), self._in_flight() // 2)
+        batch: list[Entry] = []
+        nbytes = 0
+        while self._line and (not batch or nbytes < most):
+            order, _, entry = heapq.heappop(self._line)
+            if self.promoting.get(entry) == order:
+                self.promoting[entry] = None
+                self.waiting_bytes -= entry.nbytes
+                batch.append(entry)
+                nbytes += entry.nbytes
+        if not batch:
+            return
+        number, began = next(self._numbers), self._clock.now()
+        self.reading[number] = batch
+        self._reading_bytes += nbytes
+        beside = len(self.reading)
+        self._breaker.began(number)
+
+        def done(answers: list[Reading]) -> None:
+            side_by_side = (beside + len(self.reading)) / 2
+            del self.reading[number]
+            self._reading_bytes -= nbytes
+            self._ended += 1
+            failed = all(answer is Reading.FAILED for answer in answers)
+            self._breaker.ended(number, verdict(not failed, failed))
+            seconds = self._clock.now() - began
+            if seconds <= OVERDUE_S and Reading.GOOD in answers:
+                self.healthy.took(seconds)
+            good = sum(self._ended_one(entry, answer) for entry, answer in zip(batch, answers, strict=True))
+            if good == nbytes:
+                self.speed.read(nbytes, seconds, side_by_side)
+            hits = sum(answer is Reading.GOOD for answer in answers)
+            self._emit(e.BlocksStaged(self._tier.name, hits, good, seconds))
+            self.stale = True
+
+        self._tier.read([self._sealing.incoming(entry) for entry in batch], done)
+
+    def _ended_one(self, entry: Entry, answer: Reading) -> int:
+        """Bytes of the block that are in the arena from now on."""
+        if answer is Reading.GOOD and self._index.add(entry):
+            self._leave(entry)
+            self._arena.commit(entry)
+            self._news.landed.append(entry)
+            return entry.nbytes
+        found = self._index.find(entry.id)
+        superseded = found is not None and found is not entry  # it was filled anew meanwhile
+        if superseded or not self._hand_down(entry):
+            self._give_up(entry)
+            self._news.landed.append(entry)
+        self._emit(e.BlockNotRead(self._tier.name, "superseded" if answer is Reading.GOOD else answer.value))
+        return 0
+
+    def _in_flight(self) -> int:
+        """Bytes that the tier is asked for at a time: what it brings in about AHEAD_S. Asked for more, a slow one would
+        bring everything late and at once: who waits would see nothing land, and it would pass for one that hangs. As
+        long as its speed is not known, twice as much with each read that ended."""
+        speed = self.speed.known
+        most = MAX_BATCH * self._max_reading
+        if speed is None:
+            return min(most, MIN_BATCH << min(self._ended, 16))
+        return int(min(most, (AHEAD_S + speed.latency_s) / max(speed.byte_s, 1e-15)))
