@@ -15,8 +15,9 @@ from stepwell.policies.writing.base import WritePolicy
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.dict_tier import DictTier, Kept
+from stepwell.testing.remote_tier import RemoteTier, Store
 from stepwell.tiers.base import Tier
-from stepwell.tiers.faulty import FaultyTier, TierFaults
+from stepwell.tiers.faulty import FaultySharedTier, FaultyTier, TierFaults
 from stepwell.vault.keyring import Keyring
 
 HUNG = TierFaults(hang=1.0)
@@ -39,7 +40,8 @@ def at(digests: bytes, n: int) -> bytes:
 
 class DeepRig(Rig):
     """`below` is the tier as it is, `faulty` the one that the hierarchy sees, and `level` its place there. `asked` are
-    the ids of blocks that were read from it, call by call."""
+    the ids of blocks that were read from it, call by call. With a `store` there is a second level, a tier that others
+    share: `remote` as it is, and `far` as the hierarchy sees it."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class DeepRig(Rig):
         sealed: bool = True,
         write: WritePolicy | None = None,
         prefetch: bool = False,
+        store: Store | None = None,
     ) -> None:
         seed = random.randrange(1 << 32)
         print("seed", seed)
@@ -67,7 +70,11 @@ class DeepRig(Rig):
                 inner(blocks, done)
 
             self.below.read = noted  # type: ignore[method-assign]
-            return (self.faulty,)
+            if store is None:
+                return (self.faulty,)
+            self.remote = RemoteTier(limit, executor, store)
+            self.far = FaultySharedTier(self.remote, seed + 1)
+            return (self.faulty, self.far)
 
         keys = keyring or (left.keyring if left is not None else None)
         super().__init__(
@@ -81,7 +88,8 @@ class DeepRig(Rig):
             prefetch=prefetch,
         )
         self.level = self.hierarchy.stack.levels[0]
-        self.level.reads._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
+        for level in self.hierarchy.stack.levels:
+            level.reads._ended = 16  # as if it had been read before: it is asked for all that it may be asked for
         self.hierarchy.recover()
         self.executor.drain()
 

@@ -147,7 +147,7 @@ def test_what_came_up_is_not_written_behind_a_clear() -> None:
     rig.settle()
     entries = [rig.hierarchy.index[rig.name(engine, at(digests, n))] for n in range(3)]
     rig.below.clear(lambda forgotten: None)
-    rig.hierarchy.migration.used(entries)
+    rig.hierarchy.migration.used(entries, entries)
     engine.release(ticket)
     rig.settle()
     assert not rig.below.blocks

@@ -65,21 +65,23 @@ class News:
     """What has happened that requests may be waiting for, since they were last looked at.
 
     changed: anything that any of them may wait for. freed: copies or writes that held slots have ended. tier_down: the
-    tier is read no more. landed: blocks whose read from the tier has ended, RESIDENT or gone."""
+    tier is read no more. probed: a tier has said what it has. landed: blocks whose read from a tier has ended, RESIDENT
+    or gone."""
 
     changed: bool = False
     freed: bool = False
     tier_down: bool = False
+    probed: bool = False
     landed: list[Entry] = field(default_factory=list)
 
     @property
     def any(self) -> bool:
-        return self.changed or self.freed or self.tier_down or bool(self.landed)
+        return self.changed or self.freed or self.tier_down or self.probed or bool(self.landed)
 
     def take(self) -> News:
         """What there is; nothing of it is left."""
-        taken = News(self.changed, self.freed, self.tier_down, self.landed)
-        self.changed = self.freed = self.tier_down = False
+        taken = News(self.changed, self.freed, self.tier_down, self.probed, self.landed)
+        self.changed = self.freed = self.tier_down = self.probed = False
         self.landed = []
         return taken
 

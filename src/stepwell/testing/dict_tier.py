@@ -48,7 +48,6 @@ class DictTier:
         self._left = left or {}
         self._limit = limit
         self._executor = executor
-        self._used = 0
         self._ordinal = 0
         self._numbers = count(1)
         self._reading: set[int] = set()  # numbers of calls
@@ -116,14 +115,11 @@ class DictTier:
             self.drop(next(iter(self.blocks)))
             self.counts.evicted_blocks += 1
         self.blocks[block.id] = Kept(frames, self._segment, block.namespace)
-        self._used += len(frames)
         self.counts.device_bytes += len(frames)
         return Writing.STORED
 
     def drop(self, id: BlockId) -> None:
-        kept = self.blocks.pop(id, None)
-        if kept is not None:
-            self._used -= len(kept.frames)
+        self.blocks.pop(id, None)
 
     def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
         used, all = self._used, len(self.blocks)
@@ -142,6 +138,10 @@ class DictTier:
             else:
                 done()
 
+    @property
+    def _used(self) -> int:
+        return sum(len(kept.frames) for kept in self.blocks.values())
+
     def capacity(self) -> Capacity:
         return Capacity(self._used, self._limit)
 
@@ -154,7 +154,6 @@ class DictTier:
             for id, kept in left.items():
                 if self._used + len(kept.frames) <= self._limit:
                     self.blocks[id] = kept
-                    self._used += len(kept.frames)
             done(len(left))
 
         self._executor.submit(lambda: None, ended)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stepwell.block.namespace import BlockId
 from stepwell.io.memory import Bytes
@@ -134,6 +134,7 @@ class Locksmith(Protocol):
 
 ReadDone = Callable[[list[Reading]], None]
 WriteDone = Callable[[list[Writing]], None]
+ProbeDone = Callable[[Reading], None]
 
 
 class Tier(Protocol):
@@ -181,3 +182,13 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Frees what the process holds for the tier; idempotent. No job may be running, unless it is stuck."""
+
+
+@runtime_checkable
+class SharedTier(Tier, Protocol):
+    """A tier that others write to as well, and may be far away: its blocks appear and vanish by themselves, so that
+    `lookup` knows only of some."""
+
+    def probe(self, ids: Sequence[BlockId], done: ProbeDone) -> None:
+        """Finds out which of these consecutive blocks of one prefix are here: `lookup` knows it from then on. `done` is
+        told GOOD if any is, ABSENT if none is, FAILED if the tier could not be asked. Bounded in time by the tier."""

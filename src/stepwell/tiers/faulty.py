@@ -17,8 +17,10 @@ from stepwell.tiers.base import (
     Forgotten,
     Incoming,
     Outgoing,
+    ProbeDone,
     ReadDone,
     Reading,
+    SharedTier,
     Tier,
     TierCounts,
     WriteDone,
@@ -141,3 +143,19 @@ class FaultyTier:
         happens = self._random.random() < probability
         self.seen[fault] += happens
         return happens
+
+
+class FaultySharedTier(FaultyTier):
+    """The same around a tier that others write to; probes fail and hang as reads do."""
+
+    def __init__(self, inner: SharedTier, seed: int, faults: TierFaults = TierFaults()) -> None:
+        super().__init__(inner, seed, faults)
+        self._shared = inner
+
+    def probe(self, ids: Sequence[BlockId], done: ProbeDone) -> None:
+        fails = self._happens("fail")
+
+        def ended(found: Reading) -> None:
+            done(Reading.FAILED if fails else found)
+
+        self._perhaps_later(lambda: self._shared.probe(ids, ended))

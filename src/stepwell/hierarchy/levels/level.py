@@ -10,7 +10,7 @@ cannot be read for now, a level further below may have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stepwell import events as e
@@ -26,7 +26,7 @@ from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.placement.base import Place
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.tiers.base import Tier
+from stepwell.tiers.base import SharedTier, Tier
 
 
 class Level:
@@ -41,6 +41,7 @@ class Level:
         self._clock = core.clock
         self._emit = core.emit
         self.tier = tier
+        self._shared = tier if isinstance(tier, SharedTier) else None
         self.number = number
         self._lower = lower
         self._reads_breaker = Breaker(core.clock, partial(self._moved, "read"))
@@ -57,6 +58,11 @@ class Level:
     def name(self) -> str:
         """The tier's."""
         return self.tier.name
+
+    @property
+    def shared(self) -> bool:
+        """Others write to the tier as well, so that it may have more than is known."""
+        return self._shared is not None
 
     @property
     def keeps(self) -> bool:
@@ -151,6 +157,11 @@ class Level:
         entry.source = self.number
         self.reads.add(entry, order)
         return True
+
+    def probe(self, ids: Sequence[BlockId], done: Callable[[], None]) -> bool:
+        """Asks a tier that others write to which of these blocks it has; `done` is called when that is known. False: it
+        is not asked."""
+        return self._shared is not None and self.reads.probe(self._shared, ids, done)
 
     def pump(self) -> None:
         """Gives the tier as much to do as it should have. Due whenever `next_moment` says so."""

@@ -68,10 +68,11 @@ class Migration:
         for writer in self._writers[: entry.source]:
             writer.promoted(entry)
 
-    def used(self, run: Sequence[Entry]) -> None:
-        """A request was told of these blocks, in the order of its prompt."""
+    def used(self, run: Sequence[Entry], again: Sequence[Entry]) -> None:
+        """A request was told of the blocks of this run, in the order of its prompt; those of `again` were in host
+        memory already."""
         for writer in self._writers:
-            writer.used(run)
+            writer.used(run, again)
         if self.prefetch is not None:
             self.prefetch.used(run)
 

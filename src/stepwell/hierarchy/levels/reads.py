@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
 from stepwell import events as e
+from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
@@ -23,13 +25,16 @@ from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
 from stepwell.hierarchy.levels.healthy import HealthyReads
 from stepwell.hierarchy.levels.speed import ReadSpeed
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.tiers.base import Reading, Tier
+from stepwell.tiers.base import Reading, SharedTier, Tier
 
 MAX_BATCH, MIN_BATCH = 8 << 20, 2 << 20
 """Bytes of blocks in one call of the tier. Reads are cut smaller than the most where that spreads them over threads."""
 
 AHEAD_S = 0.1
 """Seconds of reads that a tier is asked for beyond what it is doing."""
+
+MAX_PROBES = 64
+"""Probes of one tier under way at a time."""
 
 UNAWAITED = 1 << 62
 """The place in line of a block that no request waits for."""
@@ -66,6 +71,7 @@ class ReadQueue:
         self.waiting_bytes = 0  # of those whose read has not begun
         self._reading_bytes = 0
         self._ended = 0  # reads so far
+        self._probes = 0  # under way
         self._orders: dict[Entry, int] = {}  # of those in `promoting`: the smallest order, also of a read that runs
         self._asked: Counter[int] = Counter()  # bytes of those in `promoting`, by that order
         self.reading: dict[int, list[Entry]] = {}  # by the number of the call
@@ -194,6 +200,23 @@ class ReadQueue:
             self._news.landed.append(entry)
         self._emit(e.BlockNotRead(self._tier.name, "superseded" if answer is Reading.GOOD else answer.value))
         return 0
+
+    def probe(self, tier: SharedTier, ids: Sequence[BlockId], done: Callable[[], None]) -> bool:
+        """Asks the tier which of these blocks it has, as a call that its breaker watches; `done` is called when it has
+        answered. False: it is not asked, since it is down or asked a lot already."""
+        if not self._breaker.admits or self._probes == MAX_PROBES:
+            return False
+        number = next(self._numbers)
+        self._probes += 1
+        self._breaker.began(number)
+
+        def answered(found: Reading) -> None:
+            self._probes -= 1
+            self._breaker.ended(number, verdict(found is not Reading.FAILED, found is Reading.FAILED))
+            done()
+
+        tier.probe(ids, answered)
+        return True
 
     def _in_flight(self) -> int:
         """Bytes that the tier is asked for at a time: what it brings in about AHEAD_S. Asked for more, a slow one would

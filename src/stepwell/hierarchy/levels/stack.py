@@ -40,6 +40,11 @@ class Stack:
         """There is a tier below that keeps blocks."""
         return any(level.keeps for level in self.levels)
 
+    @property
+    def shared(self) -> bool:
+        """There is a tier that others write to as well."""
+        return any(level.shared for level in self.levels)
+
     def named(self, name: str) -> Level | None:
         """The level of the tier with this name."""
         return next((level for level in self.levels if level.name == name), None)

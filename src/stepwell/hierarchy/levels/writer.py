@@ -69,17 +69,16 @@ class Writer:
             if self._policy.at_spill(entry.standing.uses) and not (self._pauses.spills or self._safe(entry)):
                 self._write([entry])
 
-    def used(self, run: Sequence[Entry]) -> None:
+    def used(self, run: Sequence[Entry], again: Sequence[Entry]) -> None:
         """A request was told of these, in the order of its prompt; it knows those before them. What is used here stays
-        below, too: after a restart the rest is worthless without it."""
+        below, too: after a restart the rest is worthless without it. Those of `again` were here already."""
         if not self._level.keeps:
             return
         self._changed = True
-        write = self._policy.at_use() and not self._pauses.spills
         for entry in run:
             self._tier.touch(entry.id)
-            if write and not self._safe(entry):
-                self._write([entry])
+        if self._policy.at_use() and not self._pauses.spills:
+            self._write(entry for entry in again if not self._safe(entry))
 
     def left(self, entry: Entry) -> None:
         """Host memory needed its place."""

@@ -27,6 +27,7 @@ from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
+from stepwell.hierarchy.requests.probes import Probes
 from stepwell.hierarchy.requests.survey import Survey
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.weighing import Weighing
@@ -56,7 +57,10 @@ class _Obstacle(NamedTuple):
 
 
 _UNWEIGHED = _Obstacle("unweighed", True)
-"""What comes next has to be read, and nobody has said yet that it is worth it."""
+"""What comes next has to be read, and it is not decided yet whether it is worth it."""
+
+_UNPROBED = _Obstacle("unprobed", True)
+"""What comes next is nowhere, as far as is known, and tiers that may know better were not asked yet."""
 
 
 class Recalls:
@@ -86,6 +90,7 @@ class Recalls:
         self._migration = migration
         self._weighing = weighing
         self._survey = Survey(core.index, stack, weighing)
+        self._probes = Probes(core.news, stack)
         self._uses = uses
         self._canaries = canaries
         self._ghosts = ghosts
@@ -120,6 +125,8 @@ class Recalls:
             again |= self._awaiting.pop(entry, {})
             if entry.state is State.RESIDENT:
                 self._migration.promoted(entry)
+        if news.probed:
+            again |= self._probes.answered()
         freed = news.freed or bool(news.landed)
         if news.changed or news.tier_down or (freed and self._starved):
             self._starved = False
@@ -179,6 +186,8 @@ class Recalls:
                 yield from self._survey.run(session, ticket, origins)
                 if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._probe(session, ticket, origins)
+            elif obstacle is _UNPROBED:
+                yield from self._probes.run(session, ticket, origins)
             elif obstacle is not None and not self._goes_around(ticket):
                 break
             yield Step.DONE
@@ -203,6 +212,7 @@ class Recalls:
             ticket.waiting = new_wait
             self._tell(session, ticket, more=waits, reason=reason)
         if not waits:
+            self._probes.forget(ticket)  # the answer is final, whatever is found later
             missed = ticket.blocks - len(ticket.pinned)
             self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
 
@@ -332,6 +342,10 @@ class Recalls:
         """An entry that is being filled from below; or why there is none."""
         source = self._stack.find(*ids)
         if source is None:
+            if not ticket.probed and self._stack.shared:
+                return _UNPROBED
+            if self._probes.awaits(ticket):
+                return _Obstacle("staging", True)  # its wait is one for a tier
             evicted = any(id in self._ghosts for id in ids)
             return _Obstacle("evicted" if evicted else "never_seen", False)
         level, id = source
@@ -343,7 +357,7 @@ class Recalls:
             return self._no_pins(session, ticket)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
-        if ticket.weighed is None:
+        if ticket.weighed is None or ticket.extended:
             return _UNWEIGHED
         parent = ticket.pinned[-1] if ticket.pinned else None
         self._count(session, ticket, id)
@@ -384,8 +398,9 @@ class Recalls:
         first, ticket.told = ticket.told, ticket.landed
         news = ticket.pinned[first : ticket.landed]
         brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
-        self._arena.touch([entry for entry, staged in zip(news, brought, strict=True) if not staged])
-        self._migration.used(news)
+        again = [entry for entry, staged in zip(news, brought, strict=True) if not staged]
+        self._arena.touch(again)
+        self._migration.used(news, again)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,
@@ -453,6 +468,7 @@ class Recalls:
         if not ticket.queued:
             self._held.give(session, len(ticket.digests))
         self._waiting.pop(ticket, None)
+        self._probes.forget(ticket)
         self._await_no_more(ticket)
         self.leaving.add(ticket)
         if at_once or len(ticket.pinned) <= AT_ONCE:

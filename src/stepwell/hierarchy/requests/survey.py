@@ -24,6 +24,7 @@ class Survey:
         of it the ticket may have."""
         assert session.owner is not None
         nbytes = session.owner.slot_bytes * session.shards
+        ticket.extended = False
         lies = [(HOST, len(ticket.pinned))]
         for at in range(len(ticket.pinned), ticket.blocks):
             tier = self.tier_of(ticket, at, origins)
@@ -69,6 +70,8 @@ class Survey:
             session.load = EngineLoad(session.tag)
         block_tokens = session.scheduler.hello.block_tokens
         mode = self._weighing.mode(ticket.recall)
+        if ticket.weighed is not None:  # of a shorter run
+            self._weighing.ended(ticket.weighed, 0, 0.0)
         weighed = self._weighing.weigh(session.load, ticket.order, mode, ticket.tokens, block_tokens, stretches)
         ticket.weighed = weighed
         if weighed.decision.blocks < weighed.request.blocks:

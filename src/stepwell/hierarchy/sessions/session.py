@@ -110,6 +110,8 @@ class Ticket:
     weighed: OpenDecision | None = None  # what was decided, once it is known where its run lies
     most: int = MAX_DIGESTS  # blocks that are worth having
     short: str = ""  # why it is not to have more
+    probed: bool = False  # tiers that others write to were asked for its run, if they could be
+    extended: bool = False  # they had more of it than was weighed
 
     @property
     def blocks(self) -> int:

@@ -1,0 +1,62 @@
+"""Asking tiers that others write to for what a request's run has there: once for each request, where what is known of
+its run ends."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.core import News
+from stepwell.hierarchy.levels.level import Level
+from stepwell.hierarchy.levels.stack import Stack
+from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
+from stepwell.hierarchy.work import Step, Work
+
+
+class Probes:
+    def __init__(self, news: News, stack: Stack) -> None:
+        self._news = news
+        self._stack = stack
+        self._asked: dict[Ticket, list[Level]] = {}  # that have not answered, once for each call
+        self._answered: dict[Ticket, Session] = {}
+
+    def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
+        """Asks for all blocks behind those that are pinned, under each of the tenant's keys."""
+        ticket.probed = True
+        named: list[list[BlockId]] = [[] for _ in origins]
+        for at in range(len(ticket.pinned), ticket.blocks):
+            for ids, origin in zip(named, origins, strict=True):
+                ids.append(origin.name(ticket.digests[32 * at : 32 * at + 32]))
+            yield Step.DONE
+        if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
+            return
+        for level in self._stack.levels:
+            for ids in named:
+                if level.probe(ids, partial(self._done, session, ticket, level)):
+                    self._asked.setdefault(ticket, []).append(level)
+
+    def awaits(self, ticket: Ticket) -> bool:
+        """Some tier has not answered, and still may."""
+        return any(not level.down for level in self._asked.get(ticket, ()))
+
+    def answered(self) -> dict[Ticket, Session]:
+        """Tickets of which a tier has said what it has since this was last asked."""
+        answered, self._answered = self._answered, {}
+        return answered
+
+    def forget(self, ticket: Ticket) -> None:
+        """The ticket has its final answer, or has ended."""
+        self._asked.pop(ticket, None)
+        self._answered.pop(ticket, None)
+
+    def _done(self, session: Session, ticket: Ticket, level: Level) -> None:
+        left = self._asked.get(ticket)
+        if left is None:
+            return  # it is too late
+        left.remove(level)
+        if not left:
+            del self._asked[ticket]
+        ticket.extended = ticket.weighed is not None
+        self._answered[ticket] = session
+        self._news.probed = True
