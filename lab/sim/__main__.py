@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cuts", type=int, default=0, help="states after power cuts that are opened on the way (0)")
     parser.add_argument("--traffic", action="store_true", help="tiers hang while requests come all the time")
     parser.add_argument("--pauses", action="store_true", help="an operator pauses and resumes recalls and spills")
+    parser.add_argument("--remote", action="store_true", help="a tier that others share lies below the disk")
     parser.add_argument("--walks", type=int, default=1, help="how many, if no seed is given (1)")
     parser.add_argument("--tell", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cuts=options.cuts,
             traffic=options.traffic,
             pauses=options.pauses,
+            remote=options.remote,
             tell=print if options.tell else None,
         )
         print(
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if walked.violation.__cause__ is not None:
                 traceback.print_exception(walked.violation.__cause__)
             how = f"--steps {options.steps} --cuts {options.cuts}"
-            how += " --traffic" * options.traffic + " --pauses" * options.pauses
+            how += " --traffic" * options.traffic + " --pauses" * options.pauses + " --remote" * options.remote
             print(f"again: python -m lab.sim --seed {seed} {how}")
             return 1
     return 0

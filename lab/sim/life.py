@@ -22,15 +22,19 @@ from stepwell.io.staging import Staging
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.testing.clock import SetClock
+from stepwell.testing.remote_tier import RemoteTier, Store
 from stepwell.testing.sparse import SparseMemory
+from stepwell.tiers.base import Tier
 from stepwell.tiers.disk.tier import DiskTier, Site
+from stepwell.tiers.faulty import FaultySharedTier
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 
 @dataclass(slots=True)
 class Surroundings:
     """What outlives a well: its keys, the time, and buffers. `wall_offset` is how wrong the wall clock is, seconds;
-    `segments`: how many the next well may have in each directory; `paused`: what home says of that."""
+    `segments`: how many the next well may have in each directory; `paused`: what home says of that; `store`: what a
+    remote tier holds."""
 
     setup: Setup
     dice: Random
@@ -40,6 +44,7 @@ class Surroundings:
     staging: Staging = field(default_factory=lambda: Staging(1))
     segments: int = 0
     paused: list[Pause] = field(default_factory=list)
+    store: Store = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.segments = self.setup.segments
@@ -68,7 +73,11 @@ def make_well(
     sealing = Sealing(around.keyring, sealed=setup.sealed, wall=around.wall, entropy=entropy)
     limit = setup.segment * around.segments
     sites = [Site(each, limit, setup.reserve, setup.segment) for each in files]
-    tier = DiskTier(sites, executor, around.clock, around.wall, sealing, trouble, entropy, around.staging)
+    disk = DiskTier(sites, executor, around.clock, around.wall, sealing, trouble, entropy, around.staging)
+    tiers: list[Tier] = [disk]
+    if setup.remote:
+        far = RemoteTier(limit, executor, around.store)
+        tiers.append(FaultySharedTier(far, around.dice.randrange(1 << 32)))
     limits = Limits(
         setup.host_bytes if host_bytes is None else host_bytes,
         queue_bytes=setup.queue_bytes,
@@ -82,7 +91,7 @@ def make_well(
         executor=executor,
         memory=memory,
         well="sim",
-        tiers=(tier,),
+        tiers=tiers,
         entropy=entropy,
         policy=POLICIES[setup.policy],
         placement=PLACEMENTS[setup.placement](),
@@ -95,7 +104,7 @@ def make_well(
 
 
 class Life:
-    """A well over `disks`. `alive` until one of `stop`, `kill` has been called."""
+    """A well over `disks`. `far`: its remote tier, if it has one. `alive` until it was stopped or killed."""
 
     def __init__(self, around: Surroundings, disks: Sequence[Disk], trace: Trace, seen: Counter[str]) -> None:
         self.alive = True
@@ -104,6 +113,8 @@ class Life:
         self.memory = SparseMemory()
         self.files = [SimFiles(disk, around.dice, self.fibres, trace, seen) for disk in disks]
         self.hierarchy, self.sealing = make_well(around, self.files, self.fibres, self.memory, self._trouble)
+        last = self.hierarchy.stack.levels[-1].tier
+        self.far = last if isinstance(last, FaultySharedTier) else None
         self.hierarchy.recover()
 
     @staticmethod

@@ -3,7 +3,7 @@ time: a few dozen blocks fill the arena, a few segments the disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from stepwell.block.digest import Chain
@@ -38,7 +38,8 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """`prompts` are digests, 32 bytes a block. `segment` and `segments`: bytes of a file, files of a directory.
-    `write`: the name of a write policy. `prefetch`: conversations that go on at regular times are brought up."""
+    `write`: the name of a write policy. `prefetch`: conversations that go on at regular times are brought up.
+    `remote`: there is a tier that others share below the disk."""
 
     sealed: bool
     models: tuple[Model, ...]
@@ -52,6 +53,11 @@ class Setup:
     reserve: int
     write: str
     prefetch: bool
+    remote: bool = False
+
+    def with_remote(self) -> Setup:
+        """The same with a tier that others share below the disk."""
+        return replace(self, remote=True)
 
     @property
     def policy(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,7 @@ from lab.sim.limits import TURN_S
 from lab.sim.oracle import Violation
 from lab.sim.pausing import Pausing
 from lab.sim.recovery import comes_back
+from lab.sim.remote import Remote
 from lab.sim.setup import EPOCHS, Setup
 from lab.sim.trace import Trace
 from lab.sim.weather import CHANGES, ERRORS, EVERYTHING, FAIR, Weather
@@ -52,19 +53,22 @@ def walk(
     prefetch: bool = False,
     traffic: bool = False,
     pauses: bool = False,
+    remote: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Walked:
     """The walk of this seed. `cuts`: states after power cuts that are opened on its way, in fair weather and in a
     smaller world. `write`: the wells' write policy; `prefetch`: they guess. `traffic`: now and then a tier hangs while
-    requests come all the time; a seed does something else then. `pauses`: an operator pauses and resumes. Raises
-    nothing: what is wrong is in the answer."""
+    requests come all the time; a seed does something else then. `pauses`: an operator pauses and resumes. `remote`:
+    there is a second level below the arena. Raises nothing: what is wrong is in the answer."""
     trace, dice = Trace(tell), Random(seed)
     world = World(Setup.draw(dice, small=cuts > 0, write=write, prefetch=prefetch), dice, trace)
     probe = Cuts(world, cuts)
     descriptors = _descriptors()
     violation = None
     try:
-        Walk(world, fair=cuts > 0, traffic=traffic).run(steps, probe, Pausing(world, seed) if pauses else None)
+        Walk(world, fair=cuts > 0, traffic=traffic).run(
+            steps, probe, _beside(world, seed, remote=remote, pauses=pauses)
+        )
         if _descriptors() > descriptors:
             gc.collect()  # mappings of processes that have exited
         if (left := _descriptors() - descriptors) > 0:
@@ -82,6 +86,11 @@ def walk(
         world.abandon()
     seen = world.seen + world.oracle.seen
     return Walked(seed, trace.digest, trace.events, world.requests, world.oracle.right, probe.states, seen, violation)
+
+
+def _beside(world: World, seed: int, *, remote: bool, pauses: bool) -> Sequence[Pausing | Remote]:
+    """Not kept by the caller: what they know of a life keeps its descriptors."""
+    return [*([Remote(world, seed)] if remote else []), *([Pausing(world, seed)] if pauses else [])]
 
 
 def _descriptors() -> int:
@@ -129,7 +138,7 @@ class Walk:
         self._traffic_until = 0.0
         world.around.wall_offset += dice.randrange(1000)
 
-    def run(self, steps: int, cuts: Cuts, pausing: Pausing | None = None) -> None:
+    def run(self, steps: int, cuts: Cuts, beside: Sequence[Pausing | Remote]) -> None:
         world, dice = self._world, self._dice
         world.open()
         bounds = Bounds(world)
@@ -144,11 +153,11 @@ class Walk:
             if dice.random() < self._checks and world.life is not None:
                 audit.hierarchy(world.life.hierarchy)
             bounds.look()
-            if pausing is not None:
-                pausing.step()
+            for each in beside:
+                each.step()
             cuts.perhaps()
-        if pausing is not None:
-            pausing.end()
+        for each in beside:
+            each.end()
         comes_back(world)
 
     # what goes on all the time ----------------------------------------------------------------------------------------

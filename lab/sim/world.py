@@ -22,6 +22,7 @@ from stepwell.errors import BackendDown, IntegrityError, StepwellError
 from stepwell.hierarchy.requests.clearing import Sum
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial, Link, Receiver
+from stepwell.tiers.faulty import TierFaults
 
 HOLD_S = 0.1
 """How long an engine waits for slots before it gives a spill up."""
@@ -48,6 +49,7 @@ class World:
         self.fills: dict[tuple[int, int], Fill] = {}  # by session and lease
         self.sessions: set[int] = set()  # of the well that there is
         self.requests = 0
+        self.clears = 0
         self.whims = True  # engines give some of their spills up
         self.life: Life | None = None
 
@@ -94,6 +96,9 @@ class World:
             self.life.fibres.release()
             for files in self.life.files:
                 files.weather = FAIR
+            if self.life.far is not None:
+                self.life.far.faults = TierFaults()
+                self.life.far.release()
 
     def abandon(self) -> None:
         """Gives back what the simulation itself holds of this machine, whatever state it is in."""
@@ -367,6 +372,7 @@ class World:
         if tag is None:
             return
         concerned = self.oracle.clearing(kind, epoch)
+        self.clears += 1
 
         def done(sums: dict[str, Sum]) -> None:
             whole = all(each.whole for each in sums.values())

@@ -7,6 +7,7 @@ import multiprocessing
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 
 from lab.sim.walk import STEPS, Walked, walk
 from lab.trust.budget import Budget
@@ -22,6 +23,8 @@ _EVIDENCE = 5
 _AHEAD = 4
 _FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", "kills", "power cuts",
            "lost connections", "exits", "stops", "clears held", "clears not held")  # fmt: skip
+
+_REMOTE = tuple(f"remote: {what}" for what in ("fail", "flip", "swap", "lose", "hang", "vanished", "appeared"))
 
 
 def run(budget: Budget) -> Iterable[Row]:
@@ -45,6 +48,11 @@ def run(budget: Budget) -> Iterable[Row]:
             paused.add(walked)
             if paused.walks >= beside:
                 break
+        two = _Sum(f"--steps {LONG} --remote")
+        for walked in _in_order(pool, budget, "two levels", LONG, remote=True):
+            two.add(walked)
+            if two.walks >= beside:
+                break
         cut = _Sum(f"--steps {STEPS} --cuts {CUTS}")
         for walked in _in_order(pool, budget, "cuts", STEPS, cuts=CUTS):
             told, cut.told = cut.told, (cut.states + walked.states) // 20_000
@@ -53,7 +61,12 @@ def run(budget: Budget) -> Iterable[Row]:
                 budget.tell(f"{cut.states:,} of {states:,} states after power cuts")
             if cut.states >= states:
                 break
-    return _rows(budget.seed, foul, busy, paused, cut)
+    return _rows(budget.seed, foul, busy, paused, two, cut)
+
+
+def _told(walks: _Sum, events: tuple[str, ...]) -> str:
+    """How often each of these happened."""
+    return ", ".join(f"{walks.seen[what]:,} {what.removeprefix('remote: ')}" for what in events)
 
 
 class _Sum:
@@ -90,6 +103,7 @@ def _in_order(
     cuts: int = 0,
     traffic: bool = False,
     pauses: bool = False,
+    remote: bool = False,
 ) -> Iterator[Walked]:
     """Walks of one seed after the other, until there is no time left or nobody wants more."""
     dice = budget.dice("simulation", name)
@@ -98,20 +112,22 @@ def _in_order(
         while not budget.over:
             while len(running) < _AHEAD * budget.processes:
                 seed = dice.randrange(1 << 32)
-                running.append(pool.submit(walk, seed, steps, cuts=cuts, traffic=traffic, pauses=pauses))
+                asked = partial(walk, seed, steps, cuts=cuts, traffic=traffic, pauses=pauses, remote=remote)
+                running.append(pool.submit(asked))
             yield running.popleft().result()
     finally:
         for future in running:
             future.cancel()
 
 
-def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, cut: _Sum) -> list[Row]:
-    faults = ", ".join(f"{foul.seen[what]:,} {what}" for what in _FAULTS)
-    seen = foul.seen + busy.seen + paused.seen + cut.seen
+def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum) -> list[Row]:
+    faults = _told(foul, _FAULTS)
+    every = (foul, busy, paused, two, cut)
+    seen = sum((one.seen for one in every), Counter[str]())
 
     def tried(promise: str, *ends: str) -> int:
         """Cases that came to one of these ends, and those that broke the promise: not walks that broke another one."""
-        return sum(seen[end] for end in ends) + sum(one.broken[promise] for one in (foul, busy, paused, cut))
+        return sum(seen[end] for end in ends) + sum(one.broken[promise] for one in every)
 
     def row(promise: str, cases: int, key: str, sums: tuple[_Sum, ...], remark: str) -> Row:
         evidence = tuple(each for one in sums for each in one.evidence.get(key, ()))
@@ -124,9 +140,12 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, cut: _Sum) -> list[Ro
             (foul, busy, paused),
             f"blocks recalled in {foul.walks + busy.walks + paused.walks:,} walks of {LONG:,} steps: {faults} against "
             "disks that had lied"),
+        row("recalls are right or misses with a shared tier below the disk", two.right, "wrong", (two,),
+            f"blocks recalled in {two.walks:,} walks: {_told(two, _REMOTE)} of the shared tier"),
         row("recalls are right or misses, simulated power cuts", cut.states, "wrong", (cut,),
             f"different states of disks, each opened by a fresh well and asked for all; {cut.right:,} blocks recalled"),
-        row("requests end within their limits, simulated clock", foul.requests + cut.requests, "late", (foul, cut),
+        row("requests end within their limits, simulated clock", foul.requests + two.requests + cut.requests, "late",
+            (foul, two, cut),
             "requests whose every wait was compared with ADR 0015, tiers that hang included"),
         row("requests end within their limits while others recall and a tier hangs", busy.requests, "late", (busy,),
             f"requests in {busy.walks:,} walks, in which tiers hung {busy.seen['hung beside traffic']:,} times"),
@@ -135,12 +154,12 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, cut: _Sum) -> list[Ro
         row("nothing begins that is paused", paused.seen["paused recalls"] + paused.seen["paused spills"], "paused",
             (paused,), f"pauses, of which {paused.seen['began paused']:,} went on in the next life of a well"),
         row("books balance, nothing is left or raised", tried("books", "came to the end"), "books",
-            (foul, busy, paused, cut),
+            every,
             "walks; pins, leases, quarantines, queues and descriptors at the end, bytes on each disk after each step"),
-        row("hits come back after faults stop", after_faults, "hits", (foul, busy, paused, cut),
+        row("hits come back after faults stop", after_faults, "hits", every,
             "walks, asked in the very well that saw the faults, in host memory, and for what it wrote then in the next "
             f"one; {seen['asked without faults']:,} others were asked in a well that had seen none"),
-        row("what was written is found by the next well", found_again, "warm", (foul, busy, paused, cut),
+        row("what was written is found by the next well", found_again, "warm", every,
             f"ends of wells: {seen['found after a kill']:,} kills, {seen['found after a stop']:,} stops; "
             f"{seen['no room on disk']:,} others had too little room beside what is kept"),
     ]  # fmt: skip

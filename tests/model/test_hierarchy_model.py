@@ -1,5 +1,5 @@
 """The whole hierarchy against a perfect model: engines that come, copy in small steps, lose their connection and die,
-over a small tier that fails, hangs and lies, and outlives the well.
+over small tiers that fail, hang and lie, and outlive the well.
 
 The model remembers which bytes were spilled under which identity. Whatever the order of messages, jobs, completions and
 copies: nothing is told that was not published under exactly that identity, a leased copy is bit for bit what was
@@ -40,8 +40,9 @@ from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
 from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.testing.executor import Faults
+from stepwell.testing.remote_tier import RemoteTier, Store
 from stepwell.tiers.base import Tier
-from stepwell.tiers.faulty import FaultyTier, TierFaults
+from stepwell.tiers.faulty import FaultySharedTier, FaultyTier, TierFaults
 from stepwell.vault.keyring import Keyring
 
 MODELS = [Model(), Model(world=2, pins=True), Model(weights=b"x" * 32, pins=True),
@@ -146,19 +147,26 @@ class Well(RuleBasedStateMachine):
         self.published: set[Identity] = set()
         self.forgotten: set[Identity] = set()
         self.nonces = 0
+        self.store: Store = {}  # of the remote tier, if there is one
+        self.vanished: Store = {}  # what others have deleted from it
         self.open({})
         recalls.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
         self.engines: list[Engine] = []
 
     def open(self, left: dict[BlockId, Kept]) -> None:
-        """A life of the well. Every fourth has no tier; else it holds four to eleven of the smallest blocks."""
+        """A life of the well. Every fourth has no tier; else it holds four to eleven of the smallest blocks. Of those
+        that have one, every second has a remote one below it, which outlives this well as others' tier."""
 
         def tiers(executor: Executor) -> tuple[Tier, ...]:
             if self.seed % 4 == 3:
                 return ()
             self.below = DictTier((4 + self.seed % 8) * (2 * MiB + 8192), executor, left)
             self.faulty = FaultyTier(self.below, self.seed)
-            return (self.faulty,)
+            self.tiers = [self.faulty]
+            if self.seed % 8 < 4:
+                remote = RemoteTier((8 + self.seed % 8) * (2 * MiB + 8192), executor, self.store)
+                self.tiers.append(FaultySharedTier(remote, self.seed + 1))
+            return tuple(self.tiers)
 
         self.rig = Rig(
             self.eighths * SLAB // 8, seed=self.seed, keyring=self.keyring, tiers=tiers,
@@ -446,14 +454,38 @@ class Well(RuleBasedStateMachine):
     def break_tier(self, fault: str, often: bool) -> None:
         self.faulty.faults = TierFaults(**{fault: 1.0 if often else 0.3})
 
+    @precondition(lambda self: self.deep and len(self.tiers) > 1)
+    @rule(fault=st.sampled_from(["fail", "flip", "swap", "lose", "hang", "hang"]), often=st.booleans())
+    def break_remote(self, fault: str, often: bool) -> None:
+        self.tiers[1].faults = TierFaults(**{fault: 1.0 if often else 0.3})
+
+    @precondition(lambda self: self.store)
+    @rule(k=st.integers(0, 999), really=_RARELY)
+    def vanish(self, k: int, really: bool) -> None:
+        """Another well deletes a block of the remote tier."""
+        if really:
+            id = list(self.store)[k % len(self.store)]
+            self.vanished[id] = self.store.pop(id)
+            self.forgotten |= self.published
+            self.seen["remote: vanished"] += 1
+
+    @precondition(lambda self: self.vanished)
+    @rule(k=st.integers(0, 999))
+    def appear(self, k: int) -> None:
+        """Another well writes a block to the remote tier."""
+        id = list(self.vanished)[k % len(self.vanished)]
+        self.store[id] = self.vanished.pop(id)
+        self.seen["remote: appeared"] += 1
+
     @precondition(lambda self: self.deep)
     @rule()
     def mend_tier(self) -> None:
-        self.faulty.faults = TierFaults()
-        for fault, times in self.faulty.seen.items():
-            self.seen[f"tier: {fault}"] += times
-            self.faulty.seen[fault] = 0
-        self.faulty.release()
+        for faulty, name in zip(self.tiers, ("tier", "remote"), strict=False):
+            faulty.faults = TierFaults()
+            for fault, times in faulty.seen.items():
+                self.seen[f"{name}: {fault}"] += times
+                faulty.seen[fault] = 0
+            faulty.release()
 
     @precondition(lambda self: self.deep and self.published and self.live)
     @rule(really=_RARELY)
@@ -561,7 +593,7 @@ class Well(RuleBasedStateMachine):
     @property
     def stuck(self) -> bool:
         """Blocks that are to come up do not."""
-        return bool(self.faulty.hanging) or self.rig.hierarchy.stack.levels[0].down
+        return any(tier.hanging for tier in self.tiers) or any(level.down for level in self.rig.hierarchy.stack.levels)
 
     def _justify(self, engine: Engine, request: Request) -> None:
         told = 32 * len(request.rows)  # and behind them some may be on their way up
@@ -647,6 +679,8 @@ class Well(RuleBasedStateMachine):
                 assert len(fill.written) == engine.model.shards and not fill.dropped, "told before it was published"
                 self.told.append((engine, ref, shard))
             request.rows.append(row)
+        for source in found.staged:
+            self.seen[f"from level {source}"] += 1
         request.more, request.reason = found.more, found.reason
         if found.more:
             return
@@ -772,7 +806,8 @@ def test_long_walks() -> None:
                "rejoined", "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up",
                "verified from below", "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down",
                "tier: fail", "tier: flip", "tampered", "tier: lose", "tier: hang", "tier: skipped_gone",
-               "tier: evicted_blocks")  # fmt: skip
+               "tier: evicted_blocks", "remote: fail", "remote: hang", "remote: vanished", "remote: appeared",
+               "from level 1", "from level 2")  # fmt: skip
     Well.seen.clear()
     for walk in range(400):
         if walk >= 24 and all(Well.seen[what] for what in reached):

@@ -109,6 +109,13 @@ def test_walks_in_which_a_tier_hangs_beside_traffic() -> None:
     assert seen["ended: recalled"] > 0
 
 
+def test_two_levels_in_foul_weather() -> None:
+    walks = (walk(seed, 1500, remote=True) for seed in _seeds(3))
+    seen = _sum(walks)
+    assert all(seen[f"remote: {what}"] for what in ("vanished", "appeared"))
+    assert sum(seen[f"remote: {what}"] for what in ("fail", "flip", "swap", "lose", "hang")) > 3
+
+
 @pytest.mark.parametrize("write", ["through", "back", "second_touch"])
 def test_walks_of_wells_that_are_paused_and_resumed(write: str) -> None:
     """Nothing that is paused begins, nobody waits for it, it outlives the well, and in the end all is as ever."""

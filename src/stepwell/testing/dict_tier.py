@@ -49,6 +49,7 @@ class DictTier:
         self._limit = limit
         self._executor = executor
         self._ordinal = 0
+        self._cleared = 0  # how often
         self._numbers = count(1)
         self._reading: set[int] = set()  # numbers of calls
         self._clears: list[tuple[set[int], Callable[[], None]]] = []
@@ -87,6 +88,7 @@ class DictTier:
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
         made: list[bytes] = []
+        cleared = self._cleared
         places = []
         for block in blocks:
             places.append(Place(self._segment, self._ordinal))
@@ -100,8 +102,8 @@ class DictTier:
                 made.append(b"".join(part.tobytes() for part in parts))
 
         def ended(error: BaseException | None) -> None:
-            if error is not None:
-                done([Writing.FAILED] * len(blocks))
+            if error is not None or cleared != self._cleared:  # what was asked for before a clear comes to nothing
+                done([Writing.FULL if error is None else Writing.FAILED] * len(blocks))
                 return
             done([self._keep(block, frames) for block, frames in zip(blocks, made, strict=True)])
 
@@ -122,6 +124,7 @@ class DictTier:
         self.blocks.pop(id, None)
 
     def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        self._cleared += 1
         used, all = self._used, len(self.blocks)
         for id in [id for id, kept in self.blocks.items() if namespace in (b"", kept.namespace)]:
             self.drop(id)

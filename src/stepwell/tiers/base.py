@@ -140,7 +140,9 @@ ProbeDone = Callable[[Reading], None]
 class Tier(Protocol):
     """Answers come in the order of the blocks, never inside the call that asked."""
 
-    counts: TierCounts
+    @property
+    def counts(self) -> TierCounts:
+        """What it has done since it was opened."""
 
     @property
     def name(self) -> str:

@@ -50,6 +50,7 @@ class FaultyTier:
         self._inner = inner
         self._random = random.Random(seed)
         self._held: list[Callable[[], None]] = []
+        self._cleared = 0  # how often
 
     @property
     def name(self) -> str:
@@ -101,7 +102,7 @@ class FaultyTier:
         return replace(block, open=open)
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
-        fails, loses = self._happens("fail"), self._happens("lose")
+        fails, loses, cleared = self._happens("fail"), self._happens("lose"), self._cleared
 
         def ended(answers: list[Writing]) -> None:
             if fails or loses:
@@ -109,12 +110,19 @@ class FaultyTier:
                     self._inner.drop(block.id)
             done([Writing.FAILED] * len(answers) if fails else answers)
 
-        self._perhaps_later(lambda: self._inner.write(blocks, ended))
+        def write() -> None:
+            if cleared == self._cleared:
+                self._inner.write(blocks, ended)
+            else:
+                done([Writing.FULL] * len(blocks))  # it hung, and was asked for before a clear
+
+        self._perhaps_later(write)
 
     def drop(self, id: BlockId) -> None:
         self._inner.drop(id)
 
     def clear(self, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
+        self._cleared += 1
         self._inner.clear(done, namespace)
 
     def capacity(self) -> Capacity:
