@@ -115,7 +115,7 @@ class Caller(Session):
 
     def _take(self, digests: bytes, ask: Ask, wait_s: float) -> Recalled:
         asked, blocks = len(digests) // 32, self.scheduler.offer(ask)
-        staged, reason = sum(ask.staged[:blocks]), ask.reason
+        staged, reason = sum(map(bool, ask.sources[:blocks])), ask.reason
         if not blocks:
             self.scheduler.release(ask)
             return Recalled(asked, wait_s=wait_s, reason=reason)

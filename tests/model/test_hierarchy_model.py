@@ -679,7 +679,7 @@ class Well(RuleBasedStateMachine):
                 assert len(fill.written) == engine.model.shards and not fill.dropped, "told before it was published"
                 self.told.append((engine, ref, shard))
             request.rows.append(row)
-        for source in found.staged:
+        for source in found.sources:
             self.seen[f"from level {source}"] += 1
         request.more, request.reason = found.more, found.reason
         if found.more:

@@ -297,7 +297,7 @@ def test_a_person_asks_a_well(well: InThread) -> None:
     peer.close()
 
 
-@pytest.mark.parametrize("message", [m.Clear(["attic"]), m.Clear(["host"], b"short"), m.Clear(["host", "shared"])])
+@pytest.mark.parametrize("message", [m.Clear(["attic"]), m.Clear(["host"], b"short"), m.Clear([])])
 def test_a_clear_that_makes_no_sense_ends_its_connection(well: InThread, message: m.Clear) -> None:
     peer = Raw(well.path)
     peer.send(m.Hello(m.PROTOCOL, "admin"), message)
@@ -375,6 +375,8 @@ def test_the_commands_with_a_real_well(tmp_path: Path) -> None:
             answer = json.loads(said)
             assert (code, answer["blocks"]) == (0, {"host": 0, "disk": 0})
             assert (answer["bytes"]["disk"], answer["partial"]) == (0, [])
+            code, said = invoke("clear", "--home", str(home), "--tier", "dsk")
+            assert code != 0 and "no tier called 'dsk'" in said and "host and disk" in said
             assert "host memory holds nothing" not in invoke("namespaces", "--home", str(home))[1], "its engine lives"
             del members
         finally:

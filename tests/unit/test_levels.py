@@ -273,7 +273,7 @@ def test_blocks_of_the_arena_and_of_the_tier_make_one_run() -> None:
     ticket = engine.ask(chain(6))
     rig.settle()
     assert told(engine, engine.answer(ticket).refs) == [100 + n for n in range(6)]
-    staged = b"".join(f.staged for f in engine._found[ticket])
+    staged = b"".join(f.sources for f in engine._found[ticket])
     assert list(staged) == [1, 1, 0, 1, 1, 1]
     assert rig.below.reads == 5
     assert (rig.stat("hits"), rig.stat("hits_staged")) == (6, 5)

@@ -28,7 +28,16 @@ from stepwell.ops.checks import places
 from stepwell.protocol.messages import PROTOCOL, Hello, Stats, StatsQuery, Welcome
 from stepwell.serve import metrics as metrics_module
 from stepwell.serve.exposition import Family, Sample, number, render
-from stepwell.serve.metric_table import LABELS, METRICS, MOST_REST, NOT_METRICS, families, stats_of
+from stepwell.serve.metric_table import (
+    LABELS,
+    METRICS,
+    MOST_REST,
+    NOT_METRICS,
+    NOT_METRICS_OF_A_TIER,
+    families,
+    stats_of,
+    tiers_below,
+)
 from stepwell.serve.metrics import MAX_HEAD, MOST_REQUESTS, MetricsServer
 
 
@@ -75,7 +84,8 @@ def test_names_and_labels_follow_the_rules() -> None:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert set(metric.labels) <= LABELS or metric.name == "stepwell_build_info"
         assert metric.help.endswith(".")
-        assert all({*source.labels, source.rest} - {""} == set(metric.labels) for source in metric.sources)
+        sources = [one for source in metric.sources for one in source.of(["disk"])]
+        assert all({*source.labels, source.rest} - {""} == set(metric.labels) for source in sources)
 
 
 def every_stat(folder: Path) -> dict[str, int | float | str]:
@@ -128,9 +138,10 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
 def test_every_stat_is_a_metric_or_is_said_not_to_be(tmp_path: Path) -> None:
     values = every_stat(tmp_path)
     mapped = {key for metric in METRICS for source in metric.sources for key in stats_of(source, values)}
-    assert mapped & NOT_METRICS == set()
-    assert values.keys() - mapped - NOT_METRICS == set(), "new stats: give them a metric, or say that they are none"
-    assert values.keys() >= NOT_METRICS, "no longer a stat"
+    none = NOT_METRICS | {f"{tier}_{key}" for tier in tiers_below(values) for key in NOT_METRICS_OF_A_TIER}
+    assert tiers_below(values) == ["disk"] and mapped & none == set()
+    assert values.keys() - mapped - none == set(), "new stats: give them a metric, or say that they are none"
+    assert values.keys() >= none, "no longer a stat"
     unused = {s.key for metric in METRICS for s in metric.sources if not stats_of(s, values)}
     assert not unused, "no stat has these names"
 
@@ -174,6 +185,18 @@ def test_names_from_outside_are_bounded_and_text_is_no_number() -> None:
     page = parsed(render(families(values)))
     assert len(page) == MOST_REST
     assert {name for name, _ in page} == {"stepwell_engine_reports_total"}
+
+
+def test_each_tier_below_the_host_tier_has_its_samples(tmp_path: Path) -> None:
+    values = every_stat(tmp_path)
+    second = {f"far_{key.removeprefix('disk_')}": value for key, value in values.items() if key.startswith("disk_")}
+    samples = parsed(render(families({**values, **second, "tiers": "host,disk,far"})))
+    of = {
+        tier: {(name, tuple(pair for pair in labels if pair[0] != "tier")): value
+               for (name, labels), value in samples.items() if ("tier", tier) in labels}
+        for tier in ("disk", "far")
+    }  # fmt: skip
+    assert of["disk"] == of["far"] and len(of["far"]) > 10
 
 
 # the server -----------------------------------------------------------------------------------------------------------

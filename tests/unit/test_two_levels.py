@@ -72,7 +72,7 @@ def sources(engine: FakeEngine, digests: bytes) -> list[int]:
     ticket = engine.ask(digests)
     engine.rig.settle()
     engine.answer(ticket)
-    found = b"".join(found.staged for found in engine._found[ticket])
+    found = b"".join(found.sources for found in engine._found[ticket])
     engine.release(ticket)
     engine.rig.settle()
     return list(found)

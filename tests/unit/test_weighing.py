@@ -40,7 +40,7 @@ def asked(engine: FakeEngine, digests: bytes, **how: str) -> tuple[int, m.Found]
     found = [message for message in engine.scheduler.take(m.Found) if message.ticket == ticket]
     engine.scheduler.say(m.Release(ticket, 0.5))
     engine.rig.settle()
-    return sum(len(message.staged) for message in found), found[-1]
+    return sum(len(message.sources) for message in found), found[-1]
 
 
 def judged(block_s: float, blocks: int = 16) -> tuple[DeepRig, FakeEngine, bytes]:

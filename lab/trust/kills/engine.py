@@ -83,7 +83,7 @@ class Engine(Session):
         if not blocks:
             self.scheduler.release(ask)
             return found
-        staged = ask.staged[:blocks]
+        staged = ask.sources[:blocks]
         for copy, digest, from_below in zip(self.copies(ask, blocks, self._pause), digests, staged, strict=False):
             if copy is None:
                 found.changed += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,17 +16,13 @@ from stepwell.units import format_size
 _TAG_DIGITS = 32
 
 
-class Tier(StrEnum):
-    HOST = "host"
-    DISK = "disk"
-    ALL = "all"
-
-
-_TIERS = {Tier.HOST: ["host"], Tier.DISK: ["disk"], Tier.ALL: ["host", "disk"]}
+_ALL = "all"
 
 
 def clear(
-    tier: Annotated[Tier, typer.Option(help="What to clear.")] = Tier.ALL,
+    tier: Annotated[
+        str, typer.Option(metavar="TIER", help="What to clear: host, another tier that `stepwell stats` names, or all.")
+    ] = _ALL,
     namespace: Annotated[
         str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`).")
     ] = None,
@@ -45,7 +40,10 @@ def clear(
     place, tag = home_of(home), _tag(namespace)
     at = socket_of(socket, place, config)
     try:
-        cleared = control.clear(place, _TIERS[tier], tag, socket=at)
+        tiers = control.tiers(place, at)
+        if tier not in (_ALL, *tiers):
+            raise _unknown(tier, tiers)
+        cleared = control.clear(place, tiers if tier == _ALL else [tier], tag, socket=at)
     except BackendDown as error:
         if error.code != "SW-505":
             raise
@@ -54,8 +52,6 @@ def clear(
         f"{name} tier: {blocks} blocks dropped, {format_size(cleared.nbytes[name])}"
         for name, blocks in cleared.blocks.items()
     ]
-    if tier is not Tier.HOST and "disk" not in cleared.blocks:
-        lines.append("this well has no disk tier")
     lines += [
         f"{name} tier: some of it may come back: its storage has failed, or holds a file that may be one of ours and"
         " cannot be read (`stepwell stats`, `stepwell fsck`)"
@@ -111,6 +107,15 @@ def _tag(text: str | None) -> bytes:
             fix="copy it from `stepwell namespaces`",
         )
     return tag
+
+
+def _unknown(tier: str, tiers: list[str]) -> ConfigError:
+    return ConfigError(
+        "SW-102",
+        what=f"this well has no tier called {tier[:64]!r}",
+        why="it has " + " and ".join(tiers),
+        fix="name one of these, or all",
+    )
 
 
 def _nobody(home: Path, config: Path | None, error: BackendDown) -> BackendDown:

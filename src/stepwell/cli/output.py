@@ -41,8 +41,9 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
-    if "disk_capacity_bytes" in v:
-        lines += _disk(v)
+    for tier in str(v.pop("tiers", "")).split(",")[1:]:
+        if f"{tier}_capacity_bytes" in v:
+            lines += _below(v, tier)
     clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
     if clean or mismatched:
         lines.append(f"canaries: {clean} clean, {mismatched} not")
@@ -100,26 +101,26 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _disk(v: dict[str, int | float | str]) -> list[str]:
-    """What is said of the disk tier; takes its keys out of `v`."""
-    state = "".join(f", {calls.upper()} STOPPED" for calls in ("reads", "writes") if not v.pop(f"disk_{calls}_up"))
-    recalled, spilled = _seconds(v, "disk_recall_seconds"), _seconds(v, "disk_spill_seconds")
+def _below(v: dict[str, int | float | str], tier: str) -> list[str]:
+    """What is said of a tier below the host tier; takes its keys out of `v`."""
+    t = {key: v.pop(f"{tier}_{key}") for key in [k[len(tier) + 1 :] for k in v if k.startswith(f"{tier}_")]}
+    state = "".join(f", {calls.upper()} STOPPED" for calls in ("reads", "writes") if not t.pop(f"{calls}_up"))
+    recalled, spilled = _seconds(t, "recall_seconds"), _seconds(t, "spill_seconds")
+    segments = f" in {t.pop('segments')} segments" if "segments" in t else ""
+    room = f"{_size(t, 'bytes')} of {_size(t, 'capacity_bytes')}"
     lines = [
-        f"disk tier: {v.pop('disk_blocks')} blocks, {_size(v, 'disk_bytes')} of {_size(v, 'disk_capacity_bytes')} "
-        f"in {v.pop('disk_segments')} segments{state}",
-        f"  recalled {v.pop('disk_recalled_blocks', 0)} blocks, {_size(v, 'disk_recalled_bytes')}{recalled}; "
-        f"spilled {v.pop('disk_spilled_blocks', 0)} blocks, {_size(v, 'disk_spilled_bytes')}{spilled}; "
-        f"{_size(v, 'disk_write_queue_bytes')} waiting",
-        f"  written to the device: {_size(v, 'disk_device_written_bytes')}; evicted {v.pop('disk_evicted_blocks')} "
-        f"blocks, kept {v.pop('disk_reinserted_blocks')} that were in use",
+        f"{tier} tier: {t.pop('blocks', 0)} blocks, {room}{segments}{state}",
+        f"  recalled {t.pop('recalled_blocks', 0)} blocks, {_size(t, 'recalled_bytes')}{recalled}; "
+        f"spilled {t.pop('spilled_blocks', 0)} blocks, {_size(t, 'spilled_bytes')}{spilled}; "
+        f"{_size(t, 'write_queue_bytes')} waiting",
+        f"  written to the device: {_size(t, 'device_written_bytes')}; evicted {t.pop('evicted_blocks')} "
+        f"blocks, kept {t.pop('reinserted_blocks')} that were in use",
     ]
-    kept, foreign = v.pop("disk_kept_segments"), v.pop("disk_foreign_files")
+    kept, foreign = t.pop("kept_segments", 0), t.pop("foreign_files", 0)
     if kept or foreign:
         lines.append(f"  {kept} segments that cannot be read (`stepwell fsck` says why), {foreign} files not of ours")
-    for title, prefix in (
-        ("not recalled", "disk_not_recalled_"), ("not spilled", "disk_skipped_"), ("errors", "disk_errors_"),
-    ):  # fmt: skip
-        found = {k.removeprefix(prefix): v.pop(k) for k in sorted(v) if k.startswith(prefix)}
+    for title, prefix in (("not recalled", "not_recalled_"), ("not spilled", "skipped_"), ("errors", "errors_")):
+        found = {k.removeprefix(prefix): t.pop(k) for k in sorted(t) if k.startswith(prefix)}
         if found:
             lines.append(f"  {title}: " + ", ".join(f"{name} {n}" for name, n in found.items()))
     return lines

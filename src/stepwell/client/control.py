@@ -81,6 +81,18 @@ def decisions(home: Path, most: int, seconds: float = 10.0, socket: Path | None 
         return well.ask(DecisionsQuery(most), Decisions).rows
 
 
+_CAPACITY = "_capacity_bytes"
+
+
+def tiers(home: Path, socket: Path | None = None) -> list[str]:
+    """Names of the well's tiers, the host tier first. Raises BackendDown as `stats` does."""
+    values = stats(home, socket=socket)
+    if "tiers" in values:
+        return str(values["tiers"]).split(",")
+    sizes = [key for key in values if key.endswith(_CAPACITY)]  # a well of an older version
+    return ["host", *(key.removesuffix(_CAPACITY) for key in sizes)]
+
+
 def clear(
     home: Path, tiers: list[str], namespace: bytes = b"", seconds: float = 120.0, socket: Path | None = None
 ) -> Cleared:

@@ -49,7 +49,7 @@ class Ask:
     news: float  # when one of its blocks was found, or one before it in line got on
     blocks: int = 0  # leading run that is resident and pinned
     refs: list[SlotRefs] = field(default_factory=list)
-    staged: bytearray = field(default_factory=bytearray)  # of each block: it was brought up from a tier for this ask
+    sources: bytearray = field(default_factory=bytearray)  # of each block: see `Found.sources`
     answered: bool = False
     final: bool = False
     reason: str = ""  # why it waits, as the well last said, or why its run has ended
@@ -61,6 +61,7 @@ class Ask:
     turn: float = 0.0  # when one before it in line had all that it asked for
     settled: float = 0.0  # when waiting ended
     limit_s: float = 0.0  # what the well says that its recall is worth waiting for
+    allow_s: float = 0.0  # and what it allows in addition for the next block, which comes from a tier
 
     @property
     def in_line(self) -> bool:
@@ -140,7 +141,7 @@ class SchedulerClient:
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MOST_TIMINGS)
         self._copies: deque[tuple[int, float]] = deque(maxlen=m.MOST_TIMINGS)
         self._reported = 0.0
-        self._allow_s = 0.0  # what the well last allowed for a block that comes from a tier
+        self.tiers: tuple[str, ...] = ()  # as the well names them, the host tier first
         self._silent = False  # a request was told nothing at all for as long as it could wait
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
@@ -217,7 +218,7 @@ class SchedulerClient:
             return True
         if ask.reason not in IN_LINE:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
-        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, self._allow_s, ask.limit_s)
+        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, ask.limit_s)
 
     def _got_on(self, ask: Ask, waiting: Collection[str], *, all_of_it: bool = False) -> None:
         """This request has got something, or ends and gives back what it had: those behind it in line that wait for one
@@ -354,7 +355,8 @@ class SchedulerClient:
             case m.Ready(session=number):
                 self.session = number
                 self.membership.settled()
-            case m.Welcome():
+            case m.Welcome(tiers=tiers):
+                self.tiers = tuple(tiers)
                 self._joined(message)
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))
@@ -370,14 +372,15 @@ class SchedulerClient:
             if len(rows):
                 ask.refs.append(rows)
                 ask.blocks += len(rows)
-                ask.staged += found.staged
+                ask.sources += found.sources
                 ask.news = self._clock()
                 if ask.lined_up:
                     self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
-            self._allow_s, ask.limit_s = found.allow_s, found.limit_s
+            ask.allow_s = found.allow_s
+            ask.limit_s = found.limit_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final

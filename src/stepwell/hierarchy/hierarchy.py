@@ -48,7 +48,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES, Policy
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import HOST, Mode
 from stepwell.policies.placement.base import Placement
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.through import Through
@@ -140,7 +140,9 @@ class Hierarchy:
         self.operator = Operator(
             self._core, self.arena, self.stack, self.migration, self._recalls, self.roster, self.canaries
         )
-        self._members = Members(self._core, self.arena, self.roster, sharing, self._recalls, self._spills, well, judge)
+        self._members = Members(
+            self._core, self.arena, self.roster, sharing, self._recalls, self._spills, well, judge, self.tiers
+        )
         self._dispatch = Dispatch(
             self._core,
             self.arena,
@@ -234,6 +236,11 @@ class Hierarchy:
     # looking ----------------------------------------------------------------------------------------------------------
 
     @property
+    def tiers(self) -> list[str]:
+        """Names of the host tier and of those below it."""
+        return [HOST, *(level.name for level in self.stack.levels)]
+
+    @property
     def holds_blocks(self) -> bool:
         """There is something in host memory that would be lost with it."""
         return self.arena.blocks > 0
@@ -267,6 +274,7 @@ class Hierarchy:
             "quarantined_sessions": len(self.roster.quarantines),
             "quarantined_namespaces": len(self.canaries.barred),
             **self._paused(),
+            "tiers": ",".join(self.tiers),
             "host_bytes": self.limits.host_bytes,
             **self.arena.count(),
             **self.counters.values(),

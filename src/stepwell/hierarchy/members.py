@@ -5,7 +5,7 @@ What a session held is given back when it ends, or kept apart until no process c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
@@ -24,7 +24,7 @@ Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 
 
 class Members:
-    """`well` is the name that members are told."""
+    """`well` and `tiers` are the names that members are told."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Members:
         spills: Spills,
         well: str,
         judge: Judge,
+        tiers: Sequence[str],
     ) -> None:
         self._core = core
         self._arena = arena
@@ -45,6 +46,7 @@ class Members:
         self._spills = spills
         self._well = well
         self._judge = judge
+        self._tiers = list(tiers)
 
     def follow(self, judge: Judge) -> None:
         """From now on this checks the wishes of engines that join."""
@@ -77,7 +79,7 @@ class Members:
             self._arena.let_go(number)
         if member.is_scheduler and self._core.pauses.spills:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
-        send(m.Welcome(session.number, m.PROTOCOL, self._well, self._core.limits.host_bytes, warnings), ())
+        send(m.Welcome(session.number, m.PROTOCOL, self._well, self._core.limits.host_bytes, warnings, self._tiers), ())
         if session.phase is Phase.LIVE:
             self._open(session)
         return member

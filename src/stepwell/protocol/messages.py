@@ -265,13 +265,15 @@ class Stop(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The member belongs to `session`; warnings are for the engine's log."""
+    """The member belongs to `session`; warnings are for the engine's log. `tiers`: names of the host tier and of those
+    below it, the uppermost first; a well of an older version names none."""
 
     session: int
     protocol: int
     well: str
     host_bytes: int
     warnings: list[str] = []
+    tiers: list[str] = []
 
 
 class Refused(Message, frozen=True):
@@ -292,11 +294,12 @@ class Ready(Message, frozen=True):
 class Found(Message, frozen=True):
     """Blocks [start, start + len) of a ticket are resident, verified and pinned at `slots` (SLOT_REF bytes).
 
-    With `more` the run may still grow (blocks on their way up from a tier or being filled by this session, slabs being
-    mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there. `staged`
-    has a byte for each block: whether it was brought up from a tier for this ticket. `allow_s`: seconds that a block's
-    coming up may take in addition to the usual patience, as healthy reads do at the moment; 0 where there is no tier.
-    `limit_s`: seconds that the whole recall is worth waiting for; 0: nobody knows.
+    With `more` the run may still grow (blocks that are being promoted from a tier or filled by this session, slabs
+    being mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there.
+    `sources` has a byte for each block: the place in `Welcome.tiers` of the tier that it was promoted from for this
+    ticket, 0 where it was in host memory. `allow_s`: seconds that the next block may take in addition to the usual
+    patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
+    worth waiting for; 0: not known.
     """
 
     ticket: int
@@ -304,7 +307,7 @@ class Found(Message, frozen=True):
     slots: bytes
     more: bool
     reason: str = ""
-    staged: bytes = b""
+    sources: bytes = b""
     allow_s: float = 0.0
     limit_s: float = 0.0
 

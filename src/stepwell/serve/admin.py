@@ -13,7 +13,7 @@ from stepwell.errors import ProtocolError
 from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import KINDS, Kind, Pause, one_line
-from stepwell.hierarchy.requests.clearing import HOST, NamespaceSum, Sum
+from stepwell.hierarchy.requests.clearing import NamespaceSum, Sum
 from stepwell.protocol.messages import (
     Clear,
     Cleared,
@@ -83,8 +83,8 @@ def _seconds(expected: Expected | None) -> tuple[float | None, float | None]:
 
 def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
     """Raises ProtocolError SW-804 for what no `stepwell clear` sends."""
-    tiers = frozenset(message.tiers)
-    if not tiers <= {HOST, "disk"} or len(message.namespace) not in (0, TAG_BYTES):
+    tiers = frozenset(message.tiers) & frozenset(hierarchy.tiers)  # commands of older versions name tiers unasked
+    if not tiers or len(message.namespace) not in (0, TAG_BYTES):
         raise ProtocolError(
             "SW-804",
             what="a Clear that makes no sense",

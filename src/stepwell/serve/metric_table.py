@@ -6,8 +6,9 @@ ours, never tenants, models or prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from stepwell.serve.exposition import Family, Kind, Sample
 
@@ -24,11 +25,21 @@ Values = Mapping[str, int | float | str]
 class Source:
     """Where a metric's samples come from: the stat `key`; if that ends in `*`, all that begin so and that no source
     names in full. Then `rest` is the label that holds what is left of the name, or "" for one sample of their sum. Of a
-    stat that is text, `rest` is the label that holds the text, and the sample is 1."""
+    stat that is text, `rest` is the label that holds the text, and the sample is 1. With `below` there is such a stat
+    of each tier below the host tier, with the tier's name before `key`, and its samples have the label `tier`."""
 
     key: str
     labels: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
+    below: bool = False
+
+    def of(self, tiers: Iterable[str]) -> Iterator[Source]:
+        """Itself, or one for each of these tiers below the host tier."""
+        if not self.below:
+            yield self
+            return
+        for tier in tiers:
+            yield Source(f"{tier}_{self.key}", {"tier": tier, **self.labels}, self.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +52,14 @@ class Metric:
     @property
     def labels(self) -> list[str]:
         found = {name for source in self.sources for name in (*source.labels, source.rest) if name}
-        return sorted(found)
+        return sorted(found | ({"tier"} if any(source.below for source in self.sources) else set()))
 
 
-_HOST, _DISK = {"tier": "host"}, {"tier": "disk"}
+def _below(key: str, labels: Mapping[str, str] = {}, rest: str = "") -> Source:
+    return Source(key, labels, rest, below=True)
+
+
+_HOST = {"tier": "host"}
 _RECALL, _SPILL = {"op": "recall"}, {"op": "spill"}
 
 METRICS = (
@@ -72,12 +87,12 @@ METRICS = (
     Metric(
         "stepwell_transfer_bytes_total",
         "counter",
-        "Bytes copied up (recall) and down (spill): host from and to engines, disk from and to the host tier.",
+        "Bytes copied up (recall) and down (spill): host from and to engines, tiers below from and to the host tier.",
         (
             Source("recalled_bytes", _HOST | _RECALL),
             Source("spilled_bytes", _HOST | _SPILL),
-            Source("disk_recalled_bytes", _DISK | _RECALL),
-            Source("disk_spilled_bytes", _DISK | _SPILL),
+            _below("recalled_bytes", _RECALL),
+            _below("spilled_bytes", _SPILL),
         ),
     ),
     Metric(
@@ -87,42 +102,40 @@ METRICS = (
         (
             Source("recalled_blocks", _HOST | _RECALL),
             Source("spilled_blocks", _HOST | _SPILL),
-            Source("disk_recalled_blocks", _DISK | _RECALL),
-            Source("disk_spilled_blocks", _DISK | _SPILL),
+            _below("recalled_blocks", _RECALL),
+            _below("spilled_blocks", _SPILL),
         ),
     ),
     Metric(
         "stepwell_transfer_seconds_total",
         "counter",
         "Time that reads (recall) and writes (spill) of a tier took, added up over all that ran at once.",
-        (Source("disk_recall_seconds", _DISK | _RECALL), Source("disk_spill_seconds", _DISK | _SPILL)),
+        (_below("recall_seconds", _RECALL), _below("spill_seconds", _SPILL)),
     ),
     Metric(
         "stepwell_tier_used_bytes",
         "gauge",
         "Bytes of a tier that hold blocks.",
-        (Source("block_bytes", _HOST), Source("disk_bytes", _DISK)),
+        (Source("block_bytes", _HOST), _below("bytes")),
     ),
     Metric(
         "stepwell_tier_capacity_bytes",
         "gauge",
         "Bytes that a tier may take.",
-        (Source("host_bytes", _HOST), Source("disk_capacity_bytes", _DISK)),
+        (Source("host_bytes", _HOST), _below("capacity_bytes")),
     ),
-    Metric(
-        "stepwell_tier_blocks", "gauge", "Blocks in a tier.", (Source("blocks", _HOST), Source("disk_blocks", _DISK))
-    ),
+    Metric("stepwell_tier_blocks", "gauge", "Blocks in a tier.", (Source("blocks", _HOST), _below("blocks"))),
     Metric(
         "stepwell_tier_up",
         "gauge",
         "1 if a tier is asked for reads (recall) and writes (spill), 0 if not for now: it hangs or fails.",
-        (Source("disk_reads_up", _DISK | _RECALL), Source("disk_writes_up", _DISK | _SPILL)),
+        (_below("reads_up", _RECALL), _below("writes_up", _SPILL)),
     ),
     Metric("stepwell_slab_bytes", "gauge", "Shared memory that slabs take.", (Source("slab_bytes"),)),
     Metric(
         "stepwell_held_bytes",
         "gauge",
-        "Bytes of the host tier held for waiting requests, those on their way up from disk among them (pinned), and by "
+        "Bytes of the host tier held for waiting requests, those that are being promoted among them (pinned), and by "
         "engines that have not unmapped yet what was taken from them (kept).",
         (Source("pinned_bytes", {"kind": "pinned"}), Source("kept_bytes", {"kind": "kept"})),
     ),
@@ -136,25 +149,25 @@ METRICS = (
         "stepwell_evictions_total",
         "counter",
         "Blocks that a tier let go.",
-        (Source("dropped_*", _HOST, "reason"), Source("disk_evicted_blocks", _DISK | {"reason": "evicted"})),
+        (Source("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
     ),
     Metric(
         "stepwell_reinserted_blocks_total",
         "counter",
         "Blocks that were in use and were written anew when their segment was evicted.",
-        (Source("disk_reinserted_blocks", _DISK),),
+        (_below("reinserted_blocks"),),
     ),
     Metric(
         "stepwell_spills_skipped_total",
         "counter",
         "Blocks that were offered to a tier and not taken.",
-        (Source("spills_refused_*", _HOST, "reason"), Source("disk_skipped_*", _DISK, "reason")),
+        (Source("spills_refused_*", _HOST, "reason"), _below("skipped_*", rest="reason")),
     ),
     Metric(
         "stepwell_recalls_failed_total",
         "counter",
         "Blocks that a tier was believed to have and did not bring: misses, never wrong bytes.",
-        (Source("disk_not_recalled_*", _DISK, "reason"),),
+        (_below("not_recalled_*", rest="reason"),),
     ),
     Metric(
         "stepwell_prefetched_blocks_total",
@@ -165,8 +178,8 @@ METRICS = (
     Metric(
         "stepwell_unreadable_segments",
         "gauge",
-        "Segments on disk whose keys are not in the keyring, of another version or damaged: never deleted unasked.",
-        (Source("disk_kept_segments", _DISK),),
+        "Segments of a tier whose keys are not in the keyring, of another version or damaged: never deleted unasked.",
+        (_below("kept_segments"),),
     ),
     Metric(
         "stepwell_errors_total",
@@ -175,22 +188,22 @@ METRICS = (
         (
             Source("dropped_failed_check", _HOST | {"kind": "failed_check"}),
             Source("troubles", _HOST | {"kind": "memory_refused"}),
-            Source("disk_errors_*", _DISK, "kind"),
-            Source("disk_reads_stopped", _DISK | {"kind": "reads_stopped"}),
-            Source("disk_writes_stopped", _DISK | {"kind": "writes_stopped"}),
+            _below("errors_*", rest="kind"),
+            _below("reads_stopped", {"kind": "reads_stopped"}),
+            _below("writes_stopped", {"kind": "writes_stopped"}),
         ),
     ),
     Metric(
         "stepwell_write_queue_bytes",
         "gauge",
         "Bytes that wait to be written.",
-        (Source("disk_write_queue_bytes", _DISK),),
+        (_below("write_queue_bytes"),),
     ),
     Metric(
         "stepwell_device_writes_bytes_total",
         "counter",
         "Bytes written to the device, all overheads included: what wears it.",
-        (Source("disk_device_written_bytes", _DISK),),
+        (_below("device_written_bytes"),),
     ),
     Metric(
         "stepwell_canaries_total",
@@ -240,16 +253,9 @@ NOT_METRICS = frozenset(
     {
         "connections",  # this scrape's own among them
         "connections_refused",  # the log says why
-        "disk_foreign_files",  # what `stepwell fsck` lists
-        "disk_index_bytes",  # follows from disk_blocks
-        "disk_prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
-        "disk_recovered_blocks",  # once, at the start: the log says it
-        "disk_recovery_seconds",
-        "disk_segments",  # disk_bytes says it in bytes
-        "disk_staging_blocks",  # comes and goes within a request's wait
         "filling",  # comes and goes within a step
         "free_slots",
-        "hits_staged",  # disk's transfer_blocks say it
+        "hits_staged",  # transfer_blocks of the tiers below say it
         "leased_blocks",  # comes and goes within a step
         "messages_refused",  # the log says why
         "paused",  # a sentence; paused_recalls and paused_spills say it in numbers
@@ -259,31 +265,59 @@ NOT_METRICS = frozenset(
         "slabs",
         "slabs_made",
         "slabs_retired",
+        "tiers",  # the label `tier` names them
         "trouble",  # a sentence; `troubles` counts
     }
 )
 """Stats that people see in `stepwell stats` and that are no metric."""
 
-_NAMED = frozenset(source.key for metric in METRICS for source in metric.sources)
+NOT_METRICS_OF_A_TIER = frozenset(
+    {
+        "foreign_files",  # what `stepwell fsck` lists
+        "index_bytes",  # follows from the number of blocks
+        "prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
+        "recovered_blocks",  # once, at the start: the log says it
+        "recovery_seconds",
+        "segments",  # the bytes that are used say it
+        "staging_blocks",  # comes and goes within a request's wait
+    }
+)
+"""The same of a tier below the host tier, behind its name."""
+
+
+def tiers_below(values: Values) -> list[str]:
+    """Names of the tiers below the host tier, the uppermost first."""
+    return [tier for tier in str(values.get("tiers", "")).split(",")[1:] if tier]
 
 
 def families(values: Values) -> Iterator[Family]:
     """All metrics with what `values` has of them. Stats that the table does not know are left out."""
+    tiers = tiers_below(values)
     for metric in METRICS:
-        samples = [sample for source in metric.sources for sample in _samples(source, values)]
-        yield Family(metric.name, metric.kind, metric.help, samples)
+        found = [sample for source in metric.sources for one in source.of(tiers) for sample in _samples(one, values)]
+        yield Family(metric.name, metric.kind, metric.help, found)
 
 
 def stats_of(source: Source, values: Values) -> list[str]:
     """The stats of `values` that this source takes."""
+    tiers = tiers_below(values)
+    return [key for one in source.of(tiers) for key in _keys(one, values)]
+
+
+def _keys(source: Source, values: Values) -> list[str]:
     if not source.key.endswith("*"):
         return [source.key] if source.key in values else []
-    prefix = source.key[:-1]
-    return [key for key in values if key.startswith(prefix) and key not in _NAMED]
+    prefix, named = source.key[:-1], _named(tuple(tiers_below(values)))
+    return [key for key in values if key.startswith(prefix) and key not in named]
+
+
+@cache
+def _named(tiers: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(one.key for metric in METRICS for source in metric.sources for one in source.of(tiers))
 
 
 def _samples(source: Source, values: Values) -> Iterator[Sample]:
-    keys = stats_of(source, values)
+    keys = _keys(source, values)
     if source.key.endswith("*"):
         numbers = {key: value for key in keys if not isinstance(value := values[key], str)}
         if source.rest:

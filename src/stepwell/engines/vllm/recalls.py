@@ -93,7 +93,7 @@ class EngineRecalls:
         bt, page = self._shape.block_tokens, self._shape.page
         start, end = tracked.offered_from, tracked.offered_from + external
         first, last = start // bt, -(-end // bt)
-        staged = bytes(ask.staged[first:last])
+        staged = bytes(ask.sources[first:last])
         load = Load(request_id, ask.session, 0, start % bt // page, [])
         tracked.loading = Loading(load, first, start, external, last - first, staged)
         load.transfer, refs = self._client.recall(ask, first, last - first)
