@@ -24,8 +24,8 @@ from stepwell.hierarchy.levels.writes import WRITERS, WriteQueue
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
-from stepwell.policies.placement.base import Place
 from stepwell.policies.costs.transfer import TierSpeed
+from stepwell.policies.placement.base import Place
 from stepwell.tiers.base import SharedTier, Tier
 
 

@@ -28,9 +28,9 @@ from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
+from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import Record
-from stepwell.policies.costs.transfer import TierSpeed
 
 SPEED_SHARE = 0.25
 """Of what the tier brings in a second, at most, goes into guesses."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepwell.io.clock import Clock
-from stepwell.policies.probe import Probing
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
+from stepwell.policies.probe import Probing
 
 
 class ReadSpeed:
