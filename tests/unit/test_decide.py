@@ -5,10 +5,10 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.decide import (
-    HOST,
     UNKNOWN_LIMIT_S,
     Decision,
     Known,

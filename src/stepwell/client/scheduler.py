@@ -356,7 +356,7 @@ class SchedulerClient:
                 self.session = number
                 self.membership.settled()
             case m.Welcome(tiers=tiers):
-                self.tiers = tuple(tiers)
+                self.tiers = tuple(tiers) or m.UNNAMED_TIERS
                 self._joined(message)
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
+from stepwell.block.tier import HOST
 from stepwell.errors import StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy.arena.arena import Arena
@@ -48,7 +49,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES, Policy
-from stepwell.policies.decide import HOST, Mode
+from stepwell.policies.decide import Mode
 from stepwell.policies.placement.base import Placement
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.through import Through

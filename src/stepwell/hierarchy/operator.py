@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.migration import Migration
@@ -35,7 +36,7 @@ class Operator:
     @property
     def tiers(self) -> frozenset[str]:
         """Names of those that keep blocks."""
-        return frozenset({clearing.HOST, *(level.name for level in self._stack.levels if level.keeps)})
+        return frozenset({HOST, *(level.name for level in self._stack.levels if level.keeps)})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from

@@ -22,11 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
-
-HOST = "host"
-"""The tier whose blocks only have to be copied; all others' are, too, when they have been read."""
 
 MOST_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""

@@ -16,11 +16,16 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stepwell.block.tier import HOST
+
 PROTOCOL = 4
 """Version spoken here. A well accepts this one and the one before it, whose workers keep nothing that is unmapped, and
 whose ranks all have KV of their own."""
 
 OLDEST_PROTOCOL = 3
+
+UNNAMED_TIERS = (HOST, "disk")
+"""What a well has whose `Welcome` names no tiers: it is of an older version."""
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 

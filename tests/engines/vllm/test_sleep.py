@@ -184,8 +184,17 @@ def test_after_the_end_it_falls_asleep_at_once(tmp_path: Path) -> None:
             worker.connector.unregister_kv_caches()
 
 
-@pytest.mark.parametrize(("tokens", "staged"), [(40, 32), (24, 16), (16, 8), (8, 0)])
-def test_tokens_of_a_tier_are_those_of_its_blocks(tokens: int, staged: int) -> None:
-    """A recall of blocks 3 to 5, of 16 tokens each, that begins in the middle of the first; two were staged."""
-    loading = Loading(None, 3, 56, 40, 3, staged=bytes([0, 1, 1]))  # type: ignore[arg-type]
-    assert loading.staged_tokens(tokens, 16) == staged
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (40, {"host": 8, "disk": 16, "far": 16}),
+        (24, {"host": 8, "disk": 16}),
+        (16, {"host": 8, "disk": 8}),
+        (8, {"host": 8}),
+    ],
+)
+def test_tokens_of_a_tier_are_those_of_its_blocks(tokens: int, found: dict[str, int]) -> None:
+    """A recall of blocks 3 to 5, of 16 tokens each, that begins in the middle of the first; two were promoted."""
+    loading = Loading(None, 3, 56, 40, 3, sources=bytes([0, 1, 2]))  # type: ignore[arg-type]
+    assert loading.by_tier(tokens, 16, ("host", "disk", "far")) == found
+    assert loading.by_tier(40, 16, ("host",)) == {"host": 40}, "a tier without a name"

@@ -29,7 +29,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "recalled_tokens": Family(
-        "stepwell_engine_recalled_tokens", "Tokens that arrived in requests' pages.", "tier", ("host", "disk")
+        "stepwell_engine_recalled_tokens", "Tokens that arrived in requests' pages.", "tier", ("host",)
     ),
     "recalls": Family("stepwell_engine_recalls", "Recalls that brought tokens into a request."),
     "recall_seconds": Family(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.block.digest import Chain
+from stepwell.block.tier import HOST
 from stepwell.client.scheduler import Ask, Spill
 from stepwell.engines.common.adapters import Adapter
 from stepwell.engines.common.plan import Load, Ref, Save
@@ -35,17 +36,19 @@ class Loading:
     start: int
     tokens: int
     good: int
-    staged: bytes = b""  # of each block: it was brought up from a tier for this request
+    sources: bytes = b""  # of each block: the place of the tier that it was promoted from for this request; 0: host
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
     copy_s: float = 0.0  # of the slowest rank
 
-    def staged_tokens(self, tokens: int, block_tokens: int) -> int:
-        """Of its first `tokens` tokens, those whose block was brought up from a tier for this request."""
-        end, found = self.start + tokens, 0
-        for block, staged in enumerate(self.staged, self.first):
-            if staged:
-                low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
-                found += max(0, high - low)
+    def by_tier(self, tokens: int, block_tokens: int, tiers: Sequence[str]) -> dict[str, int]:
+        """Its first `tokens` tokens, by where their blocks were when the request asked for them. `tiers`: names by
+        place. What is of no known tier counts as host memory's, which is where it was copied from."""
+        end, found = self.start + tokens, {HOST: 0}
+        for block, source in enumerate(self.sources, self.first):
+            low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
+            if high > low:
+                tier = tiers[source] if source < len(tiers) else HOST
+                found[tier] = found.get(tier, 0) + high - low
         return found
 
 
@@ -101,7 +104,7 @@ class Tracked:
     offered_at: float = 0.0
     canary_tokens: int = 0  # could have been recalled, and were left to be recomputed
     recalled_tokens: int = 0
-    staged_tokens: int = 0  # of them, what was brought up from a tier for this request
+    tiers: dict[str, int] = field(default_factory=lambda: {HOST: 0})  # the same, by where they were
     wait_s: float = 0.0  # from the scheduler's first ask to the offer, and then part of recall_s, or to a miss
     copy_s: float = 0.0
     recall_s: float = 0.0
@@ -109,14 +112,11 @@ class Tracked:
     def receipt(self, token_bytes: int) -> dict[str, Any]:
         """What a user is told of the request, in the response's `kv_transfer_params`. `token_bytes`: of a token's KV,
         all ranks'."""
-        tiers = {"host": self.recalled_tokens - self.staged_tokens}
-        if self.staged_tokens:
-            tiers["disk"] = self.staged_tokens
         canary = {"canary_tokens": self.canary_tokens} if self.canary_tokens else {}
         return canary | {
             "recalled_tokens": self.recalled_tokens,
-            "tiers": tiers,
-            "bytes": {tier: tokens * token_bytes for tier, tokens in tiers.items()},
+            "tiers": dict(self.tiers),
+            "bytes": {tier: tokens * token_bytes for tier, tokens in self.tiers.items()},
             "recall_ms": round(1e3 * self.recall_s, 3),
             "wait_ms": round(1e3 * self.wait_s, 3),
             "copy_ms": round(1e3 * self.copy_s, 3),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -189,9 +190,11 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         @guarded({})
         def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
             """Where the tokens lay when the request came, not where they were copied from."""
-            staged = self._sched.staged(request, num_external_tokens) if self._sched is not None else 0
-            sources = {CacheHitSource.HOST: num_external_tokens - staged, CacheHitSource.DISK: staged}
-            return {source: tokens for source, tokens in sources.items() if tokens}
+            found: Counter[Any] = Counter()
+            for tier, tokens in (self._sched.sources(request, num_external_tokens) if self._sched else {}).items():
+                names = (source for source in CacheHitSource if source.value == tier)
+                found[next(names, CacheHitSource.EXTERNAL_UNSPECIFIED)] += tokens
+            return dict(+found)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepPlan:
         try:

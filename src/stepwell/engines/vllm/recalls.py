@@ -93,9 +93,9 @@ class EngineRecalls:
         bt, page = self._shape.block_tokens, self._shape.page
         start, end = tracked.offered_from, tracked.offered_from + external
         first, last = start // bt, -(-end // bt)
-        staged = bytes(ask.sources[first:last])
+        sources = bytes(ask.sources[first:last])
         load = Load(request_id, ask.session, 0, start % bt // page, [])
-        tracked.loading = Loading(load, first, start, external, last - first, staged)
+        tracked.loading = Loading(load, first, start, external, last - first, sources)
         load.transfer, refs = self._client.recall(ask, first, last - first)
         tracked.ask = None
         for i, row in zip(range(first, last), refs.tolist(), strict=True):
@@ -106,10 +106,12 @@ class EngineRecalls:
         tracked.wait_s += tracked.offered_at - tracked.asked_at
         self._plan.now.loads.append(load)
 
-    def staged(self, tracked: Tracked, external: int) -> int:
-        """Of the tokens that it was allocated pages for just now, those that came from a tier below host memory."""
-        loading = tracked.loading
-        return loading.staged_tokens(external, self._shape.block_tokens) if loading is not None else 0
+    def sources(self, tracked: Tracked, external: int) -> dict[str, int]:
+        """The tokens that it was allocated pages for just now, by the tier that they were in."""
+        return self._by_tier(tracked.loading, external) if tracked.loading is not None else {}
+
+    def _by_tier(self, loading: Loading, tokens: int) -> dict[str, int]:
+        return loading.by_tier(tokens, self._shape.block_tokens, self._client.tiers)
 
     def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
         """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
@@ -129,9 +131,10 @@ class EngineRecalls:
             arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
             arrived = max(0, min(loading.tokens, arrived))
             tracked.recalled_tokens += arrived
-            staged = loading.staged_tokens(arrived, self._shape.block_tokens)
-            tracked.staged_tokens += staged
-            self._tally.recalled({"host": arrived - staged, "disk": staged}, loading.seconds)
+            tiers = self._by_tier(loading, arrived)
+            for tier, tokens in tiers.items():
+                tracked.tiers[tier] = tracked.tiers.get(tier, 0) + tokens
+            self._tally.recalled(tiers, loading.seconds)
             tracked.recall_s += loading.seconds
             tracked.copy_s += loading.copy_s
 

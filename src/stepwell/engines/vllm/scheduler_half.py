@@ -88,9 +88,9 @@ class SchedulerHalf:
         self._plan.now.fresh += pages
         self._recalls.allocated(self.live.track(request), pages, external)
 
-    def staged(self, request: Any, external: int) -> int:
-        """Of the tokens that it was allocated pages for just now, those that came from a tier below host memory."""
-        return self._recalls.staged(self.live.track(request), external)
+    def sources(self, request: Any, external: int) -> dict[str, int]:
+        """The tokens that it was allocated pages for just now, by the tier that they were in."""
+        return self._recalls.sources(self.live.track(request), external)
 
     def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
         """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stepwell.block.state import State
+from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
@@ -16,8 +17,6 @@ from stepwell.hierarchy.sessions.canaries import Tags
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.tiers.base import Forgotten
-
-HOST = "host"
 
 
 @dataclass(slots=True)

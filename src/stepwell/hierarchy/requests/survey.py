@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepwell.block.state import State
+from stepwell.block.tier import HOST
 from stepwell.hierarchy.core import Index
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
@@ -10,7 +11,7 @@ from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.decision import EngineLoad
 from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
 from stepwell.hierarchy.work import Step, Work
-from stepwell.policies.decide import HOST, Stretch
+from stepwell.policies.decide import Stretch
 
 
 class Survey:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
+from stepwell.block.tier import HOST
 from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.policies.decide import (
-    HOST,
     Cost,
     Mode,
     Request,

@@ -10,10 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from stepwell.block.tier import HOST
 from stepwell.io.clock import Clock
 from stepwell.policies.costs.prefill import PrefillCost, PrefillFit
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
-from stepwell.policies.decide import HOST, Known
+from stepwell.policies.decide import Known
 
 MOST_NAMESPACES = 64
 """Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""

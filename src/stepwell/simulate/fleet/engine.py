@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.decide import HOST, Decision, Known, Mode, Request, Stretch, decide
+from stepwell.policies.decide import Decision, Known, Mode, Request, Stretch, decide
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.recall import Recall, parts_of
 from stepwell.simulate.fleet.server import Server

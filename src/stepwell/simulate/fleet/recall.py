@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from stepwell.policies.decide import HOST
+from stepwell.block.tier import HOST
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.server import Job
 from stepwell.simulate.fleet.tier import Level, Tier

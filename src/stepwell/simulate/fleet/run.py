@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from stepwell.block.tier import HOST
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.decide import HOST, Mode
+from stepwell.policies.decide import Mode
 from stepwell.simulate.fleet import description
 from stepwell.simulate.fleet.clock import Clock
 from stepwell.simulate.fleet.description import Failure, Fleet, fits
