@@ -29,7 +29,7 @@ class TwoLevels(Hierarchy):
 
 def main() -> int:
     home, host, disk = sys.argv[1:]
-    process.Hierarchy = TwoLevels  # type: ignore[assignment,misc]
+    vars(process)["Hierarchy"] = TwoLevels
     settings = load(Path(home), {}, overrides={"host": host, "disk": disk, "linger": "1h"}).settings
     process.run(Path(home), settings, ready=lambda socket: print("serving", socket, flush=True))
     return 0
