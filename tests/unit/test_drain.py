@@ -12,6 +12,7 @@ from deep import chain
 from wells import MIB, PATIENCE, InThread, eventually
 
 from lab.rig.members import FakeEngine, Rig
+from stepwell.hierarchy.levels.breaker import FAILURES, FIRST_PAUSE_S, Verdict
 from stepwell.io.files import SystemFile
 
 BLOCKS = 4
@@ -88,4 +89,18 @@ def test_a_disk_that_hangs_is_not_waited_for_beyond_the_limit(tmp_path: Path, ga
     assert rig.queued() > 0
     assert not rig.well.loop.drain(0.1)
     gate.set()
+    rig.well.close()
+
+
+def test_a_well_that_ends_writes_when_a_tier_that_failed_may_be_tried_again(tmp_path: Path) -> None:
+    """Time alone lets a breaker admit one more write."""
+    rig = Owned(tmp_path)
+    engine = rig.joined()
+    breaker = rig.hierarchy.stack.levels[0]._writes_breaker
+    for call in range(FAILURES):
+        breaker.began(-call)
+        breaker.ended(-call, Verdict.FAILED)
+    engine.spill(chain(BLOCKS))
+    assert rig.queued() > 0
+    assert rig.well.loop.drain(FIRST_PAUSE_S + PATIENCE / 2)
     rig.well.close()

@@ -10,6 +10,7 @@ from deep import HEALTHY, HUNG, DeepRig, at, chain, fill, told
 from lab.rig.members import FakeEngine
 from stepwell.hierarchy.levels.breaker import OVERDUE_S
 from stepwell.hierarchy.levels.reads import MAX_PROBES
+from stepwell.hierarchy.pauses import Pause
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.protocol import messages as m
@@ -217,8 +218,7 @@ def test_a_tier_that_hangs_is_gone_around() -> None:
     rig.settle()
 
 
-def test_what_waits_for_a_tier_that_hangs_is_read_from_the_next_level() -> None:
-    """A few reads are under way and hang; the blocks behind them have not begun and go elsewhere at once."""
+def test_what_waits_behind_reads_that_hang_is_read_from_the_next_level() -> None:
     rig, engine = both(6, 24)
     rig.level.reads._ended = 0
     rig.faulty.faults = HUNG
@@ -272,17 +272,14 @@ def test_without_another_level_a_run_ends_at_a_tier_that_is_down() -> None:
 
 def test_a_read_that_fails_for_nobody_is_not_tried_again() -> None:
     rig, engine = both()
-    rig.faulty.faults = HUNG
+    rig.faulty.faults = TierFaults(fail=1.0, hang=1.0)
     ticket = engine.ask(chain(BLOCKS))
     rig.turns()
     engine.release(ticket)
-    rig.faulty.faults = HEALTHY
-    rig.faulty._held, held = [], rig.faulty._held
-    rig.faulty.faults = FAILS
-    for call in held:
-        call()
     reads = rig.remote.reads
+    rig.faulty.release()
     rig.settle()
+    assert rig.stat("dict_not_recalled_failed") > 0
     assert rig.remote.reads == reads
 
 
@@ -330,6 +327,14 @@ def test_each_level_has_what_its_write_policy_says(policy: str) -> None:
     assert len(rig.below.blocks) == (0 if policy == "back" else BLOCKS)
 
 
+def test_what_is_promoted_is_not_written_while_spills_are_paused() -> None:
+    rig = filled({})
+    engine = rig.join()
+    rig.hierarchy.operator.pause(Pause("spills", 1.0, 0, "a test"))
+    assert len(words(engine, chain(BLOCKS))) == BLOCKS
+    assert not rig.below.blocks
+
+
 def test_one_level_that_cannot_be_written_keeps_nothing_from_the_other() -> None:
     store: Store = {}
     rig = rig_of(store)
@@ -363,9 +368,9 @@ def test_a_tier_is_cleared_by_its_name() -> None:
 
 
 def test_after_all_was_cleared_nothing_comes_back() -> None:
-    for seed in range(20):
+    for seed in range(40):
         random.seed(seed)
-        rig, engine = both()
+        rig, engine = both() if seed % 4 else (rig := filled({}), rig.join())
         ticket = engine.ask(chain(BLOCKS))
         rig.turns()
         for _ in range(seed):

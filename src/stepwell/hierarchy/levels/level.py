@@ -165,8 +165,6 @@ class Level:
 
     def pump(self) -> None:
         """Gives the tier as much to do as it should have. Due whenever `next_moment` says so."""
-        if self._moves and self.down:
-            self.reads.hand_down()
         self._moves = False
         self.reads.begin()
         if not self.down and not self.recovering:

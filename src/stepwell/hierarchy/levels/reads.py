@@ -108,12 +108,6 @@ class ReadQueue:
         if self.promoting.get(entry) is not None:
             self._give_up(entry)
 
-    def hand_down(self) -> None:
-        """What waits and is also further below is read from there, since this tier is asked for nothing."""
-        for entry, order in list(self.promoting.items()):
-            if order is not None:
-                self._hand_down(entry)
-
     def _hand_down(self, entry: Entry) -> bool:
         """False: no level below has the block, or nothing waits for it."""
         if self._lower is None or not entry.pins or not self._lower.take_over(entry, self._orders[entry]):
