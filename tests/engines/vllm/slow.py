@@ -32,6 +32,8 @@ class SlowTier(DictTier):
     """`latency_s` and `block_s` may be changed at any time; `hung`: nothing is answered while it is set. `asked` are
     the blocks that were read, in order."""
 
+    name = "disk"
+
     def __init__(self, limit: int, executor: InlineExecutor, clock: SetClock) -> None:
         super().__init__(limit, executor)
         self.latency_s = 0.0
