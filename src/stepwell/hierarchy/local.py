@@ -333,7 +333,7 @@ def open_threaded(
         executor=threads[0],
         memory=SystemMemory(),
         well="in-process",
-        tier=tier,
+        tiers=() if tier is None else (tier,),
         sink=hear,
     )
     well = LocalWell(hierarchy, threads=threads)
