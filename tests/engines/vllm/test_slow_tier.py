@@ -66,7 +66,7 @@ def test_a_long_queue_does_not_lose_what_was_staged_for_it(tmp_path: Path) -> No
         num_pages=10 * (length // PAGE + 2) + 1, max_seqs=256, max_model_len=length + PAGE, **SMALL,
     ) as h:  # fmt: skip
         h.put_below(below)
-        assert h.stat("dict_blocks") == count * length // block
+        assert h.stat("disk_blocks") == count * length // block
         compute_s, recall_s = 1.2, 0.2
         h.token_s, h.step_s, h.idle_s = compute_s / length, 0.02, 0.005
         h.tier.block_s, h.tier.latency_s = recall_s / (length // block), 0.002
