@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.bench.longctx import anchors
 from lab.bench.report import Result, as_dict
-from stepwell.fidelity.results.plots import COLOURS, Line, Mark, chart
+from stepwell.fidelity.results.plots import COLOURS, PlotLine, PlotMark, chart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, CURVES = ROOT / "benchmarks/results", ROOT / "docs/longctx.md", ROOT / "docs/longctx.svg"
@@ -149,9 +149,10 @@ def curves(rows: list[Kept]) -> str:
         for name in names:
             some = [row for row in rows if f"{row['policy']}, {row['granularity']}" == name]
             marks = [
-                Mark(row["bytes_cold_to_hot"] / max(row["bytes_all_fp16"], 1), row[value], *row[ends]) for row in some
+                PlotMark(row["bytes_cold_to_hot"] / max(row["bytes_all_fp16"], 1), row[value], *row[ends])
+                for row in some
             ]
-            lines.append(Line(name, marks, level=some[0]["policy"] == "full"))
+            lines.append(PlotLine(name, marks, level=some[0]["policy"] == "full"))
         charts.append(chart(title, label, title.split(": ")[1], lines))
     placed = [f'<g transform="translate({480 * at},60)">{one}</g>' for at, one in enumerate(charts)]
     keys = "".join(

@@ -29,7 +29,7 @@ from lab.rig.well import eventually
 from stepwell.client import control
 from stepwell.demo import documents as library
 from stepwell.demo.documents import Encode
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.results import stats
 from stepwell.demo.well import DemoWell
 from stepwell.demo.wire import Question
@@ -101,7 +101,7 @@ class _Joined(DemoWell):
         return {**super().connector(), "kv_connector_extra_config": extra}
 
 
-def _measured(bench: Bench, ours: Engine, plain: Engine, speed: Path, size: Size) -> Result:
+def _measured(bench: Bench, ours: EngineProcess, plain: EngineProcess, speed: Path, size: Size) -> Result:
     prompts = _prompts(bench.encode, size.prompts)
     before = control.stats(bench.well.home)
     for prompt in prompts:
@@ -149,31 +149,31 @@ def rows(samples: Samples, factors: Sequence[float], break_even: float) -> list[
     return found
 
 
-def _ask(bench: Bench, ours: Engine, plain: Engine, prompts: list[list[int]], mode: str) -> list[float]:
+def _ask(bench: Bench, ours: EngineProcess, plain: EngineProcess, prompts: list[list[int]], mode: str) -> list[float]:
     return _plain(plain, ours, prompts) if mode == PLAIN else _ours(bench, ours, plain, prompts, mode)
 
 
-def _plain(plain: Engine, ours: Engine, prompts: list[list[int]]) -> list[float]:
+def _plain(plain: EngineProcess, ours: EngineProcess, prompts: list[list[int]]) -> list[float]:
     plain.reset_prefix_cache()
     with processes.halted(ours.pids()):
         return [answer.ttft_s for answer in plain.ask_all([Question(prompt, OUTPUT) for prompt in prompts])]
 
 
-def _ours(bench: Bench, ours: Engine, plain: Engine, prompts: list[list[int]], mode: str) -> list[float]:
+def _ours(bench: Bench, ours: EngineProcess, plain: EngineProcess, prompts: list[list[int]], mode: str) -> list[float]:
     _forget(bench, ours)
     sampling = {"extra_args": {"kv_transfer_params": {"stepwell": {"recall": mode}}}}
     with processes.halted(plain.pids()):
         return [a.ttft_s for a in ours.ask_all([Question(prompt, OUTPUT, sampling=sampling) for prompt in prompts])]
 
 
-def _forget(bench: Bench, ours: Engine) -> None:
+def _forget(bench: Bench, ours: EngineProcess) -> None:
     """The prompts are on disk and nowhere else."""
     eventually(ours.reset_prefix_cache, "the engine forgets", PATIENCE_S)
     bench.well.wait_until_written()
     control.clear(bench.well.home, ["host"])
 
 
-def _learn(bench: Bench, ours: Engine, plain: Engine, prompts: list[list[int]], seconds: float) -> None:
+def _learn(bench: Bench, ours: EngineProcess, plain: EngineProcess, prompts: list[list[int]], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for prompt in prompts:

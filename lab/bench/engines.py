@@ -11,7 +11,7 @@ from pathlib import Path
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
 from stepwell.demo.documents import Encode
-from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.progress import Progress
 from stepwell.demo.progress import progress as suitable_progress
@@ -40,12 +40,12 @@ class Bench:
     progress: Progress
 
     @contextmanager
-    def engine(self, name: str, shape: Shape, *, stepwell: bool = True) -> Iterator[Engine]:
+    def engine(self, name: str, shape: Shape, *, stepwell: bool = True) -> Iterator[EngineProcess]:
         """A running engine, with stepwell one that has recalled something. Raises EngineFailed, TimeoutError."""
         connector = self.well.connector() if stepwell else None
         config = EngineConfig(self.model, shape.page, shape.pool_pages, shape.max_model_len, connector)
         with self.progress.waiting(f"starting vLLM: {name}"):
-            engine = Engine.start(config, self.folder / f"{name}.log")
+            engine = EngineProcess.start(config, self.folder / f"{name}.log")
         with engine:
             if stepwell:
                 warm_up(engine, shape.page)
@@ -65,7 +65,7 @@ def bench(host_bytes: int, disk_bytes: int = 0) -> Iterator[Bench]:
             well.stop()
 
 
-def warm_up(engine: Engine, page: int) -> None:
+def warm_up(engine: EngineProcess, page: int) -> None:
     """Asks until something is recalled: until then the connector may not know the weights' fingerprint yet."""
     prompt = [100 + number % 50 for number in range(9 * page + 7)]
     deadline = time.monotonic() + WARM_UP_LIMIT_S

@@ -22,7 +22,7 @@ from lab.bench import charges, wells
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
 from stepwell.demo.results.measure import ratio
-from stepwell.io.memory import Bytes, Shared
+from stepwell.io.memory import Bytes, SharedMemory
 
 if TYPE_CHECKING:
     from lab.bench.standin import StandIn
@@ -137,7 +137,7 @@ def _small_pages(nbytes: int) -> Bytes:
 
 def _shared(nbytes: int) -> Bytes:
     """Shared memory as a slab's, touched."""
-    shared = Shared(nbytes)
+    shared = SharedMemory(nbytes)
     shared.bytes.fill(2)
     return shared.bytes
 

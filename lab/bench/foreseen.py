@@ -15,7 +15,7 @@ import numpy as np
 from lab.bench.inturn import Blocks, First
 from stepwell.policies.costs.prefill import pairs
 from stepwell.policies.costs.robust import fit
-from stepwell.simulate.fleet.description import Engine, Fleet, Prefill, Tier
+from stepwell.simulate.fleet.description import EngineDescription, Fleet, Prefill, TierDescription
 from stepwell.simulate.fleet.results import RequestRow, simulate
 from stepwell.simulate.traces.assemble import Columns, assemble
 from stepwell.simulate.traces.chains import Blocks as Ids
@@ -82,14 +82,14 @@ def foreseen(trace: Trace, blocks: Blocks, slots: int, policy: str, costs: Costs
     """A row for each request, in their order: one engine without a prefix cache of its own, and a host tier with room
     for so many blocks."""
     copy = blocks.token_bytes / max(costs.copied_token_s, 1e-9)
-    host = Tier(
+    host = TierDescription(
         capacity=slots * blocks.nbytes, read_bandwidth=int(copy), write_bandwidth=_ANY_SPEED,
         latency=costs.latency_s, policy=policy,
     )  # fmt: skip
     fleet = Fleet(
         prefill=Prefill(step_s=costs.step_s, token_s=costs.token_s, pair_s=costs.pair_s),
         kv_token_bytes=blocks.token_bytes,
-        engine=Engine(prefix_caching=False, link=_ANY_SPEED),
+        engine=EngineDescription(prefix_caching=False, link=_ANY_SPEED),
         tiers={"host": host},
         speed=1 / STRETCH,
     )

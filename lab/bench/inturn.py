@@ -19,7 +19,7 @@ from lab.rig.well import eventually
 from stepwell.block.layout import SlabLayout, block_tokens_for
 from stepwell.client import control
 from stepwell.config.settings import MIN_HOST_BYTES
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.model import kv_bytes_per_token, read_config
 from stepwell.demo.well import MIB, DemoWell
 
@@ -101,7 +101,7 @@ def ask_all(
 
 
 class _Rival:
-    def __init__(self, policy: str, engine: Engine, well: DemoWell) -> None:
+    def __init__(self, policy: str, engine: EngineProcess, well: DemoWell) -> None:
         self.policy, self.engine, self.well = policy, engine, well
         self.firsts: list[First] = []
 

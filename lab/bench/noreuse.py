@@ -19,7 +19,7 @@ from lab.bench.engines import Shape
 from lab.bench.report import Result, Row, Target
 from stepwell.client import control
 from stepwell.demo.documents import Encode, library_texts
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.results import stats
 from stepwell.demo.results.measure import Ratio, ratio
 from stepwell.demo.well import DemoWell
@@ -107,8 +107,8 @@ def _estimate(value: Ratio) -> stats.Estimate:
 
 
 def _pairs(
-    ours: Engine,
-    plain: Engine,
+    ours: EngineProcess,
+    plain: EngineProcess,
     well: DemoWell,
     prompts: Iterator[list[int]],
     size: Size,
@@ -127,7 +127,7 @@ def _pairs(
     return pairs
 
 
-def _ask(engine: Engine, other: Engine, prompt: list[int], well: DemoWell | None) -> Cost | None:
+def _ask(engine: EngineProcess, other: EngineProcess, prompt: list[int], well: DemoWell | None) -> Cost | None:
     """What the request costs this engine and its well. None: something was cached, or a process came or went."""
     beside = [int(control.stats(well.home)["pid"])] if well is not None else []
     with processes.halted(other.pids()):
@@ -141,7 +141,7 @@ def _ask(engine: Engine, other: Engine, prompt: list[int], well: DemoWell | None
     return None if cpu_s is None or answer.cached_tokens else Cost(answer.total_s, cpu_s)
 
 
-def _populate(ours: Engine, plain: Engine, well: DemoWell, prompts: Iterator[list[int]]) -> int:
+def _populate(ours: EngineProcess, plain: EngineProcess, well: DemoWell, prompts: Iterator[list[int]]) -> int:
     """Asks both until the arena is full of blocks: all its slabs are populated, and every further spill evicts."""
     for number in range(_WARM_UP_LIMIT):
         prompt = next(prompts)

@@ -24,7 +24,7 @@ from lab.bench.stand import Stand
 from lab.bench.systems import SYSTEMS, Memory
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
-from stepwell.demo.documents import Document
+from stepwell.demo.documents import DemoDocument
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.progress import Progress
 from stepwell.demo.progress import progress as suitable_progress
@@ -53,7 +53,7 @@ class Workload:
     """What all systems get. `kv_token` are the bytes of a token's KV."""
 
     model: Path
-    documents: Sequence[Document]
+    documents: Sequence[DemoDocument]
     page: int
     together: int
     kv_token: int

@@ -41,7 +41,7 @@ from stepwell.io.paths import filesystem
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.tiers.disk.directory.room import SUFFIX
 from stepwell.tiers.disk.layout import RECORD, Footer, Head
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.tier import DiskTier, Site, segment_bytes
 from stepwell.vault.keyring import Keyring
 
@@ -208,7 +208,7 @@ def make_segments(base: Path, case: Footers) -> int:
 
 def capacity(nbytes: int, payload: int) -> int:
     """Blocks of one shard that a segment of `nbytes` takes."""
-    segment = Segment(0, "", b"", 0, nbytes, Phase.OPEN)
+    segment = Segment(0, "", b"", 0, nbytes, SegmentPhase.OPEN)
     while segment.fits(frame_bytes(payload), NO_COMMITMENT):
         segment.take(frame_bytes(payload), len(frame_parts(payload)), NO_COMMITMENT)
     return segment.blocks

@@ -12,7 +12,7 @@ from lab.bench import engines, processes, storage
 from lab.bench.engines import Shape
 from lab.bench.systems import System
 from stepwell.client import control
-from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.well import DemoWell
 from stepwell.demo.wire import Answer
@@ -86,9 +86,9 @@ class Stand:
         if self.system.home is not None:
             DemoWell(self.system.home, 0).stop()
 
-    def _start(self) -> Engine:
+    def _start(self) -> EngineProcess:
         try:
-            engine = Engine.start(self._config, self._log)
+            engine = EngineProcess.start(self._config, self._log)
             try:
                 if self.system.connector is not None:
                     engines.warm_up(engine, self._shape.page)

@@ -10,7 +10,7 @@ from lab.sim.life import Life
 from lab.sim.oracle import Violation
 from lab.sim.world import World
 from stepwell.tiers.disk.directory.directory import DiskDirectory
-from stepwell.tiers.disk.segment import Phase
+from stepwell.tiers.disk.segment import SegmentPhase
 
 
 class Bounds:
@@ -62,7 +62,7 @@ def has_room(world: World) -> bool:
     opened takes no part."""
     part = [directory for directory in directories(world) if directory.ready]
     for directory in part:
-        ours = sum(s.nbytes for s in directory.segments.values() if s.phase is not Phase.KEPT)
+        ours = sum(s.nbytes for s in directory.segments.values() if s.phase is not SegmentPhase.KEPT)
         if directory.limit - (directory.used - ours) < 2 * directory.segment_bytes:
             return False
     return bool(part)
@@ -86,6 +86,6 @@ def balance(world: World) -> None:
             most += len(others) * directory.segment_bytes
         if not disk.used <= directory.used <= most:
             raise Violation("books", f"directory {at} counts {directory.used} bytes: {disk.used} to {most} lie there")
-        kept = sum(s.nbytes for s in directory.segments.values() if s.phase is Phase.KEPT) + sum(others.values())
+        kept = sum(s.nbytes for s in directory.segments.values() if s.phase is SegmentPhase.KEPT) + sum(others.values())
         if disk.used > max(disk.limit, kept + directory.segment_bytes):
             raise Violation("books", f"{disk.used} bytes lie in directory {at}, of at most {disk.limit}")

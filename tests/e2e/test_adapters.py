@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer, Question
 
 from .wells import Well, config, eventually, forget, recalled_all, receipt, start, warm_up
@@ -55,7 +55,7 @@ def adapters(folder: Path, model: Path) -> list[Path]:
     return made
 
 
-def new_engine(model: Path, folder: Path, well: Well, name: str) -> Engine:
+def new_engine(model: Path, folder: Path, well: Well, name: str) -> EngineProcess:
     settings = config(
         model, well.connector(), dtype="float32", page=PAGE, pool_pages=8, max_model_len=768,
         extra={"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": RANK},
@@ -66,7 +66,7 @@ def new_engine(model: Path, folder: Path, well: Well, name: str) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, folder: Path, well: Well) -> Iterator[Engine]:
+def engine(model: Path, folder: Path, well: Well) -> Iterator[EngineProcess]:
     with new_engine(model, folder, well, "engine") as engine:
         yield engine
 
@@ -75,7 +75,7 @@ def question(prompt: list[int], adapter: tuple[str, int, str] | None) -> list[Qu
     return [Question(prompt, 24, adapter=adapter, sampling={"logprobs": 0})]
 
 
-def served(engine: Engine, well: Well, prompt: list[int], adapter: tuple[str, int, str]) -> Answer:
+def served(engine: EngineProcess, well: Well, prompt: list[int], adapter: tuple[str, int, str]) -> Answer:
     """Cold, once its files are known: until then such requests bypass."""
 
     def spilled() -> bool:
@@ -89,7 +89,7 @@ def served(engine: Engine, well: Well, prompt: list[int], adapter: tuple[str, in
 
 
 def test_blocks_are_those_of_the_content(
-    engine: Engine, well: Well, texts: list[list[int]], adapters: list[Path], model: Path, folder: Path
+    engine: EngineProcess, well: Well, texts: list[list[int]], adapters: list[Path], model: Path, folder: Path
 ) -> None:
     prompt = texts[0][:PROMPT]
     one = ("name", 1, str(adapters[0]))
@@ -132,7 +132,7 @@ def test_blocks_are_those_of_the_content(
     eventually(well.is_idle, "nothing is held")
 
 
-def _asked(engine: Engine, prompt: list[int], adapter: tuple[str, int, str]) -> Answer:
+def _asked(engine: EngineProcess, prompt: list[int], adapter: tuple[str, int, str]) -> Answer:
     forget(engine)
     return engine.ask_all(question(prompt, adapter))[0]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.client import control
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer, Question
 
 from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, recalled, recalled_all, receipt, start, warm_up
@@ -29,7 +29,7 @@ def prompts(texts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, folder: Path, well: Well) -> Iterator[Engine]:
+def engine(model: Path, folder: Path, well: Well) -> Iterator[EngineProcess]:
     settings = config(
         model, well.connector(block_tokens=BLOCK), dtype="float32", page=PAGE, pool_pages=POOL, max_model_len=1376
     )
@@ -39,7 +39,7 @@ def engine(model: Path, folder: Path, well: Well) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def cold(engine: Engine, prompts: list[list[int]]) -> list[Answer]:
+def cold(engine: EngineProcess, prompts: list[list[int]]) -> list[Answer]:
     return [engine.ask(prompt, 32, **LOGPROBS) for prompt in prompts]
 
 
@@ -49,7 +49,7 @@ def test_a_cold_engine_recalls_nothing(cold: list[Answer]) -> None:
 
 
 def test_what_was_pushed_out_is_recalled_and_equal_to_an_engine_hit(
-    engine: Engine, well: Well, prompts: list[list[int]], cold: list[Answer]
+    engine: EngineProcess, well: Well, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     for prompt, first in zip(prompts, cold, strict=True):  # the others have pushed it out by now
         again, hit = recalled(engine, prompt, **LOGPROBS), engine.ask(prompt, 32, **LOGPROBS)
@@ -64,7 +64,7 @@ def test_what_was_pushed_out_is_recalled_and_equal_to_an_engine_hit(
 
 
 def test_a_recall_goes_on_inside_a_block_where_an_engine_hit_ends(
-    engine: Engine, texts: list[list[int]], prompts: list[list[int]], cold: list[Answer]
+    engine: EngineProcess, texts: list[list[int]], prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     for _ in range(RECALL_ATTEMPTS):
         forget(engine)
@@ -79,7 +79,7 @@ def test_a_recall_goes_on_inside_a_block_where_an_engine_hit_ends(
     assert answer.token_ids == cold[0].token_ids
 
 
-def test_generated_tokens_are_spilled_too(engine: Engine, texts: list[list[int]]) -> None:
+def test_generated_tokens_are_spilled_too(engine: EngineProcess, texts: list[list[int]]) -> None:
     question = texts[4][:120]
     answered = engine.ask(question, 32)
     forget(engine)
@@ -89,7 +89,7 @@ def test_generated_tokens_are_spilled_too(engine: Engine, texts: list[list[int]]
 
 
 def test_requests_at_the_same_time_are_answered_alike(
-    engine: Engine, well: Well, prompts: list[list[int]], cold: list[Answer]
+    engine: EngineProcess, well: Well, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     forget(engine)
     together = recalled_all(engine, [Question(prompt, 32) for prompt in prompts])
@@ -99,7 +99,7 @@ def test_requests_at_the_same_time_are_answered_alike(
 
 
 def test_a_pause_switches_recalls_off_at_once_and_resuming_brings_them_back(
-    engine: Engine, well: Well, folder: Path, prompts: list[list[int]], cold: list[Answer]
+    engine: EngineProcess, well: Well, folder: Path, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     forget(engine)
     recalled(engine, prompts[0])
@@ -120,7 +120,7 @@ def test_a_pause_switches_recalls_off_at_once_and_resuming_brings_them_back(
     assert log.count("the well's operator has paused recalls") == log.count("recalls are resumed") == 2
 
 
-def test_salts_share_nothing(engine: Engine, prompts: list[list[int]], cold: list[Answer]) -> None:
+def test_salts_share_nothing(engine: EngineProcess, prompts: list[list[int]], cold: list[Answer]) -> None:
     one, two = [Question(prompts[0], 32, salt="one")], [Question(prompts[0], 32, salt="two")]
     forget(engine)
     first = engine.ask_all(one)[0]
@@ -133,7 +133,7 @@ def test_salts_share_nothing(engine: Engine, prompts: list[list[int]], cold: lis
 
 
 def test_after_a_reset_of_the_connector_nothing_of_before_is_recalled(
-    engine: Engine, prompts: list[list[int]], cold: list[Answer]
+    engine: EngineProcess, prompts: list[list[int]], cold: list[Answer]
 ) -> None:
     forget(engine)
     assert recalled(engine, prompts[0], 1).external_tokens == WHOLE

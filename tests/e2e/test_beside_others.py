@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 
 from .wells import Well, config, forget, start
 
@@ -20,8 +20,8 @@ PROMPT, TOKENS = 530, 32
 class Two:
     """An engine alone, and one with both connectors."""
 
-    alone: Engine
-    both: Engine
+    alone: EngineProcess
+    both: EngineProcess
 
 
 @pytest.fixture(scope="module")

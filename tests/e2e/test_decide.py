@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stepwell.cli.commands import app
 from stepwell.client import control
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.serve.calibration import COSTS_NAME
 
@@ -29,7 +29,7 @@ SLOW = 6e6
 @dataclass
 class Story:
     well: Well
-    engine: Engine
+    engine: EngineProcess
     speed: Path
     cold: list[Answer] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.wire import Answer
 
@@ -35,11 +35,11 @@ class Story:
 
     well: Well
     disk: Path
-    new: Callable[[int], Engine]
+    new: Callable[[int], EngineProcess]
     number: int = 0
     cold: list[Answer] = field(default_factory=list)
 
-    def restart(self) -> Engine:
+    def restart(self) -> EngineProcess:
         """SIGKILL to engine and well; new ones, with nothing left but files."""
         if self.number:
             self.engine.kill()  # first, or it would start the well again
@@ -67,7 +67,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def story(model: Path, folder: Path, well: Well, disk: Path) -> Iterator[Story]:
     with ExitStack() as stack:
 
-        def new(number: int) -> Engine:
+        def new(number: int) -> EngineProcess:
             # Half of one text's KV fits the pins. Whether a busy machine's disk is worth it is not asked here.
             connector = well.connector(host="96MiB", disk=f"{disk}:512MiB", recall="always")
             settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")

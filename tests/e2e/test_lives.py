@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.demo.engine import Engine, EngineFailed
+from stepwell.demo.engine import EngineFailed, EngineProcess
 from stepwell.demo.wire import Answer, Question
 
 from .wells import Well, config, eventually, forget, recalled, receipt, start, warm_up
@@ -31,10 +31,10 @@ LOGPROBS = {"logprobs": 0}
 class Lives:
     """The engine of the moment; `next` starts another one."""
 
-    new: Callable[[int], Engine]
+    new: Callable[[int], EngineProcess]
     number: int = 0
 
-    def next(self) -> Engine:
+    def next(self) -> EngineProcess:
         self.number += 1
         self.engine = self.new(self.number)
         return self.engine
@@ -44,7 +44,7 @@ class Lives:
 def lives(model: Path, folder: Path, well: Well) -> Iterator[Lives]:
     with ExitStack() as stack:
 
-        def new(number: int) -> Engine:
+        def new(number: int) -> EngineProcess:
             settings = config(model, well.connector(), page=PAGE, pool_pages=50)
             engine = stack.enter_context(start(settings, folder, f"engine{number}"))
             warm_up(engine, PAGE)
@@ -66,7 +66,7 @@ def in_thread(ask: Callable[[], list[Answer]]) -> Future[list[Answer]]:
     return future
 
 
-def serving(engine: Engine, well: Well, texts: list[list[int]]) -> Future[list[Answer]]:
+def serving(engine: EngineProcess, well: Well, texts: list[list[int]]) -> Future[list[Answer]]:
     """Three requests under way, of which the well has heard."""
     before = well.stats()["requests"]
     future = in_thread(lambda: engine.ask_all([Question(text[:300], 48) for text in texts]))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.client import control
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.errors import BackendDown, StepwellError
 
@@ -31,7 +31,7 @@ TURN = 3 * PAGE
 @dataclass
 class Story:
     well: Well
-    engine: Engine
+    engine: EngineProcess
 
     def restart(self, **settings: str) -> None:
         """The well ends, as it should, and another one comes, with nothing but the disk and these settings."""

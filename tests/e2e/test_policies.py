@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepwell.client import control
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 
 from .wells import Well, config, eventually, forget, receipt, start, warm_up
 
@@ -27,7 +27,7 @@ HOST = "64MiB"
 @dataclass
 class Story:
     well: Well
-    engine: Engine
+    engine: EngineProcess
     folder: Path
     texts: list[list[int]]
     answers: dict[int, list[int]] = field(default_factory=dict)

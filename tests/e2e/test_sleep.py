@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 
 from .wells import Well, config, forget, in_one_process, recalled, start, warm_up
 
@@ -15,13 +15,13 @@ PROMPT, WHOLE = 530, 512
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, folder: Path, well: Well) -> Iterator[Engine]:
+def engine(model: Path, folder: Path, well: Well) -> Iterator[EngineProcess]:
     settings = config(model, well.connector(), dtype="float32")
     with start(in_one_process(settings), folder, "engine") as engine:
         yield engine
 
 
-def test_sleep_never_fails_and_nothing_of_before_is_recalled(engine: Engine, texts: list[list[int]]) -> None:
+def test_sleep_never_fails_and_nothing_of_before_is_recalled(engine: EngineProcess, texts: list[list[int]]) -> None:
     """The engine makes no step between the last token and the sleep, so the spill of a request of one token, and the
     last block of the others, are yet to come."""
     warm_up(engine, 128)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.client import control
-from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.wire import Answer, Question
 from stepwell.errors import BackendDown
 
@@ -100,14 +100,14 @@ def in_one_process(settings: EngineConfig) -> EngineConfig:
     )
 
 
-def start(settings: EngineConfig, folder: Path, name: str) -> Engine:
+def start(settings: EngineConfig, folder: Path, name: str) -> EngineProcess:
     began = time.monotonic()
-    engine = Engine.start(settings, folder / f"{name}.log")
+    engine = EngineProcess.start(settings, folder / f"{name}.log")
     print(f"{name}: vLLM {engine.version} up after {time.monotonic() - began:.1f} s")
     return engine
 
 
-def warm_up(engine: Engine, page: int) -> None:
+def warm_up(engine: EngineProcess, page: int) -> None:
     """Until a small prompt is recalled: the connector knows the weights, the well is there and has room."""
     prompt = [100 + i % 50 for i in range(3 * max(page, 128) + 7)]
 
@@ -119,17 +119,17 @@ def warm_up(engine: Engine, page: int) -> None:
     eventually(recalled, "anything is recalled")
 
 
-def forget(engine: Engine, *, connector: bool = False) -> None:
+def forget(engine: EngineProcess, *, connector: bool = False) -> None:
     """The engine's own cache is empty afterwards. It declines while a request runs or is being aborted."""
     eventually(lambda: engine.reset_prefix_cache(connector=connector), "the engine's cache is reset")
 
 
-def recalled(engine: Engine, prompt: list[int], tokens: int = 32, **sampling: Any) -> Answer:
+def recalled(engine: EngineProcess, prompt: list[int], tokens: int = 32, **sampling: Any) -> Answer:
     """The answer to a question whose prefix is in the well."""
     return recalled_all(engine, [Question(prompt, tokens, sampling=sampling)])[0]
 
 
-def recalled_all(engine: Engine, questions: list[Question]) -> list[Answer]:
+def recalled_all(engine: EngineProcess, questions: list[Question]) -> list[Answer]:
     """An engine does not wait for a well that cannot keep its limits, as on a machine that is far too busy: then it is
     asked again."""
     for _ in range(RECALL_ATTEMPTS):

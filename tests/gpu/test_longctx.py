@@ -28,7 +28,7 @@ from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.shape import PageShape
 from stepwell.longctx.store.host import HostPool
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import ModelledLink
 
 EXACT = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 
@@ -50,7 +50,7 @@ def test_decoding_over_cold_pages_is_full_attention(device: str, name: str) -> N
     )
     in_place = replace(every, executor="in_place", prefetch=False)
     policy = {"exact": EXACT, "everything selected": every, "in place": in_place}[name]
-    cache = TieredCache(model.config, policy, hot_tokens=96, host="64MiB", link=Link(1e15))
+    cache = TieredCache(model.config, policy, hot_tokens=96, host="64MiB", link=ModelledLink(1e15))
     with attach(model, policy, hot_tokens=96):
         found = [model(ids[:, :-8], past_key_values=cache).logits[:, -1]]
         found += [model(ids[:, at : at + 1], past_key_values=cache).logits[:, -1] for at in range(392, 400)]

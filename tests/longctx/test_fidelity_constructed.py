@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from stepwell.cli.commands import app
 from stepwell.fidelity import indexes
-from stepwell.fidelity.constructed import Made, measure
+from stepwell.fidelity.constructed import Construction, measure
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.landmark import MeanLandmark
 from stepwell.longctx.parts.index.minmax import MinMax
@@ -18,10 +18,10 @@ from stepwell.longctx.parts.index.rotated import RotatedKeys
 
 KINDS = {"true": TrueKeys(), "centred": RotatedKeys(2), "plain": RotatedKeys(2, centred=False)}
 PAGES = {"centred": RotatedKeys(2), "minmax": MinMax(), "mean": MeanLandmark()}
-MADE = Made(tokens=8192, dim=64, queries=10)
+MADE = Construction(tokens=8192, dim=64, queries=10)
 
 
-def recalls(made: Made, kinds: dict[str, object], page_tokens: int, budget: float = 0.0625) -> dict[str, float]:
+def recalls(made: Construction, kinds: dict[str, object], page_tokens: int, budget: float = 0.0625) -> dict[str, float]:
     return {one.index: one.recall.value for one in measure(made, kinds, page_tokens, [budget])}  # type: ignore[arg-type]
 
 

@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 
 from stepwell.cli.commands import app
 from stepwell.errors import ConfigError, StepwellError
-from stepwell.fidelity import matrix, program, tasks, wishes
+from stepwell.fidelity import matrix, options, program, tasks
 from stepwell.fidelity.matrix import Plan
+from stepwell.fidelity.options import Config
 from stepwell.fidelity.prefill import LAST_QUERIES, Prefilled, prefill
 from stepwell.fidelity.results import report
 from stepwell.fidelity.results.metrics import compare
-from stepwell.fidelity.results.plots import Line, Mark, chart
-from stepwell.fidelity.results.rows import Row
+from stepwell.fidelity.results.plots import PlotLine, PlotMark, chart
+from stepwell.fidelity.results.rows import FidelityRow
 from stepwell.fidelity.runner import Full, Tiered, policy_of
 from stepwell.fidelity.tasks import own
-from stepwell.fidelity.wishes import Config
 from stepwell.longctx import policies
 from tests.longctx.tiny_text import VOCABULARY, tiny_text
 
@@ -64,8 +64,10 @@ def prefilled(model: Any) -> Prefilled:
 
 
 @pytest.fixture(scope="module")
-def rows(model: Any) -> list[Row]:
-    plan = Plan(wishes.configs(ALL), ("kvtable(2)", "nat(8)", "passkey"), (1000,), (0.0625, 0.25), documents=2, seeds=1)
+def rows(model: Any) -> list[FidelityRow]:
+    plan = Plan(
+        options.configs(ALL), ("kvtable(2)", "nat(8)", "passkey"), (1000,), (0.0625, 0.25), documents=2, seeds=1
+    )
     return matrix.run(model, tiny_text(), plan)
 
 
@@ -160,7 +162,7 @@ def test_blind_controls_have_the_newest_tokens_where_the_policy_keeps_what_it_fe
 
 def test_an_exact_policy_is_run_once_and_is_no_model_for_controls(model: Any) -> None:
     names = "exact,verified,recency,stepwell"
-    plan = Plan(wishes.configs(names), ("nat(4)",), (600,), (0.1, 0.2), documents=1, seeds=1)
+    plan = Plan(options.configs(names), ("nat(4)",), (600,), (0.1, 0.2), documents=1, seeds=1)
     found = {(row.policy, row.budget): row for row in matrix.run(model, tiny_text(), plan)}
     assert found.keys() == {("exact", 1.0), ("verified", 1.0)} | {
         (name, of) for name in ("stepwell", "recency") for of in (0.1, 0.2)
@@ -174,8 +176,8 @@ def test_a_budget_bounds_what_is_selected() -> None:
         assert getattr(selector, "share", None) == 0.01 or selector.ceiling == 0.01
 
 
-def test_rows_are_complete_and_begin_as_promised(rows: list[Row]) -> None:
-    assert list(Row.__dataclass_fields__)[: len(CONTRACT)] == CONTRACT
+def test_rows_are_complete_and_begin_as_promised(rows: list[FidelityRow]) -> None:
+    assert list(FidelityRow.__dataclass_fields__)[: len(CONTRACT)] == CONTRACT
     for task in ("kvtable", "nat", "passkey"):
         found = [(row.policy, row.granularity, row.budget) for row in rows if row.task == task]
         assert found.count(("full", "token", 1.0)) == 1
@@ -190,7 +192,7 @@ def test_rows_are_complete_and_begin_as_promised(rows: list[Row]) -> None:
     assert all(row.full_field_accuracy == row.field_accuracy for row in rows if row.policy == "full")
 
 
-def test_blind_controls_move_what_the_policy_moved(rows: list[Row]) -> None:
+def test_blind_controls_move_what_the_policy_moved(rows: list[FidelityRow]) -> None:
     by_point = {(row.task, row.policy, row.granularity, row.budget): row for row in rows}
     for budget in (0.0625, 0.25):
         policy = by_point["kvtable", "stepwell", "page 16", budget]
@@ -203,7 +205,7 @@ def test_blind_controls_move_what_the_policy_moved(rows: list[Row]) -> None:
 
 def test_a_run_that_has_no_time_left_ends_with_what_it_has(model: Any) -> None:
     said: list[str] = []
-    plan = Plan(wishes.configs("full"), ("nat(2)",), (300,), documents=1, seeds=4, limit_s=0.001)
+    plan = Plan(options.configs("full"), ("nat(2)",), (300,), documents=1, seeds=4, limit_s=0.001)
     [row] = matrix.run(model, tiny_text(), plan, said.append)
     assert row.documents == 1 and "stopped" in said[-1]
 
@@ -212,7 +214,7 @@ def test_own_documents_have_rows_of_their_own(model: Any, tmp_path: Path) -> Non
     path = tmp_path / "own.jsonl"
     lines = [{"prompt": "x" * (200 + n), "gold": {"a": "1"}, "task": "mine"} for n in range(2)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
-    plan = Plan(wishes.configs("full,stepwell"), own=own.read(path, tiny_text()))
+    plan = Plan(options.configs("full,stepwell"), own=own.read(path, tiny_text()))
     found = matrix.run(model, tiny_text(), plan)
     assert [(row.task, row.policy, row.documents, row.tokens) for row in found] == [
         ("mine", "full", 2, 200), ("mine", "stepwell", 2, 200),
@@ -242,8 +244,8 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_report_is_one_file_that_names_every_policy(rows: list[Row]) -> None:
-    about = report.About("tiny <model>", {"cpu": "a & b"})
+def test_the_report_is_one_file_that_names_every_policy(rows: list[FidelityRow]) -> None:
+    about = report.RunFacts("tiny <model>", {"cpu": "a & b"})
     page = report.html(rows, about)
     parser = Tags()
     parser.feed(page)
@@ -259,9 +261,9 @@ def test_the_report_is_one_file_that_names_every_policy(rows: list[Row]) -> None
 
 def test_charts_are_xml_with_a_mark_for_each_point() -> None:
     lines = [
-        Line("full", [Mark(0, 0.9, 0.9, 0.9)], level=True),
-        Line("a & b", [Mark(0.05, 0.8, 0.7, 0.85), Mark(0.2, 0.88, 0.8, 0.95)]),
-        Line("nothing moved", [Mark(0, 0.5, 0.4, 0.6)]),
+        PlotLine("full", [PlotMark(0, 0.9, 0.9, 0.9)], level=True),
+        PlotLine("a & b", [PlotMark(0.05, 0.8, 0.7, 0.85), PlotMark(0.2, 0.88, 0.8, 0.95)]),
+        PlotLine("nothing moved", [PlotMark(0, 0.5, 0.4, 0.6)]),
     ]
     drawn = ElementTree.fromstring(chart("t <x>", "bytes", "quality", lines))
     space = "{http://www.w3.org/2000/svg}"
@@ -274,8 +276,8 @@ def test_charts_are_xml_with_a_mark_for_each_point() -> None:
     assert titles[0] == "full: 0.9" and titles[1].startswith("a & b: 0.8 (0.7 to 0.85)")
 
 
-def test_too_few_facts_for_a_point_are_called_so(rows: list[Row]) -> None:
-    about = report.About("a model", {})
+def test_too_few_facts_for_a_point_are_called_so(rows: list[FidelityRow]) -> None:
+    about = report.RunFacts("a model", {})
     few = next(row for row in rows if row.digits)
     for shown in (report.table, report.html):
         assert "too few to judge a point by" in shown([few], about)
@@ -286,7 +288,7 @@ def test_too_few_facts_for_a_point_are_called_so(rows: list[Row]) -> None:
 @pytest.mark.parametrize(("length", "told"), [(600, False), (80, True)])
 def test_a_prompt_of_which_nothing_is_cold_is_told_of(model: Any, length: int, told: bool) -> None:
     said: list[str] = []
-    plan = Plan(wishes.configs("stepwell"), ("nat(4)",), (length,), (0.25,), documents=1, seeds=1)
+    plan = Plan(options.configs("stepwell"), ("nat(4)",), (length,), (0.25,), documents=1, seeds=1)
     matrix.run(model, tiny_text(), plan, said.append)
     assert any("nothing was cold" in line for line in said) is told
 
@@ -346,14 +348,16 @@ def test_what_cannot_be_is_told_before_anything_runs(small: CliRunner, options: 
 
 
 def test_lengths_and_budgets_may_be_written_in_two_ways() -> None:
-    assert wishes.lengths("1K, 2048,8k") == [1024, 2048, 8192]
-    assert wishes.shares("6.25%,0.125", "--budgets") == [0.0625, 0.125]
-    assert wishes.configs("a:token,b:page32,c") == [Config("a", 1), Config("b", 32), Config("c")]
+    assert options.lengths("1K, 2048,8k") == [1024, 2048, 8192]
+    assert options.shares("6.25%,0.125", "--budgets") == [0.0625, 0.125]
+    assert options.configs("a:token,b:page32,c") == [Config("a", 1), Config("b", 32), Config("c")]
 
 
 def test_kept_rows_say_how_to_make_them_again() -> None:
-    wanted = program.Wanted(model=Path("/a/b/model"), policies="stepwell,full", tasks="kvtable(3)", seeds=1, audit=True)
+    wanted = program.FidelityRequest(
+        model=Path("/a/b/model"), policies="stepwell,full", tasks="kvtable(3)", seeds=1, audit=True
+    )
     assert program.command(wanted) == (
         "stepwell fidelity --model model --policies stepwell,full --tasks-named 'kvtable(3)' --seeds 1 --audit"
     )
-    assert program.command(program.Wanted(quick=True)) == "stepwell fidelity --quick"
+    assert program.command(program.FidelityRequest(quick=True)) == "stepwell fidelity --quick"

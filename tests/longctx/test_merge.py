@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.longctx.attention.merge import Part, attend, finish, merge, sink
+from stepwell.longctx.attention.merge import PartialAttention, attend, finish, merge, sink
 
 
 def whole(query, keys, values, scale, valid=None, softcap=None, sinks=None):
@@ -106,6 +106,6 @@ def test_tiles_of_keys_are_merged_too(monkeypatch):
 
 def test_parts_tell_their_log_sum_exp():
     query, keys, values = states(7, 1, 1, 1, 1, 9, 64, 64)
-    part: Part = attend(query, keys, values, scale=0.2)
+    part: PartialAttention = attend(query, keys, values, scale=0.2)
     logits = torch.einsum("lhgqd,lhnd->lhgqn", query, keys) * 0.2
     assert torch.allclose(part.lse, logits.logsumexp(-1))

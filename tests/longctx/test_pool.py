@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from stepwell.longctx.kv.pool import Pool
+from stepwell.longctx.kv.pool import PagePool
 from stepwell.longctx.shape import PageShape
 
 SHAPE = PageShape(heads=2, group=1, tokens=3, key_dim=4, value_dim=2)
@@ -23,7 +23,7 @@ def contents(lanes, pages):
 @given(st.data())
 def test_against_a_plain_model(data):
     slots = data.draw(st.integers(0, 6))
-    pool, held = Pool(SHAPE, LANES, slots, torch.float32, torch.device("cpu")), [set() for _ in range(LANES)]
+    pool, held = PagePool(SHAPE, LANES, slots, torch.float32, torch.device("cpu")), [set() for _ in range(LANES)]
     for _ in range(data.draw(st.integers(1, 8))):
         what = data.draw(st.sampled_from(["keep", "keep", "keep", "crop", "rows", "resize", "fail"]))
         if what in ("keep", "fail"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from stepwell.longctx import attach, policies
-from stepwell.longctx.kv.pool import Pool
+from stepwell.longctx.kv.pool import PagePool
 from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.shape import PageShape
 from tests.longctx.models import make, tokens
@@ -32,7 +32,7 @@ def test_layers_that_select_the_same_again_need_fewer_slots():
 
 def test_a_pool_that_is_resized_keeps_what_fits():
     shape = PageShape(heads=1, group=1, tokens=2, key_dim=4, value_dim=4)
-    pool = Pool(shape, 1, 3, torch.float32, torch.device("cpu"))
+    pool = PagePool(shape, 1, 3, torch.float32, torch.device("cpu"))
     keep = torch.tensor([[True, False, True, True]])
     change = pool.exchange(keep)
     contents = torch.arange(3 * 8, dtype=torch.float32).view(3, 1, 2, 4)

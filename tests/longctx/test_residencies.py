@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
-from stepwell.longctx.parts.residency.base import Residency, ResidencyKind, Step
+from stepwell.longctx.parts.residency.base import DecodeStep, Residency, ResidencyKind
 from stepwell.longctx.parts.residency.fifo import Fifo
 from stepwell.longctx.parts.residency.hitrate import HitRate
-from stepwell.longctx.parts.residency.lru import Lru
+from stepwell.longctx.parts.residency.lru import LruPages
 from stepwell.longctx.parts.residency.periodic import Keep, Periodic
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.shape import PageShape
@@ -22,7 +22,7 @@ from stepwell.longctx.shape import PageShape
 SHAPE = PageShape(2, 3, 16, 64, 64)
 KINDS: list[ResidencyKind] = [
     Fifo(),
-    Lru(),
+    LruPages(),
     StepWindow(1),
     StepWindow(3),
     StepWindow(3, "lru"),
@@ -56,7 +56,7 @@ def expected(kind: ResidencyKind, lane: list[Page], now: int, resident: set[int]
     match kind:
         case Fifo():
             return {page: (page,) for page in may}
-        case Lru():
+        case LruPages():
             return {page: (lane[page].last(), page) for page in may}
         case StepWindow(steps, eviction):
             may = {page for page in may if lane[page].last() > now - steps}
@@ -130,7 +130,7 @@ def test_against_a_plain_model(kind: ResidencyKind, data: st.DataObject) -> None
         for lane, marks in zip(pages, selected, strict=True):
             for page in marks.nonzero().flatten().tolist():
                 lane[page].selected.append(now)
-        rank = residency.rank(Step(now, selected, score, resident))
+        rank = residency.rank(DecodeStep(now, selected, score, resident))
         assert rank.shape == (lanes, n) and rank.dtype == torch.float32
         for lane in range(lanes):
             here, chosen = (set(marks[lane].nonzero().flatten().tolist()) for marks in (resident, selected))
@@ -148,7 +148,7 @@ def run(kind: ResidencyKind, selections: torch.Tensor, scores: torch.Tensor, roo
     hits = 0
     for now, (selected, score) in enumerate(zip(selections, scores, strict=True)):
         hits += int((resident & selected).sum())
-        resident = kept(residency.rank(Step(now, selected, score, resident)), room)
+        resident = kept(residency.rank(DecodeStep(now, selected, score, resident)), room)
     return hits / int(selections.sum())
 
 
@@ -169,7 +169,7 @@ def test_the_current_mass_forecasts_better_than_age(drift: tuple[torch.Tensor, t
     for room in (14, 20, 28):
         ahead, behind = (run(StepWindow(8, eviction), *drift, room=room) for eviction in ("mass", "lru"))
         assert ahead > behind
-        assert run(StepWindow(8, "lru"), *drift, room=room) <= run(Lru(), *drift, room=room) + 1e-9
+        assert run(StepWindow(8, "lru"), *drift, room=room) <= run(LruPages(), *drift, room=room) + 1e-9
         assert ahead > run(Fifo(), *drift, room=room) + 0.2
 
 
@@ -184,14 +184,14 @@ def test_a_window_keeps_no_more_than_its_steps() -> None:
     resident = kept(residency.warm(torch.ones(1, 5)), 5)
     sizes = []
     for now in range(5):
-        resident = kept(residency.rank(Step(now, marks[now], torch.ones(1, 5), resident)), 5)
+        resident = kept(residency.rank(DecodeStep(now, marks[now], torch.ones(1, 5), resident)), 5)
         sizes.append(resident.nonzero()[:, 1].tolist())
     assert sizes == [[0, 1, 2, 3, 4], [0, 1], [1, 2], [2, 3], [3, 4]]
 
 
 def test_what_is_resident_stays_whatever_its_score() -> None:
     marks = torch.tensor([[True, False]])
-    step = Step(0, ~marks, torch.tensor([[-torch.inf, 1.0]]), marks)
+    step = DecodeStep(0, ~marks, torch.tensor([[-torch.inf, 1.0]]), marks)
     for kind in (Keep(), Periodic(2)):
         assert kept(kind.build(SHAPE).rank(step), 2).tolist() == [[True, False]]
 
@@ -201,12 +201,12 @@ def test_warm_again_after_steps() -> None:
     residency = StepWindow(2).build(SHAPE)
     nobody = torch.zeros(1, 4, dtype=torch.bool)
     for now in range(5):
-        residency.rank(Step(now, nobody, torch.ones(1, 4), nobody))
+        residency.rank(DecodeStep(now, nobody, torch.ones(1, 4), nobody))
     resident = kept(residency.warm(torch.tensor([[0.1, 0.4, 0.3, -torch.inf, 0.2, 0.5]])), 3)
     assert resident.nonzero()[:, 1].tolist() == [1, 2, 5]
     nobody = torch.zeros(1, 6, dtype=torch.bool)
     for now, count in ((5, 3), (6, 0)):
-        resident = kept(residency.rank(Step(now, nobody, torch.ones(1, 6), resident)), 3)
+        resident = kept(residency.rank(DecodeStep(now, nobody, torch.ones(1, 6), resident)), 3)
         assert resident.sum() == count
 
 

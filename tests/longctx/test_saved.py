@@ -16,7 +16,7 @@ import torch
 from stepwell.block.frame import FrameHeader, frame_bytes
 from stepwell.errors import AccessDenied, BackendDown, CapacityError, IdentityMismatch, IntegrityError, StepwellError
 from stepwell.longctx.saved import form as saved_format
-from stepwell.longctx.saved.container import Reader, write_context
+from stepwell.longctx.saved.container import ContextReader, write_context
 
 from . import golden
 from .golden import FINGERPRINT, KEY
@@ -38,7 +38,7 @@ def some(seed: int = 1) -> dict[str, torch.Tensor]:
 
 
 def read_context(path: Path, key: bytes, fingerprint: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    with closing(Reader(path, key, fingerprint)) as reader:
+    with closing(ContextReader(path, key, fingerprint)) as reader:
         return reader.manifest, {name: reader.read(name) for name in reader.names}
 
 
@@ -93,7 +93,7 @@ def test_every_dtype_comes_back_bit_for_bit(path: Path, dtype: torch.dtype, monk
 
 
 def test_tensors_are_read_one_by_one(saved: Path) -> None:
-    reader = Reader(saved, KEY, FINGERPRINT)
+    reader = ContextReader(saved, KEY, FINGERPRINT)
     assert reader.names == tuple(some())
     assert same({"c": reader.read("c"), "a": reader.read("a")}, {"c": some()["c"], "a": some()["a"]})
     with pytest.raises(KeyError):

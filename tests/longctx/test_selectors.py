@@ -13,7 +13,7 @@ from stepwell.errors import ConfigError
 from stepwell.longctx.parts.select.base import Candidates, Selection, Selector
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.parts.select.choose import best
-from stepwell.longctx.parts.select.controls import Random, Recent
+from stepwell.longctx.parts.select.controls import RandomPages, Recent
 from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.threshold import BelowMax
 from stepwell.longctx.parts.select.topk import TopK
@@ -42,7 +42,7 @@ def candidates(draw: st.DrawFn) -> Candidates:
 SELECTORS = st.one_of(
     st.builds(TopK, SHARES),
     st.builds(Recent, SHARES),
-    st.builds(Random, SHARES, st.integers(0, 3)),
+    st.builds(RandomPages, SHARES, st.integers(0, 3)),
     st.builds(lambda mass, a, b: TopP(mass, min(a, b), max(a, b)), st.sampled_from([0.3, 0.9, 1.0]), SHARES, SHARES),
     st.builds(BelowMax, st.sampled_from([0.0, 1.0, 4.0]), SHARES),
     st.just(All()),
@@ -79,7 +79,7 @@ def test_form_and_what_may_never_be_selected(case: Candidates, selector: Selecto
 @given(candidates(), SHARES)
 def test_sizes(case: Candidates, share: float) -> None:
     budget = min(max(1, round(share * case.tokens / case.page_tokens)), case.score.shape[1])
-    for selector in (TopK(share), Recent(share), Random(share)):
+    for selector in (TopK(share), Recent(share), RandomPages(share)):
         for pages, may in zip(lanes_of(selector.select(case)), selectable(case), strict=True):
             assert len(pages) == min(budget, len(may))
     assert lanes_of(All().select(case)) == selectable(case)
@@ -152,14 +152,14 @@ def test_below_max(case: Candidates, delta: float, ceiling: float) -> None:
 def test_random_is_even_and_changes_with_the_step() -> None:
     score = torch.ones(2, 50)
     case = Candidates(torch.empty(2, 1, 1, 0), torch.empty(2, 1, 1), score, torch.empty(2, 1, 1, 0), 50, 1)
-    drawn = [lanes_of(Random(0.2, seed=1).select(replace(case, tokens=tokens))) for tokens in range(50, 450)]
+    drawn = [lanes_of(RandomPages(0.2, seed=1).select(replace(case, tokens=tokens))) for tokens in range(50, 450)]
     counts = torch.zeros(50)
     for lanes in drawn:
         counts[lanes[0]] += 1
     assert counts.sum() == sum(len(lanes[0]) for lanes in drawn)
     assert counts.min() > 0.75 * counts.mean() and counts.max() < 1.25 * counts.mean()
     assert all(one[0] != one[1] for one in drawn[:20])
-    assert lanes_of(Random(0.2, seed=2).select(case)) != drawn[0]
+    assert lanes_of(RandomPages(0.2, seed=2).select(case)) != drawn[0]
 
 
 @given(candidates(), SELECTORS, st.integers(0, 10), st.integers(0, 2**31))
@@ -184,7 +184,7 @@ def test_more_than_there_is() -> None:
 def test_no_pages_at_all() -> None:
     nothing = torch.empty(2, 3, 2, 0)
     case = Candidates(nothing, torch.ones(2, 3, 2), torch.empty(2, 0), nothing, 100, 16)
-    for selector in (TopK(0.1), TopP(0.9, 0.1, 0.2), BelowMax(), Recent(0.1), Random(0.1), All()):
+    for selector in (TopK(0.1), TopP(0.9, 0.1, 0.2), BelowMax(), Recent(0.1), RandomPages(0.1), All()):
         selection = selector.select(case)
         assert lanes_of(selection) == [[], []]
         assert lanes_of(cap(selection, torch.empty(2, 0, dtype=torch.bool), case.score, 3)) == [[], []]
@@ -202,8 +202,8 @@ def test_no_pages_at_all() -> None:
         lambda: BelowMax(-1.0),
         lambda: BelowMax(4.0, 0.0),
         lambda: Recent(float("nan")),
-        lambda: Random(0.0),
-        lambda: Random(0.1, -1),
+        lambda: RandomPages(0.0),
+        lambda: RandomPages(0.1, -1),
     ],
 )
 def test_figures_that_cannot_be(make) -> None:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from stepwell.longctx import Mode, Policy, attach, policies
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.minmax import MinMax
-from stepwell.longctx.parts.residency.lru import Lru
+from stepwell.longctx.parts.residency.lru import LruPages
 from stepwell.longctx.parts.select.controls import Recent
 from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.topk import TopK
@@ -21,7 +21,7 @@ from tests.longctx.test_exact import full, stepped
 from tests.longctx.tiny_text import tiny_tokenizer
 
 EVERYTHING = Policy(
-    "everything", index=MinMax(), selector=All(), residency=Lru(), page_tokens=8, window=16, draft_tokens=4
+    "everything", index=MinMax(), selector=All(), residency=LruPages(), page_tokens=8, window=16, draft_tokens=4
 )
 PARTS = [150, *[1] * 100]
 

@@ -17,7 +17,7 @@ from stepwell.longctx.store import host
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.disk import DiskFile
 from stepwell.longctx.store.host import HostPool
-from stepwell.longctx.store.link import Link, Throttled
+from stepwell.longctx.store.link import ModelledLink, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
 from .store_kit import PAGES, StoreMachine, check_shapes, pages
@@ -45,7 +45,7 @@ def both(folder: Path) -> PageStore:
 
 
 def throttled(folder: Path) -> PageStore:
-    return Throttled(both(folder), Link(1e9))
+    return Throttled(both(folder), ModelledLink(1e9))
 
 
 Make = Callable[[], PageStore]

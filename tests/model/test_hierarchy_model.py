@@ -39,7 +39,7 @@ from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOTS
 from stepwell.testing.dict_tier import DictTier, Kept
-from stepwell.testing.executor import Faults
+from stepwell.testing.executor import JobFaults
 from stepwell.testing.remote_tier import RemoteTier, Store
 from stepwell.tiers.base import Tier
 from stepwell.tiers.faulty import FaultySharedTier, FaultyTier, TierFaults
@@ -569,7 +569,7 @@ class Well(RuleBasedStateMachine):
 
     @rule(jobs=st.integers(0, 4), fail=st.sampled_from([0.0, 0.0, 0.0, 0.4]), refuse=_RARELY)
     def tick(self, jobs: int, fail: float, refuse: bool) -> None:
-        self.rig.executor.faults = Faults(fail=fail)
+        self.rig.executor.faults = JobFaults(fail=fail)
         self.rig.memory.refuse = refuse
         for _ in range(jobs):
             self.rig.executor.step()
@@ -725,7 +725,7 @@ class Well(RuleBasedStateMachine):
 
     def end(self) -> None:
         """All sessions end, all processes exit, all completions come: nothing is left but blocks."""
-        self.rig.executor.faults = Faults()
+        self.rig.executor.faults = JobFaults()
         if self.deep:
             self.mend_tier()
         for engine in self.engines:

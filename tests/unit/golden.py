@@ -19,7 +19,7 @@ from stepwell.codecs.seal import NO_COMMITMENT, SegmentKey, seal
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.io.memory import Bytes
 from stepwell.tiers.disk.layout import Footer, Head
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 FOLDER = Path(__file__).parent.parent / "golden"
@@ -80,7 +80,7 @@ def segment(*, closed: bool) -> bytes:
     """A segment of sealed blocks, one after the other."""
     file = np.zeros(PAGES * PAGE, np.uint8)
     file[:PAGE] = np.frombuffer(Head(SEGMENT, 7, len(file), CREATED).pack(), np.uint8)
-    books = Segment(1, SEGMENT_NAME, SEGMENT, 7, len(file), Phase.OPEN)
+    books = Segment(1, SEGMENT_NAME, SEGMENT, 7, len(file), SegmentPhase.OPEN)
     for block in range(BLOCKS):
         frames = np.concatenate([frame(block, shard, sealed=True) for shard in range(SHARDS)])
         assert books.fits(len(frames), key().commitment)

@@ -16,7 +16,7 @@ from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES
 from stepwell.testing.arena_kit import MEMBER, SLAB, SLOT, SLOTS, ArenaKit, Bench, name, owner
 from stepwell.testing.clock import SetClock
-from stepwell.testing.executor import Faults, SeededExecutor
+from stepwell.testing.executor import JobFaults, SeededExecutor
 
 RESTS = 10
 
@@ -45,12 +45,12 @@ class TestArena(ArenaKit):
 
     def test_a_failed_population_gives_the_bytes_back(self) -> None:
         bench = self.bench()
-        bench.executor.faults = Faults(fail=1.0)
+        bench.executor.faults = JobFaults(fail=1.0)
         bench.arena.came(owner())
         bench.executor.step()  # the job fails
         bench.executor.step()  # and says so; the memory is punched next
         assert bench.arena.bytes == SLAB
-        bench.executor.faults = Faults()
+        bench.executor.faults = JobFaults()
         bench.settle()
         assert bench.arena.bytes == 0
         assert not bench.served
@@ -59,9 +59,9 @@ class TestArena(ArenaKit):
 
     def test_a_completion_that_never_comes_holds_its_own_bytes_and_no_more(self) -> None:
         bench = self.bench(3 * SLAB)
-        bench.executor.faults = Faults(drop=1.0)
+        bench.executor.faults = JobFaults(drop=1.0)
         bench.grow(owner(1))
-        bench.executor.faults = Faults()
+        bench.executor.faults = JobFaults()
         bench.grow(owner(1))
         assert not bench.served  # one slab is made at a time
         bench.grow(owner(2))
@@ -146,11 +146,11 @@ class TestArena(ArenaKit):
 
     def test_slabs_that_cannot_be_populated_are_tried_once_a_second(self) -> None:
         bench = self.bench(2 * SLAB)
-        bench.executor.faults = Faults(fail=1.0)
+        bench.executor.faults = JobFaults(fail=1.0)
         bench.grow(owner(1))
         self.rest(bench)
         assert not bench.served and len(bench.memory.made) <= 1 + RESTS
-        bench.executor.faults = Faults()
+        bench.executor.faults = JobFaults()
         self.rest(bench)
         assert bench.served
 

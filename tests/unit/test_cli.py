@@ -11,7 +11,7 @@ from stepwell.cli.commands import app
 from stepwell.cli.main import _missing
 from stepwell.cli.output import removed_table, uninstall_table
 from stepwell.errors import StepwellError
-from stepwell.ops.uninstall import Item, Part, Removed
+from stepwell.ops.uninstall import LeftFile, LeftFolder, Removed
 
 
 def test_what_is_missing_is_installed_from_a_clone() -> None:
@@ -33,9 +33,9 @@ def test_an_error_in_an_option_names_the_option(tmp_path: Path, option: str, val
 
 
 def test_what_would_be_deleted_is_counted_in_words() -> None:
-    home = Part("home", Path("/h"), (Item("keyring", 4096),), ("notes",))
-    disk = Part("data", Path("/d"), tuple(Item(str(n), 4096) for n in range(3)), ())
-    demo = Part("demo", Path("/c"), (Item("models", 1 << 30),), ())
+    home = LeftFolder("home", Path("/h"), (LeftFile("keyring", 4096),), ("notes",))
+    disk = LeftFolder("data", Path("/d"), tuple(LeftFile(str(n), 4096) for n in range(3)), ())
+    demo = LeftFolder("demo", Path("/c"), (LeftFile("models", 1 << 30),), ())
     said = uninstall_table([disk, home, demo])
     assert "3 files, 12KiB, in /d (blocks on disk)" in said
     assert "1 file, 4KiB, in /h (home: " in said and "1 folder, 1GiB, in /c" in said

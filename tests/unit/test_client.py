@@ -14,7 +14,7 @@ from stepwell.client.membership import Membership
 from stepwell.client.patience import MOST_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.client.scheduler import Ask, Identity, SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
-from stepwell.io.memory import Shared
+from stepwell.io.memory import SharedMemory
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link, Receiver
 from stepwell.testing.clock import SetClock
@@ -448,5 +448,5 @@ def test_a_refused_member_tries_ever_more_rarely_and_tells_it_once(monkeypatch: 
 def test_without_memfd_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(Unsupported) as raised:
-        Shared(4096)
+        SharedMemory(4096)
     assert raised.value.code == "SW-702"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from stepwell.cli.commands import app
 from stepwell.config import DiskPlace, Loaded, Settings, check_host, check_together, load, queue_bytes, texts
-from stepwell.config.document import Entry, parse
+from stepwell.config.document import SettingEntry, parse
 from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
 from stepwell.config.places import parse_places
@@ -204,13 +204,13 @@ def test_a_bad_value_names_the_source_that_won(tmp_path: Path) -> None:
 def test_scalars_are_text_and_mean_what_is_written() -> None:
     """YAML 1.1 would read an octal number and a number to base sixty."""
     assert parse(b"a: 0100\nb: 1:30\nc: no\nd: 2026-01-01\ne: ~\nf:\ng: 'null'\n", "f") == [
-        Entry(("a",), "0100", "f:1"),
-        Entry(("b",), "1:30", "f:2"),
-        Entry(("c",), "no", "f:3"),
-        Entry(("d",), "2026-01-01", "f:4"),
-        Entry(("e",), None, "f:5"),
-        Entry(("f",), None, "f:6"),
-        Entry(("g",), "null", "f:7"),
+        SettingEntry(("a",), "0100", "f:1"),
+        SettingEntry(("b",), "1:30", "f:2"),
+        SettingEntry(("c",), "no", "f:3"),
+        SettingEntry(("d",), "2026-01-01", "f:4"),
+        SettingEntry(("e",), None, "f:5"),
+        SettingEntry(("f",), None, "f:6"),
+        SettingEntry(("g",), "null", "f:7"),
     ]
 
 

@@ -11,9 +11,9 @@ from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.decide import (
     UNKNOWN_LIMIT_S,
     Decision,
-    Known,
+    KnownCosts,
     Mode,
-    Request,
+    RecallQuestion,
     Stretch,
     Why,
     cost_of,
@@ -35,19 +35,19 @@ prefills = st.builds(PrefillCost, st.floats(0, 0.5), seconds, st.floats(0, 1e-5)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> RecallQuestion:
     run = draw(stretches)
     tokens = 32 * sum(stretch.blocks for stretch in run) + draw(st.integers(1, 500))
     queued = {tier: draw(st.integers(0, 1 << 30)) for tier in TIERS}
-    return Request(tokens, 32, run, queued, draw(st.sampled_from([0.0, 0.1, 1.0, 30.0])))
+    return RecallQuestion(tokens, 32, run, queued, draw(st.sampled_from([0.0, 0.1, 1.0, 30.0])))
 
 
 knowns = st.builds(
-    Known, prefills, st.floats(0, 1), st.dictionaries(st.sampled_from(TIERS), speeds, min_size=3, max_size=3)
+    KnownCosts, prefills, st.floats(0, 1), st.dictionaries(st.sampled_from(TIERS), speeds, min_size=3, max_size=3)
 )
 
 
-def brute(request: Request, known: Known, cut: int, forgiving: bool) -> float:
+def brute(request: RecallQuestion, known: KnownCosts, cut: int, forgiving: bool) -> float:
     """Seconds to the first token, block by block."""
     tiers = [stretch.tier for stretch in request.stretches for _ in range(stretch.blocks)][:cut]
     total = known.speeds[HOST].seconds(len(tiers) * BLOCK)
@@ -62,7 +62,7 @@ def brute(request: Request, known: Known, cut: int, forgiving: bool) -> float:
 
 @settings(max_examples=400, deadline=None)
 @given(requests(), knowns)
-def test_no_cut_is_better_than_the_chosen_one(request: Request, known: Known) -> None:
+def test_no_cut_is_better_than_the_chosen_one(request: RecallQuestion, known: KnownCosts) -> None:
     decision = decide(request, known)
     every = [brute(request, known, cut, True) for cut in range(request.blocks + 1)]
     assert every[decision.blocks] <= min(every) + 1e-9
@@ -71,7 +71,7 @@ def test_no_cut_is_better_than_the_chosen_one(request: Request, known: Known) ->
     assert abs(cost_of(request, known, decision.blocks).seconds - plain[decision.blocks]) <= 1e-9
 
 
-def slower(known: Known, tier: str, factor: float) -> Known:
+def slower(known: KnownCosts, tier: str, factor: float) -> KnownCosts:
     speed = known.speeds[tier]
     changed = TierSpeed(speed.latency_s * factor, speed.byte_s * factor, speed.doubt)
     return dataclasses.replace(known, speeds={**known.speeds, tier: changed})
@@ -79,14 +79,14 @@ def slower(known: Known, tier: str, factor: float) -> Known:
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.sampled_from(TIERS), st.floats(1, 100))
-def test_a_slower_tier_never_recalls_more(request: Request, known: Known, tier: str, factor: float) -> None:
+def test_a_slower_tier_never_recalls_more(request: RecallQuestion, known: KnownCosts, tier: str, factor: float) -> None:
     fast, slow = decide(request, known), decide(request, slower(known, tier, factor))
     assert slow.blocks <= fast.blocks or abs(_at_best(fast) - _cut(request, known, slow.blocks)) < 1e-9
 
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.sampled_from(TIERS), st.integers(0, 1 << 32))
-def test_a_longer_queue_never_recalls_more(request: Request, known: Known, tier: str, more: int) -> None:
+def test_a_longer_queue_never_recalls_more(request: RecallQuestion, known: KnownCosts, tier: str, more: int) -> None:
     busy = dataclasses.replace(request, queued={**request.queued, tier: request.queued[tier] + more})
     idle, late = decide(request, known), decide(busy, known)
     assert late.blocks <= idle.blocks or abs(_at_best(idle) - _cut(request, known, late.blocks)) < 1e-9
@@ -94,7 +94,7 @@ def test_a_longer_queue_never_recalls_more(request: Request, known: Known, tier:
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.floats(1, 100))
-def test_a_slower_engine_never_recalls_less(request: Request, known: Known, factor: float) -> None:
+def test_a_slower_engine_never_recalls_less(request: RecallQuestion, known: KnownCosts, factor: float) -> None:
     cost = known.prefill
     assert cost is not None
     slow = PrefillCost(cost.step_s * factor, cost.token_s * factor, cost.pair_s * factor, cost.step_tokens)
@@ -106,13 +106,13 @@ def _at_best(decision: Decision) -> float:
     return decision.chosen.at_best if decision.chosen is not None else 0.0
 
 
-def _cut(request: Request, known: Known, blocks: int) -> float:
+def _cut(request: RecallQuestion, known: KnownCosts, blocks: int) -> float:
     return cost_of(request, known, blocks).at_best if request.blocks else 0.0
 
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), knowns)
-def test_nobody_waits_longer_than_computing_takes(request: Request, known: Known) -> None:
+def test_nobody_waits_longer_than_computing_takes(request: RecallQuestion, known: KnownCosts) -> None:
     decision = decide(request, known)
     if decision.none is None or decision.chosen is None:
         assert decision.limit_s == UNKNOWN_LIMIT_S
@@ -120,12 +120,12 @@ def test_nobody_waits_longer_than_computing_takes(request: Request, known: Known
     assert decision.limit_s == decision.none.seconds
 
 
-def disk(blocks: int, tokens: int = 0, queued: int = 0) -> Request:
-    return Request(tokens or 32 * blocks + 8, 32, (Stretch("disk", blocks, blocks * BLOCK),), {"disk": queued})
+def disk(blocks: int, tokens: int = 0, queued: int = 0) -> RecallQuestion:
+    return RecallQuestion(tokens or 32 * blocks + 8, 32, (Stretch("disk", blocks, blocks * BLOCK),), {"disk": queued})
 
 
-def known(mb_s: float, doubt: float = 0.0) -> Known:
-    return Known(PREFILL, 0.0, {HOST: TierSpeed(0, 1e-10), "disk": TierSpeed(0, 1 / (mb_s * 1e6), doubt)})
+def known(mb_s: float, doubt: float = 0.0) -> KnownCosts:
+    return KnownCosts(PREFILL, 0.0, {HOST: TierSpeed(0, 1e-10), "disk": TierSpeed(0, 1 / (mb_s * 1e6), doubt)})
 
 
 BREAK_EVEN = BLOCK / 32 / 1e-3 / 1e6  # MB/s: a block is read as fast as its tokens are computed
@@ -155,19 +155,19 @@ def test_doubt_is_forgiven_and_no_more() -> None:
 
 
 def test_a_part_is_recalled_where_the_rest_is_too_slow() -> None:
-    request = Request(6408, 32, (Stretch(HOST, 100, 100 * BLOCK), Stretch("disk", 100, 100 * BLOCK)))
+    request = RecallQuestion(6408, 32, (Stretch(HOST, 100, 100 * BLOCK), Stretch("disk", 100, 100 * BLOCK)))
     decision = decide(request, known(0.5 * BREAK_EVEN))
     assert (decision.blocks, decision.why) == (100, Why.RECOMPUTE_CHEAPER)
 
 
 def test_blocks_of_the_arena_behind_slow_ones_are_reached_through_them() -> None:
-    request = Request(6408, 32, (Stretch("disk", 20, 20 * BLOCK), Stretch(HOST, 180, 180 * BLOCK)))
+    request = RecallQuestion(6408, 32, (Stretch("disk", 20, 20 * BLOCK), Stretch(HOST, 180, 180 * BLOCK)))
     assert decide(request, known(0.25 * BREAK_EVEN)).blocks == 200
 
 
 def test_host_memory_is_weighed_by_the_same_rule() -> None:
-    request = Request(3208, 32, (Stretch(HOST, 100, 100 * BLOCK),))
-    slow = Known(PREFILL, 0.0, {HOST: TierSpeed(0, 1 / (0.5e6 * BREAK_EVEN))})
+    request = RecallQuestion(3208, 32, (Stretch(HOST, 100, 100 * BLOCK),))
+    slow = KnownCosts(PREFILL, 0.0, {HOST: TierSpeed(0, 1 / (0.5e6 * BREAK_EVEN))})
     assert decide(request, slow).blocks == 0
     assert decide(request, known(1)).blocks == 100
 
@@ -177,19 +177,19 @@ def test_the_modes_ask_nobody() -> None:
     always, never = decide(disk(100), slow, Mode.ALWAYS), decide(disk(100), fast, Mode.NEVER)
     assert (always.blocks, always.why, always.limit_s) == (100, Why.ALWAYS, UNKNOWN_LIMIT_S)
     assert (never.blocks, never.why) == (0, Why.NEVER)
-    assert decide(disk(100), Known(), Mode.ALWAYS).blocks == 100
-    assert decide(disk(100), Known(), Mode.NEVER).blocks == 0
+    assert decide(disk(100), KnownCosts(), Mode.ALWAYS).blocks == 100
+    assert decide(disk(100), KnownCosts(), Mode.NEVER).blocks == 0
 
 
 def test_what_is_unknown_is_recalled_and_learned() -> None:
-    nothing = decide(disk(100), Known())
+    nothing = decide(disk(100), KnownCosts())
     assert (nothing.blocks, nothing.why, nothing.limit_s) == (100, Why.UNKNOWN, UNKNOWN_LIMIT_S)
-    tier = decide(disk(100), Known(PREFILL, 0.0, {HOST: TierSpeed(0, 1e-10)}))
+    tier = decide(disk(100), KnownCosts(PREFILL, 0.0, {HOST: TierSpeed(0, 1e-10)}))
     assert (tier.blocks, tier.why) == (100, Why.UNKNOWN)
     assert tier.none is not None
     assert tier.limit_s == tier.none.compute_s
 
 
 def test_nothing_to_recall_is_said() -> None:
-    assert decide(Request(100, 32, ()), Known()).why is Why.EMPTY
-    assert decide(Request(100, 32, (Stretch("disk", 0, 0),)), known(1)).why is Why.EMPTY
+    assert decide(RecallQuestion(100, 32, ()), KnownCosts()).why is Why.EMPTY
+    assert decide(RecallQuestion(100, 32, (Stretch("disk", 0, 0),)), known(1)).why is Why.EMPTY

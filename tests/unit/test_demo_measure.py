@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.demo.results import report
 from stepwell.demo.results.measure import Drop, Pair, counted, drops, ratio
-from stepwell.demo.results.result import DemoResult, Samples, Setting, summarise
+from stepwell.demo.results.result import DemoResult, DemoSetting, Samples, summarise
 from stepwell.demo.wire import Answer
 
 
@@ -34,7 +34,7 @@ def pair(recall_s: float = 0.2, hit_s: float = 0.1, document: int = 0, tokens: t
     return Pair(document, answer(recall_s, external=1920, tokens=tokens), answer(hit_s, local=1920))
 
 
-SETTING = Setting(
+SETTING = DemoSetting(
     model="m",
     engine="vllm 0",
     documents=2,

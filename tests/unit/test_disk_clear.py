@@ -25,7 +25,7 @@ from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.tier_kit import NAMESPACE, OTHER, AnyKeys, Hands, block_id
 from stepwell.tiers.base import Forgotten, Reading, Writing
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.vault import keyring as vault
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
@@ -47,7 +47,7 @@ def find(life: Life, numbers: list[int]) -> set[int]:
     return {n for n in numbers if life.get(n) is Reading.GOOD}
 
 
-def of(phase: Phase, life: Life) -> list[Segment]:
+def of(phase: SegmentPhase, life: Life) -> list[Segment]:
     return [segment for _, segment in life.tier._segments.values() if segment.phase is phase]
 
 
@@ -164,7 +164,7 @@ def test_files_that_wait_for_another_life_have_nothing_of_it(tmp_path: Path, how
     life = Life(tmp_path)
     life.put_all(range(4 * PER_SEGMENT - 20))
     life.put_all(range(SPACE, SPACE + 10))
-    assert len(of(Phase.FREE, life)) == 1
+    assert len(of(SegmentPhase.FREE, life)) == 1
     life.clear(0)
     life = another(life, tmp_path, how)
     assert life.here(ONE) == set()
@@ -177,14 +177,14 @@ def test_a_file_that_begins_another_life_is_waited_for(tmp_path: Path, namespace
     """Until its new head is written, its old one counts."""
     life = Life(tmp_path)
     life.put_all(range(4 * PER_SEGMENT - 10))
-    (free,) = of(Phase.FREE, life)
+    (free,) = of(SegmentPhase.FREE, life)
     n = 1000
-    while free.phase is Phase.FREE:
+    while free.phase is SegmentPhase.FREE:
         life.write(n)
         n += 1
-        while free.phase is Phase.FREE and life.executor.step():
+        while free.phase is SegmentPhase.FREE and life.executor.step():
             pass
-    assert free.phase is Phase.BEGINNING
+    assert free.phase is SegmentPhase.BEGINNING
     (prepare,) = [job for job in life.executor._jobs if "_prepare" in job[0].__qualname__]
     life.executor._jobs.remove(prepare)
     cleared: list[Forgotten] = []

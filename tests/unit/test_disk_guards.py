@@ -20,7 +20,7 @@ from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk import segment as segment_module
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, Trailer
 from stepwell.tiers.disk.recovery import look
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 Held = tuple[Callable[[], None], Callable[[BaseException | None], None]]
@@ -225,7 +225,7 @@ def test_what_a_trailer_claims_beyond_its_file_is_neither_read_nor_allocated(tmp
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 66])
 def test_what_is_placed_leaves_room_for_the_footer_that_lists_it(pages: int) -> None:
-    segment = Segment(1, "a name", bytes(16), 1, SEGMENT, Phase.OPEN)
+    segment = Segment(1, "a name", bytes(16), 1, SEGMENT, SegmentPhase.OPEN)
     while segment.fits(pages * PAGE, bytes(32)):
         segment.take(pages * PAGE, 1, bytes(32))
     left = segment.nbytes - segment.end * PAGE - Footer.nbytes(segment.blocks)

@@ -12,12 +12,12 @@ from small_traces import seconds, trace_of
 from stepwell.policies.admission.expected import ExpectedValue
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.orders.queue import Place, Queue
+from stepwell.policies.eviction.orders.queue import Queue, QueuePlace
 from stepwell.policies.eviction.sieve import Sieve
 from stepwell.policies.eviction.valued import Valued
 from stepwell.policies.reuse import Reuse, class_of
 from stepwell.simulate.replay import Replay
-from stepwell.testing.eviction_kit import EvictionKit, Node, Tier
+from stepwell.testing.eviction_kit import EvictionKit, KitTier, Node
 
 
 class Named(EvictionKit):
@@ -40,9 +40,9 @@ TestS3Fifo, TestSieve, TestLru2, TestGdsf = (kit(policy) for policy in ("s3fifo"
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "prepend", "split", "remove"]), st.integers(0, 99))))
 def test_a_queue_is_a_list(steps: list[tuple[str, int]]) -> None:
-    queue, model = Queue(), list[Place]()
+    queue, model = Queue(), list[QueuePlace]()
     for what, n in steps:
-        place = Place(Node(0, 2 + n % 5, None))
+        place = QueuePlace(Node(0, 2 + n % 5, None))
         if what == "append":
             queue.append(place)
             model.append(place)
@@ -71,7 +71,7 @@ def test_a_queue_is_a_list(steps: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("policy", ["arc", "s3fifo"])
 def test_both_parts_of_what_is_remembered_are(policy: str) -> None:
-    tier = Tier(POLICIES[policy]().eviction, capacity=8)
+    tier = KitTier(POLICIES[policy]().eviction, capacity=8)
     node, large = tier.node(size=4), tier.node(size=8)
     tier.ask(node)
     tier.ask(node)
@@ -146,7 +146,7 @@ def test_sieve_has_a_hand_that_goes_on() -> None:
 
 
 def test_the_hand_of_sieve_takes_the_end_of_what_it_points_at() -> None:
-    tier = Tier(Sieve())
+    tier = KitTier(Sieve())
     node, other = tier.node(size=4), tier.node()
     tier.ask(node)
     tier.ask(other)
@@ -217,7 +217,7 @@ def test_the_default_evicts_what_is_worth_least() -> None:
     for seed in range(3):
         reuse = Reuse()
         valued = Valued(reuse)
-        tier = Tier(valued, seed, capacity=1 << 20)
+        tier = KitTier(valued, seed, capacity=1 << 20)
         head = tier.node(size=200)
         nodes = [*(tier.node(size=size) for size in (1, 3, 9)), *(tier.node(head, size) for size in (1, 2))]
         for _ in range(60):
@@ -283,7 +283,7 @@ def test_sieve_goes_on_at_the_oldest_when_the_newest_is_dropped() -> None:
 
 def test_a_victim_of_the_default_is_followed_by_what_stands_before_it() -> None:
     """Blocks of one prefix with one history go one after the other, though others are worth as little."""
-    tier = Tier(Valued(Reuse()), capacity=1 << 20)
+    tier = KitTier(Valued(Reuse()), capacity=1 << 20)
     for _ in range(20):
         tier.ask(tier.node(tier.node(tier.node())))
     while (victim := tier.victim()) is not None:
@@ -297,7 +297,7 @@ def test_a_victim_of_the_default_is_followed_by_what_stands_before_it() -> None:
 def test_expected_value_lets_in_what_is_worth_more_than_what_goes() -> None:
     valued = Valued(Reuse())
     admission = ExpectedValue(valued)
-    tier = Tier(valued, capacity=1 << 20)
+    tier = KitTier(valued, capacity=1 << 20)
     cheap, dear = tier.node(), tier.node(tier.node(size=300))
     tier.ask(dear)
     tier.ask(cheap)

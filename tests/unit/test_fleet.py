@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
 from stepwell.policies.catalog import POLICIES
-from stepwell.simulate.fleet.clock import Clock
+from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.description import Fleet
 from stepwell.simulate.fleet.description import load as described
 from stepwell.simulate.fleet.fields import ROUTES, WRITES
 from stepwell.simulate.fleet.results import FleetRow, RequestRow, simulate
 from stepwell.simulate.fleet.run import Played, play
-from stepwell.simulate.fleet.server import Server
+from stepwell.simulate.fleet.server import SharedServer
 from stepwell.simulate.fleet.tier import Level
 from stepwell.simulate.fleet.view import View
 from stepwell.simulate.replay import Replay
 from stepwell.simulate.store import Store
-from stepwell.simulate.traces.forest import Run
+from stepwell.simulate.traces.forest import BlockRun
 from stepwell.simulate.traces.load import load
 from stepwell.simulate.traces.trace import Trace
 
@@ -81,8 +81,8 @@ def written(played: Played, name: str) -> int:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=20), st.floats(0.1, 10))
 def test_one_slot_is_first_come_first_served(jobs: list[tuple[float, float]], rate: float) -> None:
-    clock = Clock()
-    server = Server(clock, rate)
+    clock = EventClock()
+    server = SharedServer(clock, rate)
     ended: list[float] = []
     for at, work in jobs:
         clock.at(at, lambda work=work: server.submit(work, lambda: ended.append(clock.now)))
@@ -98,8 +98,8 @@ def test_one_slot_is_first_come_first_served(jobs: list[tuple[float, float]], ra
 @settings(deadline=None)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=12), st.integers(1, 12), st.floats(0.05, 1))
 def test_slots_share_what_there_is_and_nobody_gets_more_than_most(work: list[float], slots: int, most: float) -> None:
-    clock = Clock()
-    server = Server(clock, 1.0, slots, most)
+    clock = EventClock()
+    server = SharedServer(clock, 1.0, slots, most)
     ends: dict[int, float] = {}
     for i, one in enumerate(work):
         server.submit(one, lambda i=i: ends.__setitem__(i, clock.now))
@@ -114,8 +114,8 @@ def test_slots_share_what_there_is_and_nobody_gets_more_than_most(work: list[flo
 
 
 def test_a_server_that_slows_down_or_fails_does_so_at_once() -> None:
-    clock = Clock()
-    server = Server(clock, 10.0)
+    clock = EventClock()
+    server = SharedServer(clock, 10.0)
     told: list[tuple[str, float]] = []
     for name in "abc":
         server.submit(
@@ -143,7 +143,7 @@ def test_a_store_that_is_written_back_to_in_any_order_keeps_its_bounds_and_count
         for i, word in enumerate(words)
     ]
     of = trace(*requests)
-    left: list[Run] = []
+    left: list[BlockRun] = []
     store = Store(of, POLICIES[policy](), capacity, lambda first, last: float(last - first), left.append)
     held: set[int] = set()
     for i in range(len(of)):
@@ -171,7 +171,7 @@ def test_a_view_that_is_not_stale_is_what_is_held(words: list[list[int]], capaci
     of = trace(
         *[(0, [names.setdefault(tuple(word[: k + 1]), len(names)) for k in range(len(word))]) for word in words],
     )
-    view = View(Clock(), of, 2, 0.0)
+    view = View(EventClock(), of, 2, 0.0)
     store = partial(Store, of, POLICIES["lru"](), capacity, lambda first, last: 1.0)
     level = Level("gpu", store, view.watch(1))
     for i in range(len(of)):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepwell.block.namespace import BlockId
 from stepwell.policies.prefetch import conversations as c
 from stepwell.policies.prefetch.conversations import Conversations
-from stepwell.policies.prefetch.record import FIRST_PAUSE_S, LEAST_GUESSES, LONGEST_PAUSE_S, Record
+from stepwell.policies.prefetch.record import FIRST_PAUSE_S, LEAST_GUESSES, LONGEST_PAUSE_S, GuessRecord
 from stepwell.policies.prefetch.rhythm import LEAST_TIMES, LONGEST_S, Rhythm
 
 TAG, OTHER = b"t" * 16, b"o" * 16
@@ -141,7 +141,7 @@ def test_books_of_what_is_remembered(steps: list[tuple[int, int, int]]) -> None:
 
 
 def test_when_most_guesses_are_wrong_nothing_is_guessed_for_longer_and_longer() -> None:
-    record, now, pauses = Record(), 0.0, []
+    record, now, pauses = GuessRecord(), 0.0, []
     for _ in range(9):
         assert record.trusted(now)
         guesses = 0
@@ -156,7 +156,7 @@ def test_when_most_guesses_are_wrong_nothing_is_guessed_for_longer_and_longer() 
 
 @given(st.integers(0, 1 << 32), st.floats(0.65, 1.0))
 def test_when_most_are_right_it_goes_on(seed: int, share: float) -> None:
-    record, dice = Record(), random.Random(seed)
+    record, dice = GuessRecord(), random.Random(seed)
     wrong = 0.0
     for n in range(300):
         wrong += 1 - share

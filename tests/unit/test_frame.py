@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import golden
 from stepwell.block.frame import MAX_PAYLOAD, MAX_SHARDS, TAG, FrameHeader, frame_bytes
 from stepwell.block.layout import PAGE
-from stepwell.codecs.seal import Expected, Opened, unseal
+from stepwell.codecs.seal import ExpectedFrame, Opened, unseal
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer, Head, OtherVersion, Trailer
 
 HEADER = golden.header(0, 0, sealed=True)
@@ -99,7 +99,7 @@ def opens_only_as_it_was(changes: list[tuple[int, int]], *, right: bool) -> None
     same = bytes(page) == frame[:PAGE].tobytes()
     frame[:PAGE] = np.frombuffer(bytes(page), np.uint8)
     into = np.empty(golden.PAYLOAD, np.uint8)
-    expected = Expected(golden.SEGMENT, HEADER.block, HEADER.namespace, 0, golden.SHARDS, golden.PAYLOAD)
+    expected = ExpectedFrame(golden.SEGMENT, HEADER.block, HEADER.namespace, 0, golden.SHARDS, golden.PAYLOAD)
     verdict = unseal(frame, expected, golden.key(), into, sealed=True, now=golden.NOW)
     assert (verdict is Opened.GOOD) == same
     assert same or not into.any()
@@ -123,7 +123,7 @@ def test_what_a_header_claims_is_not_allocated() -> None:
     huge = dataclasses.replace(HEADER, payload=MAX_PAYLOAD, raw=MAX_PAYLOAD)
     frame[:PAGE] = np.frombuffer(huge.pack(), np.uint8)
     into = np.empty(golden.PAYLOAD, np.uint8)
-    expected = Expected(golden.SEGMENT, HEADER.block, HEADER.namespace, 0, golden.SHARDS, MAX_PAYLOAD)
+    expected = ExpectedFrame(golden.SEGMENT, HEADER.block, HEADER.namespace, 0, golden.SHARDS, MAX_PAYLOAD)
     tracemalloc.start()
     try:
         assert unseal(frame, expected, golden.key(), into, sealed=True, now=golden.NOW) is Opened.DAMAGED

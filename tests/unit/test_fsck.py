@@ -27,7 +27,7 @@ from stepwell.codecs.seal import seal
 from stepwell.errors import StepwellError
 from stepwell.io.files import SystemFiles
 from stepwell.ops import fsck as module
-from stepwell.ops.fsck import Report, examine, text
+from stepwell.ops.fsck import FsckReport, examine, text
 from stepwell.vault import keyring as vault
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
@@ -65,7 +65,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def examined(disk: Path, home: Path) -> Report:
+def examined(disk: Path, home: Path) -> FsckReport:
     before = state(disk)
     report = examine(disk, home / "keyring")
     assert state(disk) == before, "it changes nothing"

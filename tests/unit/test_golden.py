@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import golden
-from stepwell.codecs.seal import Expected, Opened, unseal
+from stepwell.codecs.seal import ExpectedFrame, Opened, unseal
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.files import SystemFiles
 from stepwell.io.memory import Bytes
@@ -37,7 +37,7 @@ def test_the_reader_opens_these_frames(name: str) -> None:
     frame = np.fromfile(golden.FOLDER / name, np.uint8)
     into = np.empty(golden.PAYLOAD, np.uint8)
     block = golden.ORIGIN.name(golden.digest(0))
-    expected = Expected(golden.SEGMENT, block, golden.ORIGIN.tag, 0, golden.SHARDS, golden.PAYLOAD)
+    expected = ExpectedFrame(golden.SEGMENT, block, golden.ORIGIN.tag, 0, golden.SHARDS, golden.PAYLOAD)
     sealed = name.startswith("sealed")
     assert unseal(frame, expected, golden.key(), into, sealed=sealed, now=golden.NOW) is Opened.GOOD
     assert (into == golden.payload(0, 0)).all()
@@ -61,7 +61,7 @@ def test_a_tier_finds_and_reads_these_segments(name: str, closed: bool, tmp_path
 
         def open(part: int, frame: Bytes, segment: bytes, block: int = block, got: list[Bytes] = got) -> Reading:
             identity = (origin.name(golden.digest(block)), origin.tag, part, golden.SHARDS, golden.PAYLOAD)
-            expected = Expected(segment, *identity)
+            expected = ExpectedFrame(segment, *identity)
             verdict = unseal(frame, expected, origin.keys.of(segment), got[part], sealed=True, now=golden.NOW)
             assert verdict is Opened.GOOD
             return Reading.GOOD

@@ -16,7 +16,7 @@ from stepwell.hierarchy.levels.healthy import KNOWN, HealthyReads
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
-from stepwell.testing.executor import Faults
+from stepwell.testing.executor import JobFaults
 from stepwell.testing.sparse import SparseShared
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
@@ -113,7 +113,7 @@ def test_what_comes_back_wrong_is_never_told(faults: TierFaults) -> None:
 def test_an_opener_that_raises_is_a_failed_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = written(2, 2)
     engine = rig.join()
-    monkeypatch.setattr(rig.executor, "faults", Faults(fail=1.0))
+    monkeypatch.setattr(rig.executor, "faults", JobFaults(fail=1.0))
     ticket = engine.ask(chain(2))
     rig.settle()
     assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (0, "not_readable")
@@ -126,7 +126,7 @@ def test_a_slab_that_cannot_be_made_is_not_waited_for() -> None:
     ticket = engine.ask(chain(2))
     rig.turns()
     assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (True, "mapping")
-    rig.executor.faults = Faults(fail=1.0)
+    rig.executor.faults = JobFaults(fail=1.0)
     rig.memory.refuse = True
     rig.settle()
     assert (engine.answer(ticket).more, engine.answer(ticket).reason) == (False, "no_room")

@@ -26,7 +26,7 @@ from stepwell.client import socket as link
 from stepwell.client import worker as working
 from stepwell.client.membership import Membership
 from stepwell.errors import AccessDenied, BackendDown, StepwellError
-from stepwell.io.memory import Shared
+from stepwell.io.memory import SharedMemory
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
 
@@ -55,7 +55,7 @@ class Answering:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
-        self._slab = Shared(LAYOUT.nbytes)
+        self._slab = SharedMemory(LAYOUT.nbytes)
         self._lock = threading.Lock()
         self._links: list[socket.socket] = []
         self.sessions = 0

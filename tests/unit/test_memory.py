@@ -18,14 +18,14 @@ import pytest
 
 from stepwell.errors import CapacityError
 from stepwell.io import staging
-from stepwell.io.memory import Mapping, Shared, SystemMemory
+from stepwell.io.memory import Mapping, SharedMemory, SystemMemory
 
 MiB = 1 << 20
 NBYTES = 4 * MiB
 
 
 @pytest.fixture
-def shared() -> Shared:
+def shared() -> SharedMemory:
     return SystemMemory().make(NBYTES)
 
 
@@ -48,7 +48,7 @@ def _maps(address: int) -> dict[str, str]:
     return fields
 
 
-def test_its_size_is_sealed(shared: Shared) -> None:
+def test_its_size_is_sealed(shared: SharedMemory) -> None:
     assert os.fstat(shared.fd).st_size == NBYTES
     for size in (NBYTES - 4096, NBYTES + 4096):
         with pytest.raises(PermissionError):
@@ -58,12 +58,12 @@ def test_its_size_is_sealed(shared: Shared) -> None:
     shared.close()
 
 
-def test_its_descriptor_is_not_inherited(shared: Shared) -> None:
+def test_its_descriptor_is_not_inherited(shared: SharedMemory) -> None:
     assert not os.get_inheritable(shared.fd)
     shared.close()
 
 
-def test_pages_come_by_populating_and_go_by_punching(shared: Shared) -> None:
+def test_pages_come_by_populating_and_go_by_punching(shared: SharedMemory) -> None:
     assert _allocated(shared.fd) == 0
     shared.populate(0, MiB)
     assert _allocated(shared.fd) == MiB
@@ -79,7 +79,7 @@ def test_pages_come_by_populating_and_go_by_punching(shared: Shared) -> None:
     shared.close()
 
 
-def test_a_populated_mapping_is_resident(shared: Shared) -> None:
+def test_a_populated_mapping_is_resident(shared: SharedMemory) -> None:
     shared.populate(0, NBYTES)
     other = Mapping(shared.fd, NBYTES)
     address = other.bytes.ctypes.data
@@ -90,7 +90,7 @@ def test_a_populated_mapping_is_resident(shared: Shared) -> None:
     shared.close()
 
 
-def test_populating_zeroes_nothing(shared: Shared) -> None:
+def test_populating_zeroes_nothing(shared: SharedMemory) -> None:
     shared.bytes[5] = 7
     shared.populate(0, NBYTES)
     other = Mapping(shared.fd, NBYTES)
@@ -101,14 +101,14 @@ def test_populating_zeroes_nothing(shared: Shared) -> None:
     shared.close()
 
 
-def test_what_cannot_be_populated_is_an_error(shared: Shared) -> None:
+def test_what_cannot_be_populated_is_an_error(shared: SharedMemory) -> None:
     with pytest.raises(CapacityError) as caught:
         shared.mapping.populate(NBYTES, 1 << 46, write=True)
     assert caught.value.code == "SW-202"
     shared.close()
 
 
-def test_not_in_forks_and_core_dumps(shared: Shared) -> None:
+def test_not_in_forks_and_core_dumps(shared: SharedMemory) -> None:
     mapping = Mapping(shared.fd, NBYTES)
     for bytes_ in (shared.bytes, mapping.bytes):
         flags = _maps(bytes_.ctypes.data)["VmFlags"].split()
@@ -130,7 +130,7 @@ def test_buffers_of_storage_are_not_in_forks_and_core_dumps() -> None:
     assert "dc" in flags and "dd" in flags
 
 
-def test_closing_with_live_views(shared: Shared) -> None:
+def test_closing_with_live_views(shared: SharedMemory) -> None:
     shared.bytes[:3] = (1, 2, 3)
     address = shared.bytes.ctypes.data
     view = shared.bytes[:3]
@@ -142,7 +142,7 @@ def test_closing_with_live_views(shared: Shared) -> None:
     assert not _maps(address)
 
 
-def test_closing_unmaps_and_is_idempotent(shared: Shared) -> None:
+def test_closing_unmaps_and_is_idempotent(shared: SharedMemory) -> None:
     address, fd = shared.bytes.ctypes.data, shared.fd
     shared.close()
     assert not _maps(address)
@@ -182,19 +182,19 @@ def test_no_descriptor_left_is_an_error_of_ours() -> None:
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
         with pytest.raises(CapacityError):
-            Shared(NBYTES)  # no memfd
+            SharedMemory(NBYTES)  # no memfd
         os.close(taken.pop())
         with pytest.raises(CapacityError):
-            Shared(NBYTES)  # none for the descriptor that its mapping keeps
+            SharedMemory(NBYTES)  # none for the descriptor that its mapping keeps
         os.close(taken.pop())
-        Shared(NBYTES).close()
+        SharedMemory(NBYTES).close()
     finally:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_slots_are_views_of_one_mapping(shared: Shared) -> None:
+def test_slots_are_views_of_one_mapping(shared: SharedMemory) -> None:
     words = shared.bytes[:64].view(np.uint64)
     words[3] += np.uint64(9)
     assert shared.bytes[24] == 9
@@ -206,7 +206,7 @@ def test_slots_are_views_of_one_mapping(shared: Shared) -> None:
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
 def test_a_forked_child_keeps_what_it_has_at_its_parents_addresses(kind: str, how: str) -> None:
     """There is nothing of the parent's there: the next that is mapped may well lie there."""
-    held: list[Any] = [Shared(1 << 21) if kind == "slab" else staging.make(1 << 21)]
+    held: list[Any] = [SharedMemory(1 << 21) if kind == "slab" else staging.make(1 << 21)]
     address = (held[0].bytes if kind == "slab" else held[0]).ctypes.data
     child = os.fork()
     if child == 0:

@@ -41,7 +41,7 @@ from stepwell.log import RateLimited
 from stepwell.ops import switch
 from stepwell.ops.checks import places
 from stepwell.policies.writing.back import Back
-from stepwell.policies.writing.second_touch import SecondTouch
+from stepwell.policies.writing.second_touch import SecondTouchWriting
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
 from stepwell.serve import kept, process
@@ -266,7 +266,7 @@ def test_what_was_taken_before_the_pause_is_published_and_written() -> None:
 
 
 def test_a_use_writes_nothing_while_spills_are_paused() -> None:
-    rig = DeepRig(3, write=SecondTouch())
+    rig = DeepRig(3, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     rig.settle()

@@ -25,7 +25,7 @@ from stepwell.policies.past import LEAST, Past
 from stepwell.policies.reuse import CLASSES, class_of
 from stepwell.simulate.optimal import optimal
 from stepwell.simulate.replay import Replay
-from stepwell.simulate.traces.forest import Forest, Run
+from stepwell.simulate.traces.forest import BlockRun, Forest
 from stepwell.simulate.traces.trace import Trace
 
 CAPACITIES = st.integers(0, 12)
@@ -76,7 +76,7 @@ class Watched(Replay):
 
 def remembering(replay: Replay, blocks: int) -> None:
     """Real bounds are too wide for small traces."""
-    replay._store._past = Past[Run](blocks, replay._store._forget)
+    replay._store._past = Past[BlockRun](blocks, replay._store._forget)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -130,7 +130,7 @@ def test_with_room_for_all_nothing_is_lost(policy: str, trace: Trace) -> None:
 class Single(Forest):
     """Runs of one block each."""
 
-    def _grow(self, base: int, start: int, size: int, parent: Run | None) -> Run:
+    def _grow(self, base: int, start: int, size: int, parent: BlockRun | None) -> BlockRun:
         return super()._grow(base, start, 1, parent)
 
 

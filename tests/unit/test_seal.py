@@ -12,18 +12,23 @@ import pytest
 import golden
 from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_bytes, frame_parts
 from stepwell.block.layout import PAGE
-from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, seal, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, SegmentKey, seal, unseal
 from stepwell.io.memory import Bytes
 from stepwell.vault.keyring import Epoch
 
 END = PAGE + golden.PAYLOAD + TAG
 BLOCK = golden.ORIGIN.name(golden.digest(0))
-EXPECTED = Expected(golden.SEGMENT, BLOCK, golden.ORIGIN.tag, 0, golden.SHARDS, golden.PAYLOAD)
+EXPECTED = ExpectedFrame(golden.SEGMENT, BLOCK, golden.ORIGIN.tag, 0, golden.SHARDS, golden.PAYLOAD)
 INTO = np.empty(golden.PAYLOAD, np.uint8)
 
 
 def opened(
-    frame: Bytes, expected: Expected = EXPECTED, key: SegmentKey | None = None, *, sealed: bool, now: int = golden.NOW
+    frame: Bytes,
+    expected: ExpectedFrame = EXPECTED,
+    key: SegmentKey | None = None,
+    *,
+    sealed: bool,
+    now: int = golden.NOW,
 ) -> Opened:
     """Also: nothing is left behind unless it is GOOD, and then it is what was written."""
     INTO[:] = 0xEE
@@ -86,7 +91,7 @@ def test_every_field_is_bound_to_the_payload(field: str, sealed: bool) -> None:
     changed = value[:-1] + bytes([value[-1] ^ 1]) if isinstance(value, bytes) else value + 1
     other = dataclasses.replace(header, **{field: changed})
     frame[:PAGE] = np.frombuffer(other.pack(), np.uint8)
-    expected = Expected(other.segment, other.block, other.namespace, other.shard, other.shards, golden.PAYLOAD)
+    expected = ExpectedFrame(other.segment, other.block, other.namespace, other.shard, other.shards, golden.PAYLOAD)
     key = SegmentKey(golden.key().key, other.commitment)
     assert opened(frame, expected, key, sealed=sealed, now=0) is not Opened.GOOD
     assert opened(frame, sealed=sealed) is not Opened.GOOD
@@ -175,7 +180,7 @@ def test_nothing_of_the_payload_shows_in_a_sealed_frame() -> None:
 LARGE = 2 * CHUNK + 100
 
 
-def _large(*, sealed: bool) -> tuple[Bytes, Bytes, Expected, SegmentKey]:
+def _large(*, sealed: bool) -> tuple[Bytes, Bytes, ExpectedFrame, SegmentKey]:
     """A frame of three chunks, its payload, what to expect of it and its key."""
     payload = np.frombuffer(random.Random(7).randbytes(LARGE), np.uint8)
     key = golden.key()
@@ -184,11 +189,11 @@ def _large(*, sealed: bool) -> tuple[Bytes, Bytes, Expected, SegmentKey]:
     )
     frame = np.full(frame_bytes(LARGE), 0xEE, np.uint8)
     seal(header, key if sealed else None, payload, frame)
-    expected = Expected(header.segment, header.block, header.namespace, header.shard, header.shards, LARGE)
+    expected = ExpectedFrame(header.segment, header.block, header.namespace, header.shard, header.shards, LARGE)
     return frame, payload, expected, key
 
 
-def _opened(frame: Bytes, expected: Expected, key: SegmentKey, *, sealed: bool) -> tuple[Opened, Bytes]:
+def _opened(frame: Bytes, expected: ExpectedFrame, key: SegmentKey, *, sealed: bool) -> tuple[Opened, Bytes]:
     into = np.full(LARGE, 0xAA, np.uint8)
     return unseal(frame, expected, key, into, sealed=sealed, now=golden.NOW), into
 

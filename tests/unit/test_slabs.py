@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stepwell.block.layout import SlabLayout
 from stepwell.client.slabs import Hold, Key, Slabs
 from stepwell.errors import CapacityError, IntegrityError, StepwellError
-from stepwell.io.memory import Bytes, Shared
+from stepwell.io.memory import Bytes, SharedMemory
 from stepwell.protocol import messages as m
 
 LAYOUT = SlabLayout(4096, 2)
@@ -27,7 +27,7 @@ class Bench:
     is asked, and fails when told to."""
 
     def __init__(self, *, driver: bool = True) -> None:
-        self.memory = Shared(LAYOUT.nbytes)
+        self.memory = SharedMemory(LAYOUT.nbytes)
         self.memory.bytes[: 8 * LAYOUT.slots].view(np.uint64)[:] = GENERATION
         self.jobs: list[Callable[[], None]] = []
         self.said: list[tuple[str, Key]] = []

@@ -17,10 +17,10 @@ from stepwell.cli.commands import app
 from stepwell.errors import ConfigError, StepwellError
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.costs.hardware import preset
+from stepwell.simulate import options
 from stepwell.simulate import sweep as sweeping
-from stepwell.simulate import wishes
-from stepwell.simulate.point import NAMES, Row, point
-from stepwell.simulate.sweep import Capacity, Point, Wanted, sweep
+from stepwell.simulate.point import NAMES, SweepRow, point
+from stepwell.simulate.sweep import SweepCapacity, SweepPoint, SweepRequest, sweep
 
 COST = "llama-3.1-8b@h100"
 
@@ -32,27 +32,27 @@ TRACES = (
 )
 
 
-def wanted(policies: str = "default,lru,opt", sizes: tuple[int, ...] = (2, 5)) -> Wanted:
-    return Wanted(TRACES, policies.split(","), [Capacity(size * BLOCK) for size in sizes], COST)
+def wanted(policies: str = "default,lru,opt", sizes: tuple[int, ...] = (2, 5)) -> SweepRequest:
+    return SweepRequest(TRACES, policies.split(","), [SweepCapacity(size * BLOCK) for size in sizes], COST)
 
 
-def untimed(row: Row) -> Row:
+def untimed(row: SweepRow) -> SweepRow:
     return replace(row, references_per_s=0)
 
 
-def rows(asked: Wanted, keep: Path | None = None) -> dict[Point, Row]:
+def rows(asked: SweepRequest, keep: Path | None = None) -> dict[SweepPoint, SweepRow]:
     found = list(sweep(asked, keep=keep))
     assert len(found) == len(dict(found)), "each point once"
     return {at: untimed(row) for at, row in found}
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[SweepPoint]:
     """The points that were not taken from a file."""
-    found: list[Point] = []
+    found: list[SweepPoint] = []
     real = sweeping._row
 
-    def counted(asked: Wanted, at: Point) -> Row:
+    def counted(asked: SweepRequest, at: SweepPoint) -> SweepRow:
         found.append(at)
         return real(asked, at)
 
@@ -67,7 +67,7 @@ def test_a_row_says_what_was_hit_and_what_that_saved() -> None:
     trace = trace_of(["abc", "abd", "abc"])  # 48 tokens each
     cost = preset(COST)
     row = point(trace, "lru", 4 * BLOCK, cost, COST)
-    assert untimed(row) == Row(
+    assert untimed(row) == SweepRow(
         trace="small",
         policy="lru",
         capacity_tokens=64,
@@ -117,10 +117,12 @@ def test_the_catalog_and_the_optimum_have_the_names_that_were_promised() -> None
 
 
 def test_points_are_all_combinations_each_once() -> None:
-    asked = Wanted(TRACES, ["lru", "opt"], [Capacity(share=0.5), Capacity(share=0.51), Capacity(32)], COST)
+    asked = SweepRequest(
+        TRACES, ["lru", "opt"], [SweepCapacity(share=0.5), SweepCapacity(share=0.51), SweepCapacity(32)], COST
+    )
     assert asked.points() == [
-        Point(0, "lru", 48), Point(0, "opt", 48), Point(0, "lru", 32), Point(0, "opt", 32),
-        Point(1, "lru", 48), Point(1, "opt", 48), Point(1, "lru", 32), Point(1, "opt", 32),
+        SweepPoint(0, "lru", 48), SweepPoint(0, "opt", 48), SweepPoint(0, "lru", 32), SweepPoint(0, "opt", 32),
+        SweepPoint(1, "lru", 48), SweepPoint(1, "opt", 48), SweepPoint(1, "lru", 32), SweepPoint(1, "opt", 32),
     ]  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def test_processes_come_to_the_same() -> None:
     assert len(one) == 6
 
 
-def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, computed: list[Point]) -> None:
+def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, computed: list[SweepPoint]) -> None:
     keep = tmp_path / "rows.jsonl"
     begun = sweep(wanted(), keep=keep)
     first = [next(begun) for _ in range(5)]
@@ -154,13 +156,15 @@ def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, computed: list[Point]
     assert set(first) <= {*later, *sweep(wanted("opt"), keep=keep)}, "rows as they were, times and all"
 
 
-def test_a_row_is_taken_only_where_all_that_it_depends_on_is_the_same(tmp_path: Path, computed: list[Point]) -> None:
+def test_a_row_is_taken_only_where_all_that_it_depends_on_is_the_same(
+    tmp_path: Path, computed: list[SweepPoint]
+) -> None:
     keep = tmp_path / "rows.jsonl"
     trace = TRACES[0]
-    base = Wanted([trace], ["lru"], [Capacity(64)], COST)
+    base = SweepRequest([trace], ["lru"], [SweepCapacity(64)], COST)
     others = [
         replace(base, policies=["lfu"]),
-        replace(base, capacities=[Capacity(80)]),
+        replace(base, capacities=[SweepCapacity(80)]),
         replace(base, cost="llama-3.1-70b@h100"),
         *(
             replace(base, traces=[other])
@@ -181,7 +185,7 @@ def test_a_row_is_taken_only_where_all_that_it_depends_on_is_the_same(tmp_path: 
 
 
 @pytest.mark.parametrize("left", [0, 1, 5, 40, -2, -1])
-def test_a_last_line_that_was_cut_is_computed_again(tmp_path: Path, computed: list[Point], left: int) -> None:
+def test_a_last_line_that_was_cut_is_computed_again(tmp_path: Path, computed: list[SweepPoint], left: int) -> None:
     """And does not spoil the file for the next time."""
     keep = tmp_path / "rows.jsonl"
     rows(wanted(), keep=keep)
@@ -198,7 +202,7 @@ def test_a_last_line_that_was_cut_is_computed_again(tmp_path: Path, computed: li
 @pytest.mark.parametrize(
     "content", [b"hello\n", b"hello", b'{"key": "x"}\n', b'{"rows":[]}', b"\n", b'{"key":"a","row":{"trace":1}}\n{"k']
 )
-def test_a_foreign_file_is_left_as_it_is(tmp_path: Path, computed: list[Point], content: bytes) -> None:
+def test_a_foreign_file_is_left_as_it_is(tmp_path: Path, computed: list[SweepPoint], content: bytes) -> None:
     keep = tmp_path / "notes"
     keep.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -210,7 +214,7 @@ def test_a_foreign_file_is_left_as_it_is(tmp_path: Path, computed: list[Point], 
 
 @pytest.mark.parametrize("where", ["", "missing/rows", "file/rows"])
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_computed(
-    tmp_path: Path, computed: list[Point], where: str
+    tmp_path: Path, computed: list[SweepPoint], where: str
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
@@ -232,7 +236,7 @@ def test_an_unknown_cost_is_told_before_anything_is_done(tmp_path: Path) -> None
 
 
 def test_policies_are_named_once_each() -> None:
-    assert wishes.policies("LRU, opt,lru,,default ") == ["lru", "opt", "default"]
+    assert options.policies("LRU, opt,lru,,default ") == ["lru", "opt", "default"]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +245,7 @@ def test_policies_are_named_once_each() -> None:
 )
 def test_an_unknown_policy_is_told_with_what_was_meant(text: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wishes.policies(text)
+        options.policies(text)
     assert caught.value.code == "SW-124"
     assert caught.value.fix == fix
     assert all(name in caught.value.why for name in NAMES)
@@ -250,17 +254,17 @@ def test_an_unknown_policy_is_told_with_what_was_meant(text: str, fix: str) -> N
 @pytest.mark.parametrize("text", ["", " , "])
 def test_no_policy_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wishes.policies(text)
+        options.policies(text)
     assert caught.value.code == "SW-124"
 
 
 def test_capacities_are_tokens_or_shares() -> None:
-    found = wishes.capacities("500000, 1.5M,2k,3 G,1.5m,5%,0.5 %,100%,10^15".replace("10^15", "1000000000000000"))
+    found = options.capacities("500000, 1.5M,2k,3 G,1.5m,5%,0.5 %,100%,10^15".replace("10^15", "1000000000000000"))
     assert found == [
-        Capacity(500_000), Capacity(1_500_000), Capacity(2_000), Capacity(3_000_000_000),
-        Capacity(share=0.05), Capacity(share=0.005), Capacity(share=1), Capacity(10**15),
+        SweepCapacity(500_000), SweepCapacity(1_500_000), SweepCapacity(2_000), SweepCapacity(3_000_000_000),
+        SweepCapacity(share=0.05), SweepCapacity(share=0.005), SweepCapacity(share=1), SweepCapacity(10**15),
     ]  # fmt: skip
-    assert [one.tokens(TRACES[0]) for one in wishes.capacities("50%,1%,100%,7")] == [48, BLOCK, 112, 7]
+    assert [one.tokens(TRACES[0]) for one in options.capacities("50%,1%,100%,7")] == [48, BLOCK, 112, 7]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ def test_capacities_are_tokens_or_shares() -> None:
 )  # fmt: skip
 def test_a_capacity_that_is_none(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wishes.capacities(text)
+        options.capacities(text)
     assert caught.value.code == "SW-125"
     assert len(caught.value.what) < 200
 
@@ -295,7 +299,7 @@ def test_one_line_of_json_with_a_row_for_each_point() -> None:
         (trace, policy) for trace in ("zipf", "cyclic") for _ in range(2) for policy in ("lru", "opt")
     ]
     for row in made:
-        assert msgspec.convert(row, Row)
+        assert msgspec.convert(row, SweepRow)
         assert {"trace", "policy", "capacity_tokens", "hit_tokens_ratio", "saved_prefill_s", "spilled_tokens",
                 "references_per_s", "cost"} <= row.keys()  # fmt: skip
         assert row["cost"] == COST and row["block_tokens"] == 32

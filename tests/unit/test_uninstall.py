@@ -17,7 +17,7 @@ import pytest
 from stepwell.client import control, start
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous, prepare_home
-from stepwell.ops.uninstall import Part, remove, survey
+from stepwell.ops.uninstall import LeftFolder, remove, survey
 from stepwell.serve import disks
 from stepwell.serve.disks import remember, remembered
 from stepwell.vault.keyfile import CONTEXT_KEY_NAME, open_key
@@ -57,7 +57,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parts_of(base: Path) -> dict[str, Part]:
+def parts_of(base: Path) -> dict[str, LeftFolder]:
     return {part.kind: part for part in survey(base / "home", [base / "disk"], base / "cache/stepwell")}
 
 
@@ -123,7 +123,7 @@ def test_a_directory_in_whose_place_there_is_a_link_is_no_part(base: Path) -> No
     (base / "disk").symlink_to(real)
     parts = parts_of(base)
     assert "data" not in parts
-    data = Part("data", base / "disk", (), ())
+    data = LeftFolder("data", base / "disk", (), ())
     assert remove(base / "home", [data])[0].names == ()
     assert (real / SEGMENT).exists()
 

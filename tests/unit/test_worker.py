@@ -15,7 +15,7 @@ from stepwell.block.layout import SlabLayout
 from stepwell.client.slabs import Prepare
 from stepwell.client.worker import Identity, WorkerClient
 from stepwell.errors import IntegrityError, StepwellError
-from stepwell.io.memory import Bytes, Shared
+from stepwell.io.memory import Bytes, SharedMemory
 from stepwell.protocol import messages as m
 
 LAYOUT = SlabLayout(4096, 2)
@@ -27,7 +27,7 @@ class WithSlab(PlayedWell):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slab = Shared(LAYOUT.nbytes)
+        self.slab = SharedMemory(LAYOUT.nbytes)
         self.slab.bytes[: 8 * LAYOUT.slots].view(np.uint64)[:] = GENERATION
 
     def welcome(self, session: int) -> None:

@@ -13,7 +13,7 @@ from stepwell.hierarchy.levels.writer import MOST_BEFORE
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.policies.writing.back import SHARE, Back
 from stepwell.policies.writing.named import WRITE_POLICIES
-from stepwell.policies.writing.second_touch import SecondTouch
+from stepwell.policies.writing.second_touch import SecondTouchWriting
 from stepwell.policies.writing.through import Through
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
@@ -57,7 +57,7 @@ def test_each_policy_has_one_occasion(uses: int, host: int) -> None:
 
 @pytest.mark.parametrize("model", [Model(), TWO], ids=["one rank", "two ranks"])
 def test_what_is_asked_for_twice_is_written_and_nothing_else(model: Model) -> None:
-    rig = DeepRig(3, write=SecondTouch())
+    rig = DeepRig(3, write=SecondTouchWriting())
     engine, digests = rig.join(model), chain(6)
     fill(engine, digests)
     fill(engine, chain(4, 100))
@@ -74,7 +74,7 @@ def test_what_is_asked_for_twice_is_written_and_nothing_else(model: Model) -> No
 
 
 def test_what_waits_to_be_written_is_not_queued_again() -> None:
-    rig = DeepRig(write=SecondTouch())
+    rig = DeepRig(write=SecondTouchWriting())
     rig.faulty.faults = HUNG
     engine, digests = rig.join(), chain(6)
     fill(engine, digests)
@@ -92,7 +92,7 @@ def test_what_waits_to_be_written_is_not_queued_again() -> None:
 
 def test_what_was_forgotten_and_comes_again_was_asked_for_twice() -> None:
     """Else a cycle that is larger than host memory would never reach the disk."""
-    rig = DeepRig(2, write=SecondTouch())
+    rig = DeepRig(2, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(4)
     fill(engine, digests)
     for n in range(4):
@@ -110,7 +110,7 @@ def test_what_was_forgotten_and_comes_again_was_asked_for_twice() -> None:
 
 def test_what_is_written_brings_what_is_before_it() -> None:
     """Its request knew the blocks before it and was not told of them: they were not worth recalling, say."""
-    rig = DeepRig(3, write=SecondTouch())
+    rig = DeepRig(3, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(8)
     fill(engine, digests)
     last = rig.hierarchy.index[rig.name(engine, at(digests, 7))]
@@ -123,7 +123,7 @@ def test_what_is_written_brings_what_is_before_it() -> None:
 def test_only_so_many_blocks_are_brought_along() -> None:
     """More of them come with the next use."""
     blocks = MOST_BEFORE + 8
-    rig = DeepRig(2 * blocks // SLOTS + 2, write=SecondTouch())
+    rig = DeepRig(2 * blocks // SLOTS + 2, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(blocks)
     fill(engine, digests)
     rig.hierarchy.arena.drop(rig.hierarchy.index[rig.name(engine, at(digests, blocks - 1))], "evicted")
@@ -136,7 +136,7 @@ def test_only_so_many_blocks_are_brought_along() -> None:
 
 def test_what_came_up_is_not_written_behind_a_clear() -> None:
     """The clear has been through host memory when a block lands there, and it is asked for before the tier is clear."""
-    rig = DeepRig(3, write=SecondTouch())
+    rig = DeepRig(3, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     assert engine.found(digests) == 3

@@ -18,7 +18,7 @@ from lab.bench.gpu.stage import Stage
 from lab.bench.passes import Pass, timed
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Copying, Shard
-from stepwell.io.memory import PIECE, Bytes, Shared
+from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
 PART_BYTES = 32 << 20
 _SEED = 5
@@ -29,7 +29,7 @@ class Slab:
     took, a GiB."""
 
     def __init__(self, nbytes: int) -> None:
-        self._shared = Shared(nbytes)
+        self._shared = SharedMemory(nbytes)
         for start in range(0, nbytes, PIECE):
             self._shared.populate(start, min(PIECE, nbytes - start))
         self.bytes: Bytes = self._shared.bytes

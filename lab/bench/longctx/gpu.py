@@ -28,7 +28,7 @@ from stepwell.longctx.kv.fetch.arrival import timing
 from stepwell.longctx.model import foresight
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.select.topk import TopK
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import ModelledLink
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -138,7 +138,7 @@ def decode(model: Any, name: str, context: int, steps: int, stage: Stage) -> Dec
     token = 2 * model.config.num_key_value_heads * model.config.head_dim * model.dtype.itemsize
     layers = model.config.num_hidden_layers if name == "exact" else model.config.num_hidden_layers // 2 + 2
     hot = max(256, round(HOT_SHARE * context))
-    link = None if device == "cuda" else Link(1e15)  # so that it is read beside the model here, too
+    link = None if device == "cuda" else ModelledLink(1e15)  # so that it is read beside the model here, too
     cache = TieredCache(model.config, policy, hot_tokens=hot, host=token * layers * (context + 4096), link=link)
     try:
         cache.adopt(RandomContext(model, context))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from stepwell.demo.results import stats
 from stepwell.fidelity.prefill import prefill
 from stepwell.longctx import TieredCache, attach, policies
 from stepwell.longctx.parts.residency.base import ResidencyKind
-from stepwell.longctx.parts.residency.lru import Lru
+from stepwell.longctx.parts.residency.lru import LruPages
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.topk import TopK
 
@@ -55,7 +55,7 @@ def kinds() -> dict[str, ResidencyKind]:
     ours = policies.STEPWELL.residency
     assert ours is not None
     windows = {f"window {w}": StepWindow(w) for w in WINDOWS}
-    return {OURS: ours, LRU: Lru(), **windows, **{f"window {w}, LRU": StepWindow(w, "lru") for w in WINDOWS}}
+    return {OURS: ours, LRU: LruPages(), **windows, **{f"window {w}, LRU": StepWindow(w, "lru") for w in WINDOWS}}
 
 
 def run(stage: Stage) -> Result:

@@ -24,13 +24,13 @@ from lab.bench.longctx.virtual import recording, replay
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
 from stepwell.longctx import Attached, TieredCache, attach
-from stepwell.longctx.store.link import Link, Queue
+from stepwell.longctx.store.link import LinkQueue, ModelledLink
 
 HIDDEN = Target(">=", 0.8)
 FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 """Of the bandwidth at balance; the one that is judged comes first."""
 POLICIES = ("stepwell", "exact")
-UNLIMITED = Link(1e15)
+UNLIMITED = ModelledLink(1e15)
 LATENCY = 50e-6
 BALANCED = 0.9
 """Where fetching takes less than so much of what computing takes, hiding it is easier than at balance."""
@@ -100,7 +100,7 @@ def _policy(
     if stage.over:
         yield left_out(f"{what}, at balance", "", target, SKIPPED)
         return
-    queue = Queue(UNLIMITED)
+    queue = LinkQueue(UNLIMITED)
     with attach(model, name, hot_tokens=hot) as attached:
         cache = prefilled(
             model, attached, ids[:, :context], TieredCache(model.config, name, hot_tokens=hot, link=queue)
@@ -111,7 +111,7 @@ def _policy(
         free = decode(model, cache, next(text))
         events = list(recorder.events)
         bare = balance(free.per_token, free.computing)
-        queue.link = Link(bare, LATENCY)
+        queue.link = ModelledLink(bare, LATENCY)
         at = balanced(decode(model, cache, next(text)), bare, free.computing)
         for factor, tokens in zip(FACTORS, text, strict=True):
             bound = target if factor == 1 else None
@@ -119,9 +119,9 @@ def _policy(
             if stage.over:
                 yield left_out(where, "", bound, SKIPPED)
                 continue
-            queue.link = Link(factor * at, LATENCY)
+            queue.link = ModelledLink(factor * at, LATENCY)
             yield from judged(where, bound, decode(model, cache, tokens), queue.link)
-            clocked = replay(events, Link(factor * bare, LATENCY))
+            clocked = replay(events, ModelledLink(factor * bare, LATENCY))
             share = hidden(clocked.fetch, clocked.stall)
             beside = f"modelled: {factor * bare / 1e6:.3g} MB/s, the run without a limit"
             yield one("  hidden on a virtual clock, where only the link takes time", "", share, None, beside)
@@ -132,7 +132,7 @@ def _policy(
         cache.close()
 
 
-def judged(where: str, target: Target | None, found: Steps, link: Link) -> Iterator[Row]:
+def judged(where: str, target: Target | None, found: Steps, link: ModelledLink) -> Iterator[Row]:
     stalled = stats.ratio_of_paired_means(list(zip(found.stalls, found.fetches, strict=True)))
     low, high = max(0.0, 1 - stalled.high), max(0.0, 1 - stalled.low)
     estimate = stats.Estimate(found.hidden, low, high, stalled.count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stepwell.longctx.parts.residency.base import ResidencyKind, Step
+from stepwell.longctx.parts.residency.base import DecodeStep, ResidencyKind
 from stepwell.longctx.parts.select.base import Candidates, Selection, Selector
 from stepwell.longctx.shape import PageShape
 
@@ -61,7 +61,7 @@ def replay(
         if number >= after:
             hits = hits + (resident & step.selected).sum(1)
             wanted = wanted + step.selected.sum(1)
-        rank = residency.rank(Step(number, step.selected, step.score, resident))
+        rank = residency.rank(DecodeStep(number, step.selected, step.score, resident))
         rank = rank.masked_fill(~(resident | step.selected), -torch.inf)
         best = rank.topk(min(slots, rank.shape[1]), dim=1)
         resident = torch.zeros_like(resident).scatter_(1, best.indices, best.values > -torch.inf)

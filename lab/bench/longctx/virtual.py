@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from stepwell.longctx.kv.fetch.fetcher import Fetch, Fetcher
 from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import ModelledLink
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Replayed:
     stall: float
 
 
-def replay(events: Sequence[Ask | Need], link: Link) -> Replayed:
+def replay(events: Sequence[Ask | Need], link: ModelledLink) -> Replayed:
     """Raises KeyError where something is needed that was never asked for. What nobody needed is carried, too, as long
     as the model goes on."""
     waiting: list[tuple[bool, int, float]] = []  # what is urgent sorts first, then by number

@@ -20,11 +20,11 @@ from lab.bench.longctx.verified import TIE, Agreement, agreement
 from lab.bench.longctx.virtual import Ask, Need
 from stepwell.longctx import attach
 from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.parts.residency.lru import Lru
+from stepwell.longctx.parts.residency.lru import LruPages
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.topk import TopK
-from stepwell.longctx.store.link import Link
+from stepwell.longctx.store.link import ModelledLink
 from tests.longctx.models import make, tokens
 
 FAR, NEAR = 2 * TIE, TIE / 2
@@ -84,28 +84,28 @@ def test_what_fetching_takes_beside_the_link_counts_at_balance():
 def test_hidden_time_is_judged_at_balance_only() -> None:
     for fetch, met in ((0.5, None), (1.0, True)):  # of a second of computing
         found = Steps([1.0] * 2, 200, 2 * fetch, 0.0, [0.0] * 2, [fetch] * 2)
-        row = next(pipeline.judged("hidden", pipeline.HIDDEN, found, Link(100.0)))
+        row = next(pipeline.judged("hidden", pipeline.HIDDEN, found, ModelledLink(100.0)))
         assert row.met is met and f"fetching takes {fetch:.2f} x" in row.beside
-    assert next(pipeline.judged("hidden", None, found, Link(100.0))).measured is not None
+    assert next(pipeline.judged("hidden", None, found, ModelledLink(100.0))).measured is not None
 
 
 def test_a_virtual_link_delays_the_model_by_what_is_not_there_yet() -> None:
-    link = Link(100.0)
+    link = ModelledLink(100.0)
     alone = [Ask(0.0, 0, 100, urgent=True), Need(0.4, 0)]
     assert virtual.replay(alone, link) == virtual.Replayed(1.0, pytest.approx(0.6))
     assert virtual.replay([Ask(0.0, 0, 100, urgent=True), Need(1.5, 0)], link) == virtual.Replayed(1.0, 0.0)
     later = [*alone, Ask(0.5, 2, 100, urgent=True), Need(1.0, 2)]
     found = virtual.replay(later, link)
     assert found.stall == pytest.approx(0.6 + 0.5), "what comes later is delayed by all waiting before it"
-    assert virtual.replay(alone, Link(100.0, latency=0.1)).stall == pytest.approx(0.7)
+    assert virtual.replay(alone, ModelledLink(100.0, latency=0.1)).stall == pytest.approx(0.7)
 
 
 def test_urgent_requests_overtake_on_the_virtual_link_what_has_not_begun() -> None:
     early = [Ask(0.0, 0, 100, urgent=False), Ask(0.1, 1, 100, urgent=False), Ask(0.2, 2, 100, urgent=True)]
-    assert virtual.replay([*early, Need(0.2, 2)], Link(100.0)).stall == pytest.approx(1.8)
-    assert virtual.replay([*early, Need(0.2, 2), Need(0.3, 1)], Link(100.0)).fetch == pytest.approx(3.0)
+    assert virtual.replay([*early, Need(0.2, 2)], ModelledLink(100.0)).stall == pytest.approx(1.8)
+    assert virtual.replay([*early, Need(0.2, 2), Need(0.3, 1)], ModelledLink(100.0)).fetch == pytest.approx(3.0)
     with pytest.raises(KeyError):
-        virtual.replay([Need(0.0, 7)], Link(100.0))
+        virtual.replay([Need(0.0, 7)], ModelledLink(100.0))
 
 
 def _candidates(score: torch.Tensor) -> Candidates:
@@ -137,10 +137,10 @@ def _steps(*selected: Sequence[int], pages: int = 4) -> list[Chosen]:
 
 def test_replay_counts_what_was_there_when_it_was_wanted() -> None:
     steps = _steps([0, 1], [1, 2], [0, 2])
-    assert _counts(replay(steps, Lru(), slots=4)) == (3, 6)
-    assert _counts(replay(steps, Lru(), slots=4, after=1)) == (3, 4)
+    assert _counts(replay(steps, LruPages(), slots=4)) == (3, 6)
+    assert _counts(replay(steps, LruPages(), slots=4, after=1)) == (3, 4)
     assert _counts(replay(steps, StepWindow(1), slots=4)) == (2, 6), "page 0 has left the window"
-    assert _counts(replay(steps, Lru(), slots=1)) == (2, 6), "of each step the newer page stays"
+    assert _counts(replay(steps, LruPages(), slots=1)) == (2, 6), "of each step the newer page stays"
 
 
 def _counts(found: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
@@ -149,7 +149,7 @@ def _counts(found: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
 
 def test_replay_takes_pages_that_come_on_the_way() -> None:
     steps = [*_steps([0], pages=1), *_steps([0, 2], pages=3), *_steps([2], pages=3)]
-    assert _counts(replay(steps, Lru(), slots=3)) == (2, 4)
+    assert _counts(replay(steps, LruPages(), slots=3)) == (2, 4)
 
 
 def test_ours_is_judged_by_its_worst_pool() -> None:

@@ -22,7 +22,7 @@ from lab.bench.peer_samples import Kind, Read, Sample, order
 from lab.bench.peers import OUTPUT, Workload
 from lab.bench.report import Row
 from lab.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
-from stepwell.demo.documents import Document
+from stepwell.demo.documents import DemoDocument
 from stepwell.demo.engine_main import Arrivals
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.wire import Question
@@ -69,7 +69,7 @@ def test_each_system_comes_first_and_last_equally_often() -> None:
 
 @pytest.mark.parametrize("count", [6, 40])
 def test_only_the_limits_pool_holds_everything(count: int) -> None:
-    documents = [Document(str(number), 2000, (1,) * (2000 + 7 * number)) for number in range(count)]
+    documents = [DemoDocument(str(number), 2000, (1,) * (2000 + 7 * number)) for number in range(count)]
     work = Workload(Path(), documents, page=128, together=2, kv_token=23040)
     limit, small = work.shape(LIMIT), work.shape(DISK)
     tokens, longest = sum(len(document.prompt) + OUTPUT for document in documents), 2000 + 7 * (count - 1) + OUTPUT

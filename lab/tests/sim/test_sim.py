@@ -181,7 +181,7 @@ def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         header = seal.FrameHeader.parse(page)
         if header is not None and header.raw == self._expected.raw:
             names = (header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
-            self._expected = seal.Expected(*names)
+            self._expected = seal.ExpectedFrame(*names)
         return examine(self, page)
 
     monkeypatch.setattr(Opener, "_examine", believes)

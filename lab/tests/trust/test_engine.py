@@ -16,7 +16,7 @@ from lab.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, d
 from lab.trust.engine.tally import Tally
 from lab.trust.engine.well import TestedWell
 from lab.trust.peer import disk
-from stepwell.demo.documents import Document
+from stepwell.demo.documents import DemoDocument
 from stepwell.demo.wire import Answer
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 
@@ -50,7 +50,7 @@ def test_a_prompt_in_a_log_is_found(tmp_path: Path, written: str) -> None:
 
 
 def test_prompts_of_a_document_begin_alike_and_fit_the_engine() -> None:
-    documents = [Document(str(n), 2000, tuple(range(10_000 * n, 10_000 * n + 2000))) for n in range(4)]
+    documents = [DemoDocument(str(n), 2000, tuple(range(10_000 * n, 10_000 * n + 2000))) for n in range(4)]
     prompts = draw(documents, random.Random(1), 32)
     assert len(prompts) == len(set(prompts)) == 4 * TAILS
     for number in range(0, len(prompts), TAILS):

@@ -19,7 +19,7 @@ from lab.trust.report import Row, ended_by
 from stepwell.client import control
 from stepwell.demo import documents
 from stepwell.demo import model as models
-from stepwell.demo.engine import Engine, EngineConfig
+from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.progress import PlainProgress
 from stepwell.demo.wire import Question
 from stepwell.errors import BackendDown, StepwellError
@@ -117,18 +117,18 @@ def _tripped(base: Path, other: Path, texts: list[list[int]], dice: random.Rando
 
 
 @contextmanager
-def _engine(model: Path, base: Path, name: str, **extra: Any) -> Iterator[Engine]:
+def _engine(model: Path, base: Path, name: str, **extra: Any) -> Iterator[EngineProcess]:
     own = {"home": str(base / "home"), "host": "256MiB", "weights_id": "the same", "canary": 1, "block_tokens": PAGE}
     connector = {"kv_connector": "StepwellConnector", "kv_role": "kv_both", "kv_connector_extra_config": own}
     config = EngineConfig(model, PAGE, POOL, 512, connector, extra=extra)
-    with Engine.start(config, base / f"{name}.log") as engine:
+    with EngineProcess.start(config, base / f"{name}.log") as engine:
         until = time.monotonic() + WAIT_S
         while not _stats(base).get("sessions") and time.monotonic() < until:
             time.sleep(0.1)
         yield engine
 
 
-def _ask(engine: Engine, texts: list[list[int]], dice: random.Random) -> None:
+def _ask(engine: EngineProcess, texts: list[list[int]], dice: random.Random) -> None:
     """A few requests that come at different steps, with prompts that the engine itself has just forgotten."""
     questions = []
     for _ in range(dice.choice((1, 1, 2, 4, 8))):

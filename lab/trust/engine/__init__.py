@@ -24,7 +24,7 @@ from lab.trust.engine.well import TestedWell, tested_well
 from lab.trust.report import Row, ended_by
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
-from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
+from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
 
@@ -84,7 +84,7 @@ def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Promp
     model = models.prepare(None, PlainProgress())
     documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), _PAGE)
     plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
-    with Engine.start(plain, well.folder / "plain.log") as engine:
+    with EngineProcess.start(plain, well.folder / "plain.log") as engine:
         prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), _PAGE))
     budget.tell(f"engine: {len(prompts)} prompts")
     return EngineConfig(model, _PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts

@@ -23,7 +23,7 @@ from lab.trust.engine.prompts import Prompt
 from lab.trust.engine.well import TestedWell
 from lab.trust.report import Row, ended_by
 from stepwell.client.patience import STALL_S
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.results.stats import percentile
 from stepwell.demo.wire import Answer, Question
 from stepwell.protocol.messages import MOST_ALLOWED_S
@@ -100,7 +100,7 @@ class Held:
         return median(self.limits_s) + max(_NOISE_S, median(self.miss_s))
 
 
-def rows(engine: Engine, well: TestedWell, prompts: Sequence[Prompt], budget: Budget) -> list[Row]:
+def rows(engine: EngineProcess, well: TestedWell, prompts: Sequence[Prompt], budget: Budget) -> list[Row]:
     """Raises nothing: what ends it early is a violation, beside what was seen before."""
     disk = well.faulty
     if disk is None:
@@ -117,7 +117,9 @@ def untried(why: str, seed: int) -> list[Row]:
     return [Row(promise, 0, 0, seed, why) for promise in (LONE, BESIDE)]
 
 
-def _try(engine: Engine, disk: FaultyDisk, prompts: Sequence[Prompt], budget: Budget, lone: Held, beside: Held) -> None:
+def _try(
+    engine: EngineProcess, disk: FaultyDisk, prompts: Sequence[Prompt], budget: Budget, lone: Held, beside: Held
+) -> None:
     """Always in the same order: host memory holds less than half of them, so that what comes next is not there."""
     turn = cycle(budget.dice("engine", "hang").sample(prompts, len(prompts)))
     wanted = {LONE: budget.of(10, 1400), BESIDE: budget.of(3, 600)}
@@ -141,7 +143,7 @@ def _try(engine: Engine, disk: FaultyDisk, prompts: Sequence[Prompt], budget: Bu
         lone.broken.append("no lone request ever met the hanging disk: nothing was tried")
 
 
-def _until_read(engine: Engine, turn: Iterator[Prompt]) -> bool:
+def _until_read(engine: EngineProcess, turn: Iterator[Prompt]) -> bool:
     """Asks until something came from the disk: it hangs no more, and whoever has left it alone knows that."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -151,7 +153,7 @@ def _until_read(engine: Engine, turn: Iterator[Prompt]) -> bool:
     return False
 
 
-def _pair(engine: Engine, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: str, *, beside: bool) -> None:
+def _pair(engine: EngineProcess, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: str, *, beside: bool) -> None:
     def ask(salt: str | None) -> list[Answer]:
         question = Question(list(prompt.tokens), 1, salt, after=4 if beside else 0)
         engine.reset_prefix_cache()
@@ -172,7 +174,7 @@ def _pair(engine: Engine, disk: FaultyDisk, prompt: Prompt, tally: Held, salt: s
         tally.take(hung, max(before.ttft_s, after.ttft_s), _LIMIT_S + _SLACK_S + step_s, queued_s)
 
 
-def _queued_s(engine: Engine) -> float:
+def _queued_s(engine: EngineProcess) -> float:
     """That all threads of the engine have waited for a processor so far: more than the one that decides did."""
     total = 0
     for pid in engine.pids():

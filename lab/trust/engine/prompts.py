@@ -13,8 +13,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepwell.demo.documents import Document
-from stepwell.demo.engine import Engine
+from stepwell.demo.documents import DemoDocument
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 
 TAILS = 3
@@ -46,7 +46,7 @@ class Prompt:
         return f"the right tokens, but log probabilities {answer.logprobs} instead of {list(self.logprobs[:asked])}"
 
 
-def draw(documents: Sequence[Document], dice: random.Random, page: int) -> list[tuple[int, ...]]:
+def draw(documents: Sequence[DemoDocument], dice: random.Random, page: int) -> list[tuple[int, ...]]:
     """`TAILS` prompts that begin alike for each document. They end one to three tokens before an engine's page does,
     so that each needs another page for its answer, and requests are preempted where none is free."""
     prompts = []
@@ -60,7 +60,7 @@ def draw(documents: Sequence[Document], dice: random.Random, page: int) -> list[
     return prompts
 
 
-def answered(plain: Engine, prompts: Iterable[tuple[int, ...]]) -> list[Prompt]:
+def answered(plain: EngineProcess, prompts: Iterable[tuple[int, ...]]) -> list[Prompt]:
     """Those whose answers are clear. Raises EngineFailed."""
     found = []
     for prompt in prompts:

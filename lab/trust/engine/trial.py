@@ -17,7 +17,7 @@ from lab.trust.engine.faults import CALM, Fault, kinds
 from lab.trust.engine.prompts import OUTPUT, Prompt
 from lab.trust.engine.tally import Tally
 from lab.trust.engine.well import TestedWell
-from stepwell.demo.engine import Engine, EngineConfig, EngineFailed, is_tracker
+from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess, is_tracker
 from stepwell.demo.wire import Question
 from stepwell.errors import StepwellError
 
@@ -62,10 +62,10 @@ class Trial:
         self._unmet: Fault | None = None
         self._rounds = self._failures = 0
         self._preempted = 0  # requests of the present engine that have been counted
-        self._engine: Engine | None = None
+        self._engine: EngineProcess | None = None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineProcess:
         """The present one, which `begin` has brought."""
         assert self._engine is not None
         return self._engine
@@ -212,9 +212,9 @@ class Trial:
 
     # engines ----------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> Engine:
+    def _start(self) -> EngineProcess:
         self._preempted = 0
-        engine = Engine.start(self._config, self._well.folder / "engine.log")
+        engine = EngineProcess.start(self._config, self._well.folder / "engine.log")
         try:
             engines.warm_up(engine, self._config.page)
         except BaseException:
@@ -255,6 +255,6 @@ def _after(seconds: float, strike: Callable[[random.Random], int], seed: int) ->
     return strike(random.Random(seed))
 
 
-def _ask_in_vain(engine: Engine, questions: list[Question]) -> None:
+def _ask_in_vain(engine: EngineProcess, questions: list[Question]) -> None:
     with contextlib.suppress(EngineFailed):
         engine.ask_all(questions)

@@ -16,7 +16,7 @@ from stepwell.io.staging import Staging
 from stepwell.tiers.base import Place, Reading
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.recovery import FileKind, FoundFile, look
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.stream import read_in
 
 PAGES = 16
@@ -73,7 +73,7 @@ class Image:
         self.data = np.zeros(pages * PAGE, np.uint8)
         self.data[:PAGE] = np.frombuffer(Head(self.id, 7, len(self.data), NOW).pack(), np.uint8)
         self.blocks: dict[bytes, Block] = {}
-        books = Segment(1, NAME, self.id, 7, len(self.data), Phase.OPEN)
+        books = Segment(1, NAME, self.id, 7, len(self.data), SegmentPhase.OPEN)
         while True:
             block = Block(number=len(self.blocks))
             out = maker.outgoing(block)

@@ -23,7 +23,7 @@ from lab.trust.peer.disk import HANG, hung_row
 from lab.trust.report import Row
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
-from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
+from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess
 from stepwell.demo.progress import PlainProgress
 from stepwell.errors import StepwellError
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
@@ -101,7 +101,7 @@ def _tried(folder: Path, faulty: FaultyDisk | None, budget: Budget) -> _Found:
     env = {**tested.env, "VLLM_RPC_BASE_PATH": str(folder)}
     config = EngineConfig(model, connector=tested.connector, dtype="float32", env=env, **_SHAPE)
     found = _Found()
-    with Engine.start(config, folder / "engine.log") as engine:
+    with EngineProcess.start(config, folder / "engine.log") as engine:
         shared = storage.shared_files(engine.pids())
         try:
             prompts = answered(engine, drawn)  # and stored
@@ -123,7 +123,7 @@ def _tried(folder: Path, faulty: FaultyDisk | None, budget: Budget) -> _Found:
 
 
 def _pass(
-    engine: Engine,
+    engine: EngineProcess,
     prompts: Sequence[Prompt],
     disk: Path,
     kind: str,
@@ -158,7 +158,7 @@ def _pass(
     return seen
 
 
-def _hung(engine: Engine, faulty: FaultyDisk, prompt: Prompt) -> list[float]:
+def _hung(engine: EngineProcess, faulty: FaultyDisk, prompt: Prompt) -> list[float]:
     """By how many seconds a request's first token came later than before, as one read hung; none, if none hung."""
     engine.reset_prefix_cache()
     before = engine.ask(list(prompt.tokens), 1)  # from files, as all was asked since

@@ -57,7 +57,7 @@ def fidelity(
     from stepwell.fidelity import program
     from stepwell.fidelity.results import report
 
-    wanted = program.Wanted(
+    wanted = program.FidelityRequest(
         model=model, own=tasks, policies=policies, tasks=tasks_named, lengths=lengths, budgets=budgets,
         documents=documents, seeds=seeds, quick=quick, tier=tier, hot=hot, disk=disk, audit=audit,
         limit_s=limit_seconds,
@@ -66,7 +66,7 @@ def fidelity(
         if path is not None:
             report.check(path)
     result = program.run(wanted, PlainProgress())
-    about = report.About(result.model, result.facts)
+    about = report.RunFacts(result.model, result.facts)
     if out is not None:
         report.write_json(out, result.rows, about)
     if html is not None:
@@ -88,10 +88,10 @@ def indexes(
     needle_recall, needle_recall_ci, index_bytes, bytes_all_fp16, and more.
     """
     from stepwell.fidelity import indexes as program
-    from stepwell.fidelity import wishes
+    from stepwell.fidelity import options
 
-    asked = wishes.counts(records, "--records")
-    found = program.run(wishes.lengths(lengths), asked, wishes.shares(budgets, "--budgets"), queries, seed)
+    asked = options.counts(records, "--records")
+    found = program.run(options.lengths(lengths), asked, options.shares(budgets, "--budgets"), queries, seed)
     emit(program.plain(found), as_json=as_json, text=program.table(found))
 
 

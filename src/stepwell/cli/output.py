@@ -12,7 +12,7 @@ import typer
 from stepwell.units import format_size
 
 if TYPE_CHECKING:
-    from stepwell.ops.uninstall import Kind, Part, Removed
+    from stepwell.ops.uninstall import Kind, LeftFolder, Removed
 
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
@@ -71,7 +71,7 @@ _MEANS = {
 }
 
 
-def uninstall_table(parts: Sequence[Part]) -> str:
+def uninstall_table(parts: Sequence[LeftFolder]) -> str:
     """What `stepwell uninstall` would delete, and what it would leave."""
     lines = []
     for part in parts:

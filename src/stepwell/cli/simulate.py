@@ -13,7 +13,7 @@ from stepwell.cli.options import Json
 from stepwell.cli.output import emit
 
 if TYPE_CHECKING:
-    from stepwell.simulate.point import Row
+    from stepwell.simulate.point import SweepRow
 
 
 def simulate(
@@ -39,22 +39,22 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Replay traces: what would policies and sizes of a tier have hit and saved?"""
-    from stepwell.simulate import wishes
-    from stepwell.simulate.sweep import Wanted, sweep
+    from stepwell.simulate import options
+    from stepwell.simulate.sweep import SweepRequest, sweep
     from stepwell.simulate.traces.load import load
 
-    names, sizes = wishes.policies(policy), wishes.capacities(capacity_tokens)
+    names, sizes = options.policies(policy), options.capacities(capacity_tokens)
     loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]
     for one in loaded:
         for told in one.problems.summary():
             typer.echo(f"{one.problems.source}: {told}", err=True)
-    wanted = Wanted([one.trace for one in loaded], names, sizes, cost)
+    wanted = SweepRequest([one.trace for one in loaded], names, sizes, cost)
     rows = dict(sweep(wanted, processes=processes, keep=keep, cluster=ray))
     ordered = [rows[at] for at in wanted.points()]
     emit({"rows": [asdict(row) for row in ordered]}, as_json=as_json, text=_table(ordered))
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[SweepRow]) -> str:
     lines = []
     trace = None
     for row in rows:

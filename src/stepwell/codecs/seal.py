@@ -40,7 +40,7 @@ class Opened(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedFrame:
     """Fields that a frame's header must have to be accepted."""
 
     segment: bytes
@@ -84,7 +84,7 @@ class Opener:
     (measured), so the caller wipes it if any part is not GOOD. `sealed`: refuses plain frames, which any user could
     have written. `now`: Unix seconds, to tell whether it has expired."""
 
-    def __init__(self, expected: Expected, key: SegmentKey, *, sealed: bool, now: int) -> None:
+    def __init__(self, expected: ExpectedFrame, key: SegmentKey, *, sealed: bool, now: int) -> None:
         self.parts = frame_parts(expected.raw)
         self._expected = expected
         self._key = key
@@ -125,7 +125,7 @@ class Opener:
         expected = self._expected
         if header.segment != expected.segment:
             return Opened.STALE
-        said = Expected(header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        said = ExpectedFrame(header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
         commitment = self._key.commitment if header.algorithm == AES_256_GCM else NO_COMMITMENT
         plain = header.algorithm == PLAIN
         if said != expected or header.commitment != commitment or (self._sealed and plain):
@@ -145,7 +145,7 @@ def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Byte
         at += nbytes
 
 
-def unseal(frame: Bytes, expected: Expected, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
+def unseal(frame: Bytes, expected: ExpectedFrame, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
     """Opens the whole frame into `into`, which has `expected.raw` bytes; they are zeros unless the answer is GOOD."""
     opener, at, verdict = Opener(expected, key, sealed=sealed, now=now), 0, Opened.GOOD
     for part, nbytes in enumerate(opener.parts):

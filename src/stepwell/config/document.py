@@ -22,7 +22,7 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq")}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingEntry:
     """One value of one source: its path of keys, the value, and where it was written."""
 
     path: tuple[str, ...]
@@ -30,7 +30,7 @@ class Entry:
     origin: str
 
 
-def read(path: Path, *, missing_ok: bool = False) -> list[Entry]:
+def read(path: Path, *, missing_ok: bool = False) -> list[SettingEntry]:
     """All values in the YAML file at `path`, in order. Raises ConfigError SW-103 (cannot be read) or SW-105."""
     try:
         raw = _content(path)
@@ -61,7 +61,7 @@ def _content(path: Path) -> bytes:
         os.close(fd)
 
 
-def parse(raw: bytes, name: str) -> list[Entry]:
+def parse(raw: bytes, name: str) -> list[SettingEntry]:
     """All values in `raw`, the bytes of a file that messages call `name`. Raises ConfigError SW-105."""
     try:
         text = raw.decode("utf-8")
@@ -95,7 +95,7 @@ class _TreeLoader(yaml.SafeLoader):
 _TreeLoader.yaml_implicit_resolvers = {}  # every plain scalar is text
 
 
-def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], name: str) -> Iterator[Entry]:
+def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], name: str) -> Iterator[SettingEntry]:
     seen: set[str] = set()
     for key_node, value_node in node.value:
         where = _at(key_node, name)
@@ -109,10 +109,10 @@ def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], name: str) -> Iterato
         if isinstance(value_node, yaml.MappingNode):
             _refuse_tag(value_node, name)
             if not value_node.value:
-                yield Entry((*prefix, key), None, where)
+                yield SettingEntry((*prefix, key), None, where)
             yield from _walk(value_node, (*prefix, key), name)
         else:
-            yield Entry((*prefix, key), _value(value_node, name), where)
+            yield SettingEntry((*prefix, key), _value(value_node, name), where)
 
 
 def _value(node: yaml.Node, name: str) -> object:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from stepwell.config import document
-from stepwell.config.document import Entry
+from stepwell.config.document import SettingEntry
 from stepwell.config.settings import Settings, allowed
 from stepwell.errors import ConfigError
 
@@ -60,24 +60,24 @@ def load(
     return merge(Settings, [*entries, *from_env(env), *from_overrides(overrides or {}, origin)])
 
 
-def from_env(env: Mapping[str, str]) -> Iterator[Entry]:
+def from_env(env: Mapping[str, str]) -> Iterator[SettingEntry]:
     """An entry for each variable that must be a setting."""
     for name in sorted(env):
         if name.startswith(_PREFIX) and name not in _NOT_SETTINGS:
-            yield Entry(tuple(name.removeprefix(_PREFIX).lower().split("__")), env[name], f"env {name}")
+            yield SettingEntry(tuple(name.removeprefix(_PREFIX).lower().split("__")), env[name], f"env {name}")
 
 
-def from_overrides(overrides: Mapping[str, object], origin: str = OPTION) -> Iterator[Entry]:
+def from_overrides(overrides: Mapping[str, object], origin: str = OPTION) -> Iterator[SettingEntry]:
     """An entry for each override that is not None, with this origin; see `load`."""
     for key, value in overrides.items():
         if value is not None:
-            yield Entry(tuple(key.split(".")), value, origin.format(key))
+            yield SettingEntry(tuple(key.split(".")), value, origin.format(key))
 
 
-def merge(model: type[M], entries: Iterable[Entry]) -> Loaded[M]:
+def merge(model: type[M], entries: Iterable[SettingEntry]) -> Loaded[M]:
     """A validated `model` of the entries, later ones replacing earlier ones. Raises ConfigError as `load` does."""
     names = list(_leaves(model))
-    chosen: dict[str, Entry] = {}
+    chosen: dict[str, SettingEntry] = {}
     tree: dict[str, Any] = {}
     given = list(entries)
     for entry in given:
@@ -130,7 +130,7 @@ def _is_group(dotted: str, names: list[str]) -> bool:
     return any(name.startswith(f"{dotted}.") for name in names)
 
 
-def _unknown(model: type[BaseModel], entry: Entry, names: list[str]) -> ConfigError:
+def _unknown(model: type[BaseModel], entry: SettingEntry, names: list[str]) -> ConfigError:
     dotted, known = ".".join(entry.path), _known(entry.path, names)
     if _is_group(known, names):
         members = [name for name in names if name.startswith(f"{known}.")]
@@ -161,7 +161,7 @@ def _unknown(model: type[BaseModel], entry: Entry, names: list[str]) -> ConfigEr
     )
 
 
-def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[str, Entry]) -> ConfigError:
+def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[str, SettingEntry]) -> ConfigError:
     first = error.errors()[0]
     dotted = ".".join(str(step) for step in first["loc"])
     origins = [entry.origin for name, entry in chosen.items() if f"{dotted}.".startswith(f"{name}.")]
@@ -174,7 +174,7 @@ def _bad_value(model: type[BaseModel], error: ValidationError, chosen: Mapping[s
     return ConfigError("SW-102", what=f"{[*origins, DEFAULT][0]}: {dotted} cannot be used", why=why, fix=fix)
 
 
-def _lacks(error: ValidationError, given: Iterable[Entry]) -> ConfigError | None:
+def _lacks(error: ValidationError, given: Iterable[SettingEntry]) -> ConfigError | None:
     """The error for a required setting that is missing, located where the first of its group is written; None: no such
     error."""
     errors = error.errors()

@@ -41,7 +41,7 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DemoDocument:
     """`prompt` is the document's `tokens` tokens, then the question's."""
 
     name: str
@@ -77,12 +77,12 @@ def load_encoder(model: Path) -> Encode:
     return encode
 
 
-def choose(encode: Encode, count: int, page: int, texts: Iterator[tuple[str, str]] | None = None) -> list[Document]:
+def choose(encode: Encode, count: int, page: int, texts: Iterator[tuple[str, str]] | None = None) -> list[DemoDocument]:
     """The first `count` documents of 2,000 to 3,000 tokens, of various lengths.
 
     `texts` gives (name, text); by default the standard library's. Raises ConfigError SW-112 if there are too few.
     """
-    chosen: list[Document] = []
+    chosen: list[DemoDocument] = []
     for name, text in texts if texts is not None else library_texts():
         if len(chosen) == count:
             break
@@ -112,9 +112,9 @@ def library_texts() -> Iterator[tuple[str, str]]:
             continue  # not readable here: the next one will do
 
 
-def _cut(name: str, ids: list[int], encode: Encode, page: int, wanted: int) -> Document:
+def _cut(name: str, ids: list[int], encode: Encode, page: int, wanted: int) -> DemoDocument:
     question = encode(f"\n\nQuestion: what is the module {name} for?\nAnswer:")[-QUESTION_TOKENS:]
     tokens = wanted
     while (tokens + len(question)) % 32 == 0 or (tokens + len(question)) % page == 0:
         tokens += 1
-    return Document(name, tokens, (*ids[:tokens], *question))
+    return DemoDocument(name, tokens, (*ids[:tokens], *question))

@@ -1,9 +1,9 @@
 """Drives a real vLLM in processes of its own: start, ask, kill, close.
 
 Used by the demo, the end-to-end tests and the benchmarks. It measures nothing itself: the engine process takes the
-times (`engine_main`), so that pipes and this process's scheduling are not in them. One thread may use an `Engine` at a
-time, except `kill`, which may come from any. The engine's processes form one session of the system, by which `kill`
-finds them all; a well that a connector started is detached from it and survives.
+times (`engine_main`), so that pipes and this process's scheduling are not in them. One thread at a time may use an
+`EngineProcess`, except `kill`, which may come from any. The engine's processes form one session of the system, by which
+`kill` finds them all; a well that a connector started is detached from it and survives.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ import msgspec
 from stepwell.demo.wire import (
     Answer,
     Answers,
-    Ask,
+    AskAll,
     Command,
-    Done,
-    Failed,
+    CommandDone,
+    CommandFailed,
+    EngineReady,
     GetMetrics,
     LoadAdapter,
     Metrics,
     Nap,
     Question,
-    Ready,
     Reply,
     ResetPrefixCache,
     Shutdown,
@@ -56,7 +56,7 @@ ASK_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 20.0
 TRACKER_LIMIT_S = 5.0
 
-_R = TypeVar("_R", Ready, Answers, Metrics, Done)
+_R = TypeVar("_R", EngineReady, Answers, Metrics, CommandDone)
 
 
 class EngineFailed(Exception):
@@ -97,7 +97,7 @@ class EngineConfig:
         }
 
 
-class Engine:
+class EngineProcess:
     """One running vLLM. A context manager: leaving it closes the engine, by force if need be."""
 
     def __init__(self, config: EngineConfig, log: Path) -> None:
@@ -119,7 +119,7 @@ class Engine:
         self._reader.start()
 
     @classmethod
-    def start(cls, config: EngineConfig, log: Path, on_wait: Callable[[float], None] | None = None) -> Engine:
+    def start(cls, config: EngineConfig, log: Path, on_wait: Callable[[float], None] | None = None) -> EngineProcess:
         """A ready engine. Raises EngineFailed after `START_LIMIT_S`, with nothing left running."""
         engine = cls(config, log)
         try:
@@ -131,7 +131,7 @@ class Engine:
 
     def wait_ready(self, on_wait: Callable[[float], None] | None = None) -> None:
         """`on_wait` is called about once a second with the seconds waited."""
-        self.version = self._receive(Ready, START_LIMIT_S, on_wait).version
+        self.version = self._receive(EngineReady, START_LIMIT_S, on_wait).version
 
     def ask(self, prompt: list[int] | str, max_tokens: int = 32, **sampling: Any) -> Answer:
         """One request, alone in the engine."""
@@ -139,20 +139,20 @@ class Engine:
 
     def ask_all(self, questions: list[Question]) -> list[Answer]:
         """Asks all questions at the same time. Raises EngineFailed if the engine ends meanwhile."""
-        return self._call(Ask(questions), Answers, ASK_LIMIT_S).answers
+        return self._call(AskAll(questions), Answers, ASK_LIMIT_S).answers
 
     def reset_prefix_cache(self, *, connector: bool = False) -> bool:
         """False if the engine declined. `connector` also tells the connector: all it holds becomes unusable."""
-        return self._call(ResetPrefixCache(connector), Done, ASK_LIMIT_S).ok
+        return self._call(ResetPrefixCache(connector), CommandDone, ASK_LIMIT_S).ok
 
     def nap(self) -> None:
         """Puts the engine to sleep, as between two updates of its weights, and wakes it up. Raises EngineFailed if it
         cannot."""
-        self._call(Nap(), Done, ASK_LIMIT_S)
+        self._call(Nap(), CommandDone, ASK_LIMIT_S)
 
     def load_adapter(self, adapter: tuple[str, int, str], *, in_place: bool = False) -> bool:
         """The engine loads this adapter (name, number, folder) now, and not when it is first used."""
-        return self._call(LoadAdapter(adapter, in_place), Done, ASK_LIMIT_S).ok
+        return self._call(LoadAdapter(adapter, in_place), CommandDone, ASK_LIMIT_S).ok
 
     def metrics(self) -> dict[str, float]:
         return self._call(GetMetrics(), Metrics, ASK_LIMIT_S).values
@@ -180,11 +180,11 @@ class Engine:
         """Shut down in good order within `CLOSE_LIMIT_S`, then kill what is left. Idempotent, never raises."""
         if self._process.poll() is None:
             with contextlib.suppress(EngineFailed, subprocess.TimeoutExpired):  # then killed below
-                self._call(Shutdown(), Done, CLOSE_LIMIT_S)
+                self._call(Shutdown(), CommandDone, CLOSE_LIMIT_S)
                 self._process.wait(CLOSE_LIMIT_S)
         self.kill()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> EngineProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -222,7 +222,7 @@ class Engine:
             self._replies.put(None)  # the end stays the end
             raise self._failed("the engine has ended")
         reply = msgspec.json.decode(line, type=Reply)
-        if isinstance(reply, Failed):
+        if isinstance(reply, CommandFailed):
             raise self._failed(f"the engine reports {reply.message}")
         if not isinstance(reply, expected):
             raise self._failed(f"the engine answered with {type(reply).__name__} instead of {expected.__name__}")

@@ -27,16 +27,16 @@ from stepwell.demo.engine import is_tracker, session_members
 from stepwell.demo.wire import (
     Answer,
     Answers,
-    Ask,
+    AskAll,
     Command,
-    Done,
-    Failed,
+    CommandDone,
+    CommandFailed,
+    EngineReady,
     GetMetrics,
     LoadAdapter,
     Metrics,
     Nap,
     Question,
-    Ready,
     Reply,
     ResetPrefixCache,
     Shutdown,
@@ -94,7 +94,7 @@ class Arrivals:
 
 
 @dataclass(slots=True)
-class Session:
+class EngineSession:
     """The engine and the requests that one command at a time puts through it."""
 
     engine: Any
@@ -103,7 +103,7 @@ class Session:
     live: dict[str, Live] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, arguments: dict[str, Any]) -> Session:
+    def start(cls, arguments: dict[str, Any]) -> EngineSession:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -175,20 +175,20 @@ class Session:
 
     def obey(self, command: Command) -> Reply:
         match command:
-            case Ask(questions):
+            case AskAll(questions):
                 return Answers(self.ask(questions))
             case LoadAdapter(adapter, in_place):
-                return Done(bool(self.engine.add_lora(_lora(adapter, in_place))))
+                return CommandDone(bool(self.engine.add_lora(_lora(adapter, in_place))))
             case ResetPrefixCache(connector):
-                return Done(bool(self.engine.reset_prefix_cache(reset_connector=connector)))
+                return CommandDone(bool(self.engine.reset_prefix_cache(reset_connector=connector)))
             case Nap():
                 self.engine.sleep(1)
-                return Done(bool(self.engine.wake_up()))
+                return CommandDone(bool(self.engine.wake_up()))
             case GetMetrics():
                 return Metrics(self.metrics())
             case Shutdown():
                 self.engine.engine_core.shutdown()
-                return Done()
+                return CommandDone()
 
 
 def _lora(adapter: tuple[str, int, str], in_place: bool = False) -> Any:
@@ -238,15 +238,15 @@ def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> N
         replies.write(msgspec.json.encode(reply, enc_hook=repr) + b"\n")
         replies.flush()
 
-    session = Session.start(arguments)
-    say(Ready(vllm.__version__))
+    session = EngineSession.start(arguments)
+    say(EngineReady(vllm.__version__))
     decoder = msgspec.json.Decoder(Command)
     for line in commands:
         command = decoder.decode(line)
         try:
             say(session.obey(command))
         except Exception as error:  # noqa: BLE001 - the driver decides what a failed command means
-            say(Failed(f"{type(error).__name__}: {error}"))
+            say(CommandFailed(f"{type(error).__name__}: {error}"))
         if isinstance(command, Shutdown):
             return
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
-from stepwell.demo.documents import Document
-from stepwell.demo.engine import Engine, EngineConfig, EngineFailed
+from stepwell.demo.documents import DemoDocument
+from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.progress import Progress
 from stepwell.demo.progress import progress as suitable_progress
 from stepwell.demo.results.measure import Pair
-from stepwell.demo.results.result import DemoResult, Samples, Setting, summarise
+from stepwell.demo.results.result import DemoResult, DemoSetting, Samples, summarise
 from stepwell.demo.well import MIB, DemoWell
 from stepwell.demo.wire import Answer
 from stepwell.errors import ConfigError
@@ -109,7 +109,7 @@ def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
             why=f"{error.what}; its log ends with: {error.tail.rpartition(chr(10))[2]}",
             fix=f"read its log, {error.log}; another model can be named with --model",
         ) from error
-    setting = Setting(
+    setting = DemoSetting(
         model=model.name,
         engine=f"vllm {stage.version}",
         documents=len(chosen),
@@ -127,7 +127,7 @@ def run(options: DemoOptions, progress: Progress | None = None) -> DemoResult:
 class _Stage:
     """Asks engine after engine about the same documents."""
 
-    def __init__(self, chosen: Sequence[Document], rounds: int, log: Path, progress: Progress) -> None:
+    def __init__(self, chosen: Sequence[DemoDocument], rounds: int, log: Path, progress: Progress) -> None:
         self.version = ""
         self._chosen = chosen
         self._rounds = rounds
@@ -162,14 +162,14 @@ class _Stage:
         with _started(config, self._log, "starting vLLM and a well with less memory", self._progress) as engine:
             return _ask_in_turn(engine, self._chosen, self._rounds, "recalled from disk", self._progress)
 
-    def _kill(self, engine: Engine) -> None:
+    def _kill(self, engine: EngineProcess) -> None:
         self._progress.say(f"killing vLLM: SIGKILL to its {len(engine.pids())} processes")
         engine.kill()
 
 
-def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> Engine:
+def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> EngineProcess:
     with progress.waiting(text):
-        engine = Engine.start(config, log)
+        engine = EngineProcess.start(config, log)
         try:
             live = _warm_up(engine, config)
         except BaseException:
@@ -180,7 +180,7 @@ def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> 
     return engine
 
 
-def _warm_up(engine: Engine, config: EngineConfig) -> bool:
+def _warm_up(engine: EngineProcess, config: EngineConfig) -> bool:
     """Ask a small prompt until it is recalled, so that no first-time cost is in the figures; False if it never was.
 
     Also waits for the connector, which recalls nothing until it knows the fingerprint of the weights.
@@ -196,7 +196,9 @@ def _warm_up(engine: Engine, config: EngineConfig) -> bool:
     return False
 
 
-def _ask_in_turn(engine: Engine, chosen: Sequence[Document], rounds: int, text: str, progress: Progress) -> list[Pair]:
+def _ask_in_turn(
+    engine: EngineProcess, chosen: Sequence[DemoDocument], rounds: int, text: str, progress: Progress
+) -> list[Pair]:
     pairs = []
     with progress.steps(text, rounds * len(chosen)) as step:
         for _ in range(rounds):
@@ -208,7 +210,7 @@ def _ask_in_turn(engine: Engine, chosen: Sequence[Document], rounds: int, text: 
     return pairs
 
 
-def _engine_config(options: DemoOptions, model: Path, chosen: Sequence[Document], well: DemoWell) -> EngineConfig:
+def _engine_config(options: DemoOptions, model: Path, chosen: Sequence[DemoDocument], well: DemoWell) -> EngineConfig:
     pages = [-(-(len(document.prompt) + ANSWER_TOKENS) // options.page) for document in chosen]
     return EngineConfig(
         model=model,
@@ -221,14 +223,14 @@ def _engine_config(options: DemoOptions, model: Path, chosen: Sequence[Document]
     )
 
 
-def _host_bytes(model: Path, chosen: Sequence[Document]) -> int:
+def _host_bytes(model: Path, chosen: Sequence[DemoDocument]) -> int:
     """Room for all documents and as much again: blocks of answers, and slabs that are not full."""
     a_token = models.kv_bytes_per_token(models.read_config(model))
     tokens = sum(len(document.prompt) + ANSWER_TOKENS for document in chosen)
     return max(512 * MIB, 2 * tokens * a_token) if a_token else FALLBACK_HOST_BYTES
 
 
-def _small_host_bytes(model: Path, chosen: Sequence[Document]) -> int:
+def _small_host_bytes(model: Path, chosen: Sequence[DemoDocument]) -> int:
     """Less than the documents' KV, so that they push each other out, and enough for one request's pins (half of it)."""
     a_token = models.kv_bytes_per_token(models.read_config(model))
     longest = max(len(document.prompt) + ANSWER_TOKENS for document in chosen)

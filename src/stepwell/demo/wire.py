@@ -1,8 +1,8 @@
 """Messages between a driver and its engine process: one JSON object a line, in each direction.
 
-The driver (`engine.Engine`) sends a command and waits for its one answer; the process (`engine_main`) sends `Ready`
-once, unasked. Times are seconds on the engine process's monotonic clock, counts are tokens. Not a public protocol: both
-ends are of the same version.
+The driver (`engine.Engine`) sends a command and waits for its one answer; the process (`engine_main`) sends
+`EngineReady` once, unasked. Times are seconds on the engine process's monotonic clock, counts are tokens. Not a public
+protocol: both ends are of the same version.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class Answer(msgspec.Struct, frozen=True):
     margins: list[float | None] | None = None
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class AskAll(msgspec.Struct, frozen=True, tag=True):
     """Run these at the same time, or each `after` its number of steps; answered by `Answers` in the same order."""
 
     questions: list[Question]
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget the engine's own prefix cache, and with `connector` tell the connector to; answered by `Done`."""
+    """Forget the engine's own prefix cache, and with `connector` tell the connector to; answered by `CommandDone`."""
 
     connector: bool = False
 
 
 class Nap(msgspec.Struct, frozen=True, tag=True):
-    """Sleep at level 1, which forgets all KV, and wake up again; answered by `Done`."""
+    """Sleep at level 1, which forgets all KV, and wake up again; answered by `CommandDone`."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Load this adapter (name, number, folder), as a server does on request; answered by `Done`."""
+    """Load this adapter (name, number, folder), as a server does on request; answered by `CommandDone`."""
 
     adapter: tuple[str, int, str]
     in_place: bool = False
@@ -81,10 +81,10 @@ class GetMetrics(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Shut the engine down in good order; answered by `Done`, then the process ends."""
+    """Shut the engine down in good order; answered by `CommandDone`, then the process ends."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """The engine is up."""
 
     version: str
@@ -100,17 +100,17 @@ class Metrics(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float]
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class CommandDone(msgspec.Struct, frozen=True, tag=True):
     """`ok` False: the engine declined, for example a reset while requests run."""
 
     ok: bool = True
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class CommandFailed(msgspec.Struct, frozen=True, tag=True):
     """The command raised in the engine process, which goes on."""
 
     message: str
 
 
-Command = Ask | LoadAdapter | Nap | ResetPrefixCache | GetMetrics | Shutdown
-Reply = Ready | Answers | Metrics | Done | Failed
+Command = AskAll | LoadAdapter | Nap | ResetPrefixCache | GetMetrics | Shutdown
+Reply = EngineReady | Answers | Metrics | CommandDone | CommandFailed

@@ -34,7 +34,7 @@ _SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Construction:
     """Parameters of a construction. `strength`: the part of its own direction in a record's key, in standard deviations
     of a channel. `run`: tokens of a record. `queries`: number of queries, each with `records` of its own. `outliers`,
     `drift`: size of the shared value, and of the mean at the context's end, in the same unit."""
@@ -52,11 +52,11 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class IndexRecall:
     """Recall of an index on a construction: the share of the records' tokens that are selected at a budget, with an
     interval over queries. Bytes are for one KV head; `bytes_all_fp16`: K and V of every token."""
 
-    made: Made
+    made: Construction
     index: str
     page_tokens: int
     budget: float
@@ -83,7 +83,9 @@ class Recall:
         }
 
 
-def measure(made: Made, kinds: Mapping[str, IndexKind], page_tokens: int, budgets: Sequence[float]) -> list[Recall]:
+def measure(
+    made: Construction, kinds: Mapping[str, IndexKind], page_tokens: int, budgets: Sequence[float]
+) -> list[IndexRecall]:
     """Each index on the same keys and queries, with pages of `page_tokens`: where it scores tokens, the probabilities
     of a page's are summed; the best pages are selected until the budget, a share of the context, is used up. Raises
     ValueError if the records do not fit into the context."""
@@ -115,12 +117,12 @@ def measure(made: Made, kinds: Mapping[str, IndexKind], page_tokens: int, budget
             ]
             recall = bootstrap.ratio(shares, [1.0] * len(shares), made.seed)
             whole = 2 * made.dim * 2 * made.tokens
-            found.append(Recall(made, name, page_tokens, budget, recall, index.nbytes, whole))
+            found.append(IndexRecall(made, name, page_tokens, budget, recall, index.nbytes, whole))
     return found
 
 
 def _keys(
-    numbers: np.random.Generator, made: Made, count: int, size: int, places: Places, directions: Floats
+    numbers: np.random.Generator, made: Construction, count: int, size: int, places: Places, directions: Floats
 ) -> Iterator[torch.Tensor]:
     """[1, 1, n, D], one part of `size` tokens after the other."""
     shared = np.zeros(made.dim, np.float32)

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from stepwell.errors import ConfigError
-from stepwell.fidelity.constructed import Made, Recall, measure
+from stepwell.fidelity.constructed import Construction, IndexRecall, measure
 from stepwell.longctx.parts.index.base import IndexKind
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.landmark import MeanLandmark
@@ -35,14 +35,14 @@ WORLDS: dict[str, dict[str, float]] = {
     "drift": {"drift": 6.0},
 }
 
-Found = list[tuple[str, Recall]]
+Found = list[tuple[str, IndexRecall]]
 
 
 def run(tokens: Sequence[int], records: Sequence[int], budgets: Sequence[float], queries: int, seed: int) -> Found:
     """Runs all combinations, in this order of parameters. Raises ConfigError SW-128 if the records do not fit."""
     found: Found = []
     for length, count, (world, settings) in product(tokens, records, WORLDS.items()):
-        made = replace(Made(length, count, queries=queries, seed=seed), **settings)  # type: ignore[arg-type]
+        made = replace(Construction(length, count, queries=queries, seed=seed), **settings)  # type: ignore[arg-type]
         try:
             for page_tokens, kinds in KINDS.items():
                 found += [(world, one) for one in measure(made, kinds, page_tokens, budgets)]
@@ -64,7 +64,7 @@ def plain(found: Found) -> dict[str, Any]:
 def table(found: Found) -> str:
     """A line for each world, index and granularity; a column for each budget."""
     budgets = list(dict.fromkeys(one.budget for _, one in found))
-    groups: dict[tuple[int, int], dict[tuple[str, str, str], list[Recall]]] = {}
+    groups: dict[tuple[int, int], dict[tuple[str, str, str], list[IndexRecall]]] = {}
     for world, one in found:
         lines = groups.setdefault((one.made.tokens, one.made.records), {})
         lines.setdefault((world, one.granularity, one.index), []).append(one)

@@ -12,13 +12,13 @@ from typing import Any
 
 from stepwell.fidelity import tasks
 from stepwell.fidelity.document import Document
+from stepwell.fidelity.options import FULL, ORACLE, Config
 from stepwell.fidelity.prefill import Prefilled, prefill
 from stepwell.fidelity.results.metrics import compare
-from stepwell.fidelity.results.rows import Measured, Point, Row, row
+from stepwell.fidelity.results.rows import FidelityPoint, FidelityRow, Measured, row
 from stepwell.fidelity.runner import Full, Runner, Tier, Tiered, granularity, is_exact, policy_of
 from stepwell.fidelity.tasks.own import Own
 from stepwell.fidelity.text import Text
-from stepwell.fidelity.wishes import FULL, ORACLE, Config
 
 Say = Callable[[str], None]
 SIDE_BY_SIDE_TOKENS = 16 << 10
@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MatrixJob:
     """Documents to run side by side, and what their rows are called. `tokens` and `intensity`: 0 where each has its
     own."""
 
@@ -57,7 +57,7 @@ class Job:
     documents: Sequence[Document]
 
 
-def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> list[Row]:
+def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> list[FidelityRow]:
     """The rows, in the order of the plan. Raises ConfigError for tasks or policies that cannot be."""
     for name in plan.tasks:
         tasks.named(name)  # raises for a wrong name at once
@@ -65,7 +65,7 @@ def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> lis
         if config.name != FULL:
             policy_of(config, budget)
     began = time.monotonic()
-    found: dict[Point, list[Measured]] = {}
+    found: dict[FidelityPoint, list[Measured]] = {}
     longest = 0.0
     for job in _jobs(text, plan):
         at = time.monotonic()
@@ -83,10 +83,10 @@ def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> lis
     return [row(point, measured, plan.seeds) for point, measured in found.items()]
 
 
-def _jobs(text: Text, plan: Plan) -> Iterator[Job]:
+def _jobs(text: Text, plan: Plan) -> Iterator[MatrixJob]:
     """Some documents of every task and length first, so that a run that is stopped early has something of each."""
     for own in plan.own:
-        yield Job(own.task, 0, 0, False, [own.document])
+        yield MatrixJob(own.task, 0, 0, False, [own.document])
     wanted = list(product(range(plan.documents), range(plan.seeds)))
     for first in range(0, len(wanted), plan.documents):
         for tokens, name in product(plan.lengths, plan.tasks):
@@ -97,19 +97,21 @@ def _jobs(text: Text, plan: Plan) -> Iterator[Job]:
             size = max(1, SIDE_BY_SIDE_TOKENS // tokens)
             for at in range(0, len(made), size):
                 some, blind = made[at : at + size], tasks.named(name).blind
-                yield Job(tasks.base_name(name), tokens, some[0].intensity, blind, some)
+                yield MatrixJob(tasks.base_name(name), tokens, some[0].intensity, blind, some)
 
 
-def _policies(model: Any, plan: Plan, job: Job, prefilled: Prefilled, say: Say) -> Iterator[tuple[Point, Measured]]:
+def _policies(
+    model: Any, plan: Plan, job: MatrixJob, prefilled: Prefilled, say: Say
+) -> Iterator[tuple[FidelityPoint, Measured]]:
     """Full attention once, then every budget; those with a machine of their own first, whose bytes others match."""
 
-    def one(config: Config, runner: Runner, of: str, budget: float) -> tuple[Point, Measured]:
+    def one(config: Config, runner: Runner, of: str, budget: float) -> tuple[FidelityPoint, Measured]:
         began = time.monotonic()
         outcome = runner.run(prefilled)
         seconds = time.monotonic() - began
         each = zip(prefilled.documents, prefilled.logits, outcome.logits, strict=True)
         compared = [compare(document, full, logits) for document, full, logits in each]
-        point = Point(job.task, config.name, plan.tier, of, budget, job.tokens, job.intensity, job.blind)
+        point = FidelityPoint(job.task, config.name, plan.tier, of, budget, job.tokens, job.intensity, job.blind)
         kl = sum(float(one.kl.mean()) for one in compared) / len(compared)
         cold = "" if outcome.moved.bytes_all_fp16 else "; nothing was cold: all of it fits into the hot tokens"
         say(f"  {config.name} at {budget:.2%}, {of}: KL {kl:.4f}, {seconds:.1f} s{cold}")

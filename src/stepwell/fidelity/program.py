@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from stepwell.demo.model import prepare
 from stepwell.demo.progress import Progress
 from stepwell.errors import ConfigError
-from stepwell.fidelity import wishes
+from stepwell.fidelity import options
 from stepwell.fidelity.text import Text
 from stepwell.ops import machine
 
 if TYPE_CHECKING:
     from stepwell.fidelity.matrix import Plan
-    from stepwell.fidelity.results.rows import Row
+    from stepwell.fidelity.results.rows import FidelityRow
 
 POLICIES = "stepwell,full,oracle,recency,random"
 TASKS = "kvtable,json_extract,multi_needle,variable_tracking,copy_span,multi_turn,nat,passkey"
@@ -36,7 +36,7 @@ _OPTIONS = {"own": "--tasks", "tasks": "--tasks-named", "limit_s": "--limit-seco
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FidelityRequest:
     """Arguments of the command; None: the default, or the quick default. `own`: a file of a user's documents, which run
     alone unless `tasks` names others beside them."""
 
@@ -58,12 +58,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    rows: list[Row]
+    rows: list[FidelityRow]
     model: str
     facts: dict[str, Any]
 
 
-def run(wanted: Wanted, progress: Progress) -> Result:
+def run(wanted: FidelityRequest, progress: Progress) -> Result:
     """Raises ConfigError: SW-112 for the model, SW-113 for what is not installed, SW-128 for all that was asked for."""
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
@@ -86,10 +86,10 @@ def run(wanted: Wanted, progress: Progress) -> Result:
     return Result(rows, folder.name, facts | {"load_average_after": machine.load_average()})
 
 
-def command(wanted: Wanted) -> str:
+def command(wanted: FidelityRequest) -> str:
     """The command line for the same rows: defaults are left out, and only names of files are shown."""
     given = ["stepwell fidelity"]
-    for field in fields(Wanted):
+    for field in fields(FidelityRequest):
         value, option = getattr(wanted, field.name), _OPTIONS.get(field.name, f"--{field.name}")
         if value is True:
             given.append(option)
@@ -98,7 +98,7 @@ def command(wanted: Wanted) -> str:
     return " ".join(given)
 
 
-def _plan(wanted: Wanted, text: Text) -> Plan:
+def _plan(wanted: FidelityRequest, text: Text) -> Plan:
     from stepwell.fidelity.matrix import Plan
     from stepwell.fidelity.tasks import own
 
@@ -111,15 +111,15 @@ def _plan(wanted: Wanted, text: Text) -> Plan:
                           "disk", fix="give --tier host or --tier disk")  # fmt: skip
     named = wanted.tasks if wanted.own is not None and wanted.tasks is None else chosen("tasks", TASKS)
     return Plan(
-        configs=wishes.configs(chosen("policies", POLICIES)),
-        tasks=wishes.names(named) if named is not None else (),
-        lengths=wishes.lengths(chosen("lengths", LENGTHS)),
-        budgets=wishes.shares(chosen("budgets", BUDGETS), "--budgets"),
+        configs=options.configs(chosen("policies", POLICIES)),
+        tasks=options.names(named) if named is not None else (),
+        lengths=options.lengths(chosen("lengths", LENGTHS)),
+        budgets=options.shares(chosen("budgets", BUDGETS), "--budgets"),
         documents=chosen("documents", DOCUMENTS),
         seeds=chosen("seeds", SEEDS),
         own=own.read(wanted.own, text) if wanted.own is not None else (),
         tier="disk" if wanted.tier == "disk" else "host",
-        hot_share=wishes.shares(wanted.hot, "--hot")[0],
+        hot_share=options.shares(wanted.hot, "--hot")[0],
         disk=wanted.disk,
         audit=wanted.audit,
         limit_s=wanted.limit_s,

@@ -15,8 +15,8 @@ import torch
 
 from stepwell.errors import ConfigError
 from stepwell.fidelity.document import SINKS, WINDOW
+from stepwell.fidelity.options import ORACLE, RANDOM, RECENCY, Config
 from stepwell.fidelity.prefill import Prefilled
-from stepwell.fidelity.wishes import ORACLE, RANDOM, RECENCY, Config
 
 Tier = Literal["host", "disk"]
 _FP16 = 2
@@ -131,7 +131,7 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
     `policies.named` raises for a name that it does not know."""
     from stepwell.longctx import Mode, policies
     from stepwell.longctx.parts.index.exact import TrueKeys
-    from stepwell.longctx.parts.select.controls import Random, Recent
+    from stepwell.longctx.parts.select.controls import RandomPages, Recent
     from stepwell.longctx.parts.select.topk import TopK
 
     if config.control:
@@ -143,7 +143,7 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
                 "window": policy.window or WINDOW,
             },
             RECENCY: {"selector": Recent(budget), **newest},
-            RANDOM: {"selector": Random(budget), **newest},
+            RANDOM: {"selector": RandomPages(budget), **newest},
         }  # fmt: skip
         plain = {"mode": Mode.SPARSE, "query": "actual", "executor": "fetch", "predicted_math": False}
         alone = {"residency": None, "prefetch": False, "new_pages": None, "late_mass": None}

@@ -48,7 +48,7 @@ from stepwell.hierarchy.work import WorkQueue
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
-from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.catalog import POLICIES, TierPolicy
 from stepwell.policies.decide import Mode
 from stepwell.policies.placement.base import Placement
 from stepwell.policies.writing.base import WritePolicy
@@ -84,7 +84,7 @@ class Hierarchy:
         keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         recall: Mode = Mode.DEFAULT,
-        policy: Callable[[], Policy] = POLICIES["default"],
+        policy: Callable[[], TierPolicy] = POLICIES["default"],
         placement: Placement | None = None,
         write: WritePolicy | None = None,
         prefetch: bool = False,

@@ -77,7 +77,7 @@ class Mapping:
                 held.close()
 
 
-class Shared:
+class SharedMemory:
     """A sealed memfd owned by the well, mapped here. It goes back to the system with `close`, or with the last
     reference."""
 
@@ -130,12 +130,12 @@ class Shared:
 
 
 class Memory(Protocol):
-    def make(self, nbytes: int) -> Shared:
+    def make(self, nbytes: int) -> SharedMemory:
         """A new slab's memory, not yet populated. Raises CapacityError or Unsupported."""
 
 
 class SystemMemory:
     """Memory as the kernel gives it."""
 
-    def make(self, nbytes: int) -> Shared:
-        return Shared(nbytes)
+    def make(self, nbytes: int) -> SharedMemory:
+        return SharedMemory(nbytes)

@@ -16,8 +16,8 @@ from stepwell.longctx import verified
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.model import foresight, hook, selfcheck
 from stepwell.longctx.model.cache import TieredCache
+from stepwell.longctx.model.options import CallOptions
 from stepwell.longctx.model.support import layer_types
-from stepwell.longctx.model.wishes import Wishes
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Mode, Policy
 from stepwell.longctx.saved import contexts
@@ -129,7 +129,7 @@ class Attached:
         given = named.get("past_key_values")
         if given is not None and not isinstance(given, TieredCache):
             return plain(inputs, *positional, **named)
-        wishes = Wishes(self._model, positional, named)
+        wishes = CallOptions(self._model, positional, named)
         kwargs = wishes.arguments
         cache = given if given is not None else self.new_cache()
         self.ledger = cache.ledger

@@ -21,7 +21,7 @@ from stepwell.longctx.parts.residency.fifo import Fifo
 from stepwell.longctx.parts.residency.hitrate import HitRate
 from stepwell.longctx.parts.residency.periodic import Periodic
 from stepwell.longctx.parts.residency.window import StepWindow
-from stepwell.longctx.parts.select.controls import Random, Recent
+from stepwell.longctx.parts.select.controls import RandomPages, Recent
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.parts.select.topp import TopP
 from stepwell.longctx.policy import Mode, Policy
@@ -119,7 +119,7 @@ _NAMED = {
         # Controls: what any policy has to beat at equal bytes, and what none can.
         Policy("oracle", index=TrueKeys(), selector=TopK(0.125), page_tokens=1, joint=False),
         Policy("recency", index=MinMax(), selector=Recent(0.125), residency=Fifo()),
-        Policy("random", index=MinMax(), selector=Random(0.125)),
+        Policy("random", index=MinMax(), selector=RandomPages(0.125)),
     )
 }
 names = tuple(_NAMED)

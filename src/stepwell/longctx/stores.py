@@ -10,7 +10,7 @@ from stepwell.longctx.near.pages import NearPages
 from stepwell.longctx.near.process import NearProcess
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.budget import Bounds
-from stepwell.longctx.store.link import Link, Queue, Throttled
+from stepwell.longctx.store.link import LinkQueue, ModelledLink, Throttled
 from stepwell.longctx.store.tiers import Tiers
 
 _TRIAL = 4096
@@ -25,12 +25,12 @@ class Stores:
         self,
         host: int | str | None,
         disk: str | Sequence[str] | None,
-        link: Link | Queue | None,
+        link: ModelledLink | LinkQueue | None,
         *,
         near: bool = False,
     ) -> None:
         self._bounds = Bounds.of(host or None, disk)
-        self._queue = Queue(link) if isinstance(link, Link) else link
+        self._queue = LinkQueue(link) if isinstance(link, ModelledLink) else link
         self.near = NearProcess(host, disk) if near else None
         self._by_size: dict[int, PageStore] = {}
         self._make(_TRIAL).close()

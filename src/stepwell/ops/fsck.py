@@ -20,7 +20,7 @@ from typing import Any
 
 from stepwell.block.frame import AES_256_GCM, FrameHeader, frame_bytes
 from stepwell.block.layout import PAGE
-from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, SegmentKey, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, SegmentKey, unseal
 from stepwell.errors import AccessDenied
 from stepwell.io.files import File, FilesToRead
 from stepwell.io.memory import Bytes
@@ -36,7 +36,7 @@ _AGAIN, _AGAIN_S = 5, 0.1  # times and pauses that a write under way gets to end
 _STAGING = 8 << 20
 
 
-class Verdict(Enum):
+class BlockVerdict(Enum):
     """State of a block. The values are names in the report; the worst of a block's frames counts, the last value being
     the worst."""
 
@@ -46,7 +46,7 @@ class Verdict(Enum):
     DAMAGED = "damaged"
 
 
-_WORST = list(Verdict)
+_WORST = list(BlockVerdict)
 _KINDS = {
     FileKind.EMPTY: "empty",
     FileKind.STRANGE: "damaged",
@@ -56,7 +56,7 @@ _KINDS = {
 
 
 @dataclass(slots=True)
-class Report:
+class FsckReport:
     """Result of a check. `segments` by kind: closed (with a footer), open (without: read from its frames), empty,
     other_version, damaged (its first page), unreadable (the system denied it). `blocks` by state; `moved`: blocks that
     the well removed during the check. `nbytes`: of all segments. `foreign_files`: all other files, as the well counts
@@ -78,11 +78,11 @@ class Report:
         return not (self.blocks["damaged"] or self.segments["damaged"] or self.segments["unreadable"])
 
 
-def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda line: None) -> Report:
+def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda line: None) -> FsckReport:
     """Reads the whole directory. `tell` gets a line of progress now and then. Raises AccessDenied SW-608 (no directory,
     not readable, or without a disk tier) and the errors of `Keyring.read`, unless there is no keyring at all: sealed
     blocks then count as without a key."""
-    report = Report(directory)
+    report = FsckReport(directory)
     try:
         files = FilesToRead(directory)
     except OSError as error:
@@ -100,7 +100,7 @@ def examine(directory: Path, keyring: Path, tell: Callable[[str], None] = lambda
 
 
 class _Examination:
-    def __init__(self, files: FilesToRead, keyring: Keyring, report: Report, tell: Callable[[str], None]) -> None:
+    def __init__(self, files: FilesToRead, keyring: Keyring, report: FsckReport, tell: Callable[[str], None]) -> None:
         self._files = files
         self._epochs = [epoch for tenant in keyring.tenants for epoch in tenant.epochs]
         self._report = report
@@ -148,7 +148,7 @@ class _Examination:
                 verdicts[verdict.value] += 1
                 nbytes += length
                 self._read(length)
-            if verdicts[Verdict.DAMAGED.value] and self._changed(name, found):
+            if verdicts[BlockVerdict.DAMAGED.value] and self._changed(name, found):
                 report.moved += verdicts.total()
                 return
         report.blocks += verdicts
@@ -162,7 +162,7 @@ class _Examination:
             return True
         return again.head is None or found.head is None or again.head.id != found.head.id
 
-    def _blocks(self, file: File, found: FoundFile) -> Iterator[tuple[Verdict, int]]:
+    def _blocks(self, file: File, found: FoundFile) -> Iterator[tuple[BlockVerdict, int]]:
         assert found.head is not None and found.footer is not None
         segment = found.head.id
         keys = {NO_COMMITMENT: SegmentKey(bytes(32), NO_COMMITMENT)}
@@ -174,7 +174,7 @@ class _Examination:
             first, end = int(record["page"]), int(record["page"]) + int(record["pages"])
             verdict = self._block(file, segment, block, namespace, first, end, keys)
             tries = 0 if found.closed or not self._report.in_use else _AGAIN
-            while verdict is Verdict.DAMAGED and tries:  # its write may be under way
+            while verdict is BlockVerdict.DAMAGED and tries:  # its write may be under way
                 time.sleep(_AGAIN_S)
                 tries -= 1
                 verdict = self._block(file, segment, block, namespace, first, end, keys)
@@ -183,44 +183,44 @@ class _Examination:
     def _block(
         self, file: File, segment: bytes, block: bytes, namespace: bytes, page: int, end: int,
         keys: dict[bytes, SegmentKey],
-    ) -> Verdict:  # fmt: skip
+    ) -> BlockVerdict:  # fmt: skip
         """State of a block, from all its frames: one for each shard, in order, and nothing behind them."""
-        worst, shard, shards = Verdict.GOOD, 0, 1
-        while page < end and worst is not Verdict.DAMAGED:
+        worst, shard, shards = BlockVerdict.GOOD, 0, 1
+        while page < end and worst is not BlockVerdict.DAMAGED:
             verdict, header = self._frame(file, segment, page, end, keys)
             if header is None or (header.block, header.namespace, header.shard) != (block, namespace, shard):
-                return Verdict.DAMAGED
+                return BlockVerdict.DAMAGED
             worst = max(worst, verdict, key=_WORST.index)
             shard, shards = shard + 1, header.shards
             page += frame_bytes(header.payload) // PAGE
-        return worst if (page, shard) == (end, shards) else Verdict.DAMAGED
+        return worst if (page, shard) == (end, shards) else BlockVerdict.DAMAGED
 
     def _frame(
         self, file: File, segment: bytes, page: int, end: int, keys: dict[bytes, SegmentKey]
-    ) -> tuple[Verdict, FrameHeader | None]:
+    ) -> tuple[BlockVerdict, FrameHeader | None]:
         with self._staging.lend(PAGE) as buffer:
             got = file.read(buffer[:PAGE], page * PAGE)
             header = FrameHeader.parse(buffer[:got].tobytes())
         if header is None or frame_bytes(header.payload) > (end - page) * PAGE:
-            return Verdict.DAMAGED, None
+            return BlockVerdict.DAMAGED, None
         sealed = header.algorithm == AES_256_GCM
         key = keys.get(header.commitment)
         if key is None or sealed == (header.commitment == NO_COMMITMENT):
-            return (Verdict.NO_KEY if sealed else Verdict.DAMAGED), header
+            return (BlockVerdict.NO_KEY if sealed else BlockVerdict.DAMAGED), header
         nbytes = frame_bytes(header.payload)
         with self._staging.lend(nbytes) as frame, self._staging.lend(header.raw) as plain:
             if file.read(frame[:nbytes], page * PAGE) != nbytes:
-                return Verdict.DAMAGED, header
+                return BlockVerdict.DAMAGED, header
             return _verdict(frame[:nbytes], segment, header, key, plain[: header.raw]), header
 
 
-def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, plain: Bytes) -> Verdict:
-    expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, plain: Bytes) -> BlockVerdict:
+    expected = ExpectedFrame(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
     opened = unseal(frame, expected, key, plain, sealed=False, now=0)
     plain[:] = 0
     if opened is not Opened.GOOD:
-        return Verdict.DAMAGED
-    return Verdict.EXPIRED if header.expires and header.expires <= int(time.time()) else Verdict.GOOD
+        return BlockVerdict.DAMAGED
+    return BlockVerdict.EXPIRED if header.expires and header.expires <= int(time.time()) else BlockVerdict.GOOD
 
 
 def _in_use(directory: Path) -> bool:
@@ -258,7 +258,7 @@ def _no_tier(directory: Path) -> AccessDenied:
     )
 
 
-def shape(report: Report) -> dict[str, Any]:
+def shape(report: FsckReport) -> dict[str, Any]:
     """Output of `--json`."""
     kinds = ("closed", "open", "empty", "other_version", "damaged", "unreadable")
     return {
@@ -268,14 +268,14 @@ def shape(report: Report) -> dict[str, Any]:
         "keyring": report.keyring,
         "segments": {kind: report.segments[kind] for kind in kinds},
         "bytes": report.nbytes,
-        "blocks": {verdict.value: report.blocks[verdict.value] for verdict in Verdict},
+        "blocks": {verdict.value: report.blocks[verdict.value] for verdict in BlockVerdict},
         "block_bytes": report.block_bytes,
         "moved_blocks": report.moved,
         "foreign_files": report.foreign_files,
     }
 
 
-def text(report: Report, home: Path) -> str:
+def text(report: FsckReport, home: Path) -> str:
     """The same for people."""
     lines = [
         f"{report.directory}: {_list(report.segments) or '0'} segments, {format_size(report.nbytes)}",

@@ -51,7 +51,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LeftFile:
     """A file of ours, or in the demo's cache a folder of ours. `nbytes`: on disk."""
 
     name: str
@@ -59,12 +59,12 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LeftFolder:
     """A directory that exists: what of it is ours, and the names of what is not."""
 
     kind: Kind
     path: Path
-    ours: tuple[Item, ...]
+    ours: tuple[LeftFile, ...]
     others: tuple[str, ...]
 
     @property
@@ -83,12 +83,12 @@ class Removed:
     left: tuple[tuple[str, str], ...]
 
 
-def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
+def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[LeftFolder]:
     """Existing parts, of `disks` and of the directories that `home` remembers. Nothing is changed. A directory that is
     missing, a link or unreadable is no part, and one with two names is one part."""
     wanted: list[tuple[Kind, Path]] = [("data", disk) for disk in (*disks, *remembered(home))]
     wanted += [("home", home), ("demo", demo)]
-    parts: dict[tuple[Kind, int, int], Part] = {}
+    parts: dict[tuple[Kind, int, int], LeftFolder] = {}
     for kind, path in wanted:
         with contextlib.suppress(OSError), _opened(path) as folder:
             status = os.fstat(folder)
@@ -96,7 +96,7 @@ def survey(home: Path, disks: Iterable[Path], demo: Path) -> list[Part]:
     return list(parts.values())
 
 
-def remove(home: Path, parts: Iterable[Part], *sockets: Path) -> list[Removed]:
+def remove(home: Path, parts: Iterable[LeftFolder], *sockets: Path) -> list[Removed]:
     """Deletes our files in these parts, as they are now, then lock and socket of home's well, and those of one that
     listens at `sockets`. No well of `home` can start meanwhile. Raises BackendDown SW-501 if one runs. Files that the
     system does not let us delete are left and, in parts, named."""
@@ -127,7 +127,7 @@ def _remove_place(place: Rendezvous) -> None:
         place.lock.unlink()
 
 
-def _look(kind: Kind, path: Path, folder: int) -> Part:
+def _look(kind: Kind, path: Path, folder: int) -> LeftFolder:
     owner = os.fstat(folder).st_uid
     ours, others = [], []
     for name in sorted(os.listdir(folder)):
@@ -140,10 +140,10 @@ def _look(kind: Kind, path: Path, folder: int) -> Part:
             and not _strange(folder, name, status)
         ):
             nbytes = _tree_bytes(path / name) if kind == "demo" else status.st_blocks * 512
-            ours.append(Item(name, nbytes))
+            ours.append(LeftFile(name, nbytes))
         else:
             others.append(name)
-    return Part(kind, path, tuple(ours), tuple(others))
+    return LeftFolder(kind, path, tuple(ours), tuple(others))
 
 
 def _strange(folder: int, name: str, status: os.stat_result) -> bool:
@@ -157,8 +157,8 @@ def _strange(folder: int, name: str, status: os.stat_result) -> bool:
         return b"stepwell" not in file.read(4096)
 
 
-def _remove(part: Part) -> Removed:
-    gone: list[Item] = []
+def _remove(part: LeftFolder) -> Removed:
+    gone: list[LeftFile] = []
     left: list[tuple[str, str]] = []
     try:
         with _opened(part.path) as folder, _unused(part, folder):
@@ -192,7 +192,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _unused(part: Part, folder: int) -> Iterator[None]:
+def _unused(part: LeftFolder, folder: int) -> Iterator[None]:
     """Keeps wells of other homes out of a disk directory. Raises OSError if one uses it."""
     if part.kind != "data" or _LOCK not in (item.name for item in part.ours):
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stepwell.policies.admission.always import Always
 from stepwell.policies.admission.base import Admission
 from stepwell.policies.admission.expected import ExpectedValue
-from stepwell.policies.admission.second_touch import SecondTouch
+from stepwell.policies.admission.second_touch import SecondTouchAdmission
 from stepwell.policies.eviction.arc import Arc
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.eviction.gdsf import Gdsf
@@ -26,23 +26,23 @@ from stepwell.policies.reuse import Reuse
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TierPolicy:
     """Eviction and admission of one tier."""
 
     eviction: Eviction
     admission: Admission
 
 
-def _default() -> Policy:
+def _default() -> TierPolicy:
     valued = Valued(Reuse())
-    return Policy(valued, ExpectedValue(valued))
+    return TierPolicy(valued, ExpectedValue(valued))
 
 
-def _always(eviction: Callable[[], Eviction]) -> Callable[[], Policy]:
-    return lambda: Policy(eviction(), Always())
+def _always(eviction: Callable[[], Eviction]) -> Callable[[], TierPolicy]:
+    return lambda: TierPolicy(eviction(), Always())
 
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {
+POLICIES: Mapping[str, Callable[[], TierPolicy]] = {
     "default": _default,
     "lru": _always(Lru),
     "lfu": _always(Lfu),
@@ -50,7 +50,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "s3fifo": _always(S3Fifo),
     "sieve": _always(Sieve),
     "lru2": _always(Lru2),
-    "second_touch": lambda: Policy(Lru(), SecondTouch()),
+    "second_touch": lambda: TierPolicy(Lru(), SecondTouchAdmission()),
     "gdsf": _always(Gdsf),
 }
 """Each makes a new policy for one tier, as nothing is shared between them."""

@@ -58,7 +58,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RecallQuestion:
     """A prompt of `tokens`, whose leading run lies in these stretches. `queued`: bytes that each tier was asked for
     before this; `busy_s`: seconds of others' prompts that its engine computes before this."""
 
@@ -74,7 +74,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownCosts:
     """Known costs; None or absent: unknown. `doubt`: relative uncertainty of `prefill` for this prompt."""
 
     prefill: PrefillCost | None = None
@@ -127,7 +127,7 @@ class Decision:
 class _Costs:
     """Costs of one request, from `known`. The prefill cost must be known."""
 
-    def __init__(self, request: Request, known: Known) -> None:
+    def __init__(self, request: RecallQuestion, known: KnownCosts) -> None:
         assert known.prefill is not None
         self._request, self._known, self._prefill = request, known, known.prefill
         self._ends = [0]  # ends of stretches, in blocks, and the bytes before each by tier
@@ -187,7 +187,7 @@ class _Costs:
         return speed.seconds(nbytes, self._request.queued.get(tier, 0)) if speed is not None else 0.0
 
 
-def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decision:
+def decide(request: RecallQuestion, known: KnownCosts, mode: Mode = Mode.DEFAULT) -> Decision:
     """The cut with the least expected time to first token. Its limit is the time to compute everything: a longer wait
     would cost more than a cache may."""
     blocks = request.blocks
@@ -208,12 +208,12 @@ def decide(request: Request, known: Known, mode: Mode = Mode.DEFAULT) -> Decisio
     return Decision(best.blocks, why, none.seconds, best, none, whole)
 
 
-def cost_of(request: Request, known: Known, blocks: int) -> Cost:
+def cost_of(request: RecallQuestion, known: KnownCosts, blocks: int) -> Cost:
     """Expected cost of recalling exactly the first `blocks`. The prefill cost must be known."""
     return _Costs(request, known).of(blocks)
 
 
-def least_cost(request: Request, known: Known) -> Cost:
+def least_cost(request: RecallQuestion, known: KnownCosts) -> Cost:
     """Expected cost of the best cut if `known` is exact. The prefill cost must be known."""
     costs = _Costs(request, known)
     return min(map(costs.of, costs.cuts()), key=lambda cost: (cost.seconds, -cost.blocks))

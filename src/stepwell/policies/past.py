@@ -20,7 +20,7 @@ def most_remembered(capacity: int) -> int:
     return max(REMEMBERED * capacity, LEAST)
 
 
-class Tally:
+class PastTally:
     """Blocks that several pasts remember together."""
 
     __slots__ = ("blocks",)
@@ -34,10 +34,10 @@ class Past(Generic[Held]):
     `tally`. `forget(item)` has to set its `uses` to 0: what is forgotten already, or was never used, is nothing to
     remember."""
 
-    def __init__(self, most: int, forget: Callable[[Held], None], tally: Tally | None = None) -> None:
+    def __init__(self, most: int, forget: Callable[[Held], None], tally: PastTally | None = None) -> None:
         self._most = most
         self._forget = forget
-        self._tally = tally or Tally()
+        self._tally = tally or PastTally()
         self._records: OrderedDict[Held, tuple[float, int]] = OrderedDict()
         self._blocks = 0
 

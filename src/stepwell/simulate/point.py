@@ -18,7 +18,7 @@ NAMES = (*POLICIES, OPTIMAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SweepRow:
     """Output of `stepwell simulate` for a point, field by field. `hit_tokens_ratio`: prompt tokens found by the
     requests' leading runs, over all prompt tokens; `ceiling_ratio`: the same for a tier without bounds.
     `saved_prefill_s`: seconds to compute those tokens, of `prefill_s` for all prompt tokens, both by the preset `cost`.
@@ -40,14 +40,14 @@ class Row:
     block_tokens: int
 
 
-def point(trace: Trace, policy: str, capacity_tokens: int, cost: PrefillCost, cost_name: str) -> Row:
+def point(trace: Trace, policy: str, capacity_tokens: int, cost: PrefillCost, cost_name: str) -> SweepRow:
     """`policy`: one of NAMES. A capacity of less than a block holds nothing."""
     started = time.process_time()
     replayed = _replay(trace, policy, capacity_tokens // trace.block_tokens, cost)
     took_s = time.process_time() - started
     hits = np.minimum(replayed.hits * trace.block_tokens, trace.inputs)
     tokens = max(1, trace.input_tokens)
-    return Row(
+    return SweepRow(
         trace=trace.name,
         policy=policy,
         capacity_tokens=capacity_tokens,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.policies.catalog import Policy
+from stepwell.policies.catalog import TierPolicy
 from stepwell.simulate.store import Store
 from stepwell.simulate.traces.forest import Cost
 from stepwell.simulate.traces.trace import Ints, Trace
@@ -25,7 +25,7 @@ class Replay:
     """Requests come one after the other, each with all its blocks; each finds the leading run of them that the tier
     holds, and then the rest is computed and offered to it."""
 
-    def __init__(self, trace: Trace, policy: Policy, capacity: int, cost: Cost) -> None:
+    def __init__(self, trace: Trace, policy: TierPolicy, capacity: int, cost: Cost) -> None:
         """`capacity` in blocks."""
         self._trace = trace
         self._store = Store(trace, policy, capacity, cost)

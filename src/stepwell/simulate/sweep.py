@@ -14,7 +14,7 @@ import numpy as np
 from stepwell.errors import ConfigError
 from stepwell.policies.costs.hardware import preset
 from stepwell.simulate.cluster import each as on_cluster
-from stepwell.simulate.point import Row, point
+from stepwell.simulate.point import SweepRow, point
 from stepwell.simulate.processes import each as in_processes
 from stepwell.simulate.traces.trace import Trace
 
@@ -23,18 +23,18 @@ _BEGINS = b'{"key":"'  # every line of the file
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SweepRequest:
     """Every policy at every capacity, in tokens, on every trace."""
 
     traces: Sequence[Trace]
     policies: Sequence[str]
-    capacities: Sequence[Capacity]
+    capacities: Sequence[SweepCapacity]
     cost: str
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[SweepPoint]:
         """Each once: of a small working set, several shares may be the same number of tokens."""
         points = (
-            Point(index, policy, capacity.tokens(trace))
+            SweepPoint(index, policy, capacity.tokens(trace))
             for index, trace in enumerate(self.traces)
             for capacity in self.capacities
             for policy in self.policies
@@ -43,7 +43,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class SweepCapacity:
     """A capacity in tokens, or as a share of the working set in whole blocks, at least one."""
 
     tokens_: int = 0
@@ -54,7 +54,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """`trace`: its place among those wanted."""
 
     trace: int
@@ -62,16 +62,16 @@ class Point:
     capacity_tokens: int
 
 
-class Record(msgspec.Struct, frozen=True):
+class SweepRecord(msgspec.Struct, frozen=True):
     """A line of the file that an interrupted sweep goes on with. `key` names all that the row depends on."""
 
     key: str
-    row: Row
+    row: SweepRow
 
 
 def sweep(
-    wanted: Wanted, *, processes: int = 1, keep: Path | None = None, cluster: str = ""
-) -> Iterator[tuple[Point, Row]]:
+    wanted: SweepRequest, *, processes: int = 1, keep: Path | None = None, cluster: str = ""
+) -> Iterator[tuple[SweepPoint, SweepRow]]:
     """Each point and its row, as they come. With `keep`, rows are added to that file as they come, and those that it
     has already are taken from there. `cluster`: of Ray, to be used instead of processes, as `cluster.each` has it.
     Raises ConfigError: SW-123 if the file cannot be read or written, SW-115 for an unknown cost, SW-127 for a cluster
@@ -79,7 +79,7 @@ def sweep(
     preset(wanted.cost)  # before anything else: it may not exist
     done = _kept(keep) if keep is not None else {}
     digests = [_digest(trace) for trace in wanted.traces]
-    todo: list[Point] = []
+    todo: list[SweepPoint] = []
     for at in wanted.points():
         row = done.get(_key(digests, at, wanted.cost))
         if row is None:
@@ -89,26 +89,26 @@ def sweep(
     with closing(_run(wanted, todo, processes, cluster)) as ran:  # at once, also where an error keeps this frame
         for at, row in ran:
             if keep is not None:
-                _add(keep, Record(_key(digests, at, wanted.cost), row))
+                _add(keep, SweepRecord(_key(digests, at, wanted.cost), row))
             yield at, row
 
 
 def _run(
-    wanted: Wanted, todo: Sequence[Point], processes: int, cluster: str
-) -> Generator[tuple[Point, Row], None, None]:
+    wanted: SweepRequest, todo: Sequence[SweepPoint], processes: int, cluster: str
+) -> Generator[tuple[SweepPoint, SweepRow], None, None]:
     if cluster and todo:
         yield from on_cluster(cluster, _row, wanted, todo)
     elif min(processes, len(todo)) > 1:
         answers = in_processes(processes, lambda index: msgspec.json.encode(_row(wanted, todo[index])), len(todo))
         with closing(answers):
             for index, answer in answers:
-                yield todo[index], msgspec.json.decode(answer, type=Row)
+                yield todo[index], msgspec.json.decode(answer, type=SweepRow)
     else:
         for at in todo:
             yield at, _row(wanted, at)
 
 
-def _row(wanted: Wanted, at: Point) -> Row:
+def _row(wanted: SweepRequest, at: SweepPoint) -> SweepRow:
     return point(wanted.traces[at.trace], at.policy, at.capacity_tokens, preset(wanted.cost), wanted.cost)
 
 
@@ -119,11 +119,11 @@ def _digest(trace: Trace) -> str:
     return hasher.hexdigest(16)
 
 
-def _key(digests: Sequence[str], at: Point, cost: str) -> str:
+def _key(digests: Sequence[str], at: SweepPoint, cost: str) -> str:
     return f"{digests[at.trace]} {at.policy} {at.capacity_tokens} {cost}"
 
 
-def _kept(path: Path) -> dict[str, Row]:
+def _kept(path: Path) -> dict[str, SweepRow]:
     """Makes the file if there is none, before anything is computed for it. A last line that was cut short by an
     interruption is taken out, so that the next one does not stand behind it."""
     try:
@@ -140,18 +140,18 @@ def _kept(path: Path) -> dict[str, Row]:
     return found
 
 
-def _rows(path: Path, lines: Sequence[bytes]) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+def _rows(path: Path, lines: Sequence[bytes]) -> dict[str, SweepRow]:
+    found: dict[str, SweepRow] = {}
     for number, line in enumerate(lines, 1):
         try:
-            record = msgspec.json.decode(line, type=Record)
+            record = msgspec.json.decode(line, type=SweepRecord)
         except msgspec.MsgspecError as error:
             raise _unusable(path, f"line {number} is no row of a sweep: {error}") from None
         found[record.key] = record.row
     return found
 
 
-def _add(path: Path, record: Record) -> None:
+def _add(path: Path, record: SweepRecord) -> None:
     try:
         with path.open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")

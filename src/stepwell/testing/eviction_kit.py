@@ -1,6 +1,6 @@
 """The contract of eviction policies as tests: subclass `EvictionKit`, supply `make`, and pytest runs them.
 
-`Tier` is an owner of items that does everything an owner may do, in every order that it may: it asks, refuses, evicts
+`KitTier` is an owner of items that does everything an owner may do, in every allowed order: it asks, refuses, evicts
 whole items and ends of them, drops, splits, forgets, and has items in use.
 """
 
@@ -43,7 +43,7 @@ class Node:
         return [*(self.parent.path() if self.parent is not None else []), self]
 
 
-class Tier:
+class KitTier:
     """Holds at most `capacity` blocks and remembers at most `memory` items that it does not hold."""
 
     def __init__(self, eviction: Eviction, seed: int = 0, *, capacity: int = 40, memory: int = 60) -> None:
@@ -241,12 +241,12 @@ class EvictionKit(ABC):
     @abstractmethod
     def make(self) -> Eviction: ...
 
-    def tier(self, seed: int | None = None, *, capacity: int = 40, memory: int = 60) -> Tier:
+    def tier(self, seed: int | None = None, *, capacity: int = 40, memory: int = 60) -> KitTier:
         seed = random.randrange(1 << 32) if seed is None else seed
         print("seed", seed)  # noqa: T201 - what repeats a failure
-        return Tier(self.make(), seed, capacity=capacity, memory=memory)
+        return KitTier(self.make(), seed, capacity=capacity, memory=memory)
 
-    def bounded(self, tier: Tier) -> None:
+    def bounded(self, tier: KitTier) -> None:
         items = len(tier.held) + len(tier.remembered)
         assert entries(tier.eviction) <= entries(self.make()) + MOST_OVERHEAD + MOST_ENTRIES * items
 
@@ -258,7 +258,7 @@ class EvictionKit(ABC):
         assert tier.victim() is None
 
     def test_whatever_the_owner_does_victims_can_go_and_all_go(self) -> None:
-        """`Tier` looks at each victim, and that there is one while anything can go."""
+        """`KitTier` looks at each victim, and that there is one while anything can go."""
         for _ in range(10):
             tier = self.tier()
             for _ in range(2):

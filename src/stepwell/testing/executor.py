@@ -20,7 +20,7 @@ class InjectedFailure(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class JobFaults:
     """Probabilities, each of 0 to 1. fail: the job is not run and its completion carries InjectedFailure. drop: the
     completion never comes, as if the thread hung after the work. run_first: a step runs a job rather than delivering
     a completion, so higher means later and more disordered completions."""
@@ -33,7 +33,7 @@ class Faults:
 class SeededExecutor:
     """An `Executor` that does nothing by itself. `faults` may be replaced at any time."""
 
-    def __init__(self, seed: int, faults: Faults = Faults()) -> None:
+    def __init__(self, seed: int, faults: JobFaults = JobFaults()) -> None:
         self.seed = seed
         self.faults = faults
         self._random = random.Random(seed)

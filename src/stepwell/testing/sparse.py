@@ -6,10 +6,10 @@ Slabs of the arena have at least 16 MiB, which tests that make hundreds of them 
 from __future__ import annotations
 
 from stepwell.errors import CapacityError
-from stepwell.io.memory import Shared
+from stepwell.io.memory import SharedMemory
 
 
-class SparseShared(Shared):
+class SparseShared(SharedMemory):
     """A real sealed memfd that is not populated in advance; punching it is real."""
 
     def populate(self, start: int, length: int) -> None:
@@ -23,7 +23,7 @@ class SparseMemory:
         self.refuse = False
         self.made: list[SparseShared] = []
 
-    def make(self, nbytes: int) -> Shared:
+    def make(self, nbytes: int) -> SharedMemory:
         if self.refuse:
             raise CapacityError("SW-202", what="no memory", why="the test said so", fix="none")
         shared = SparseShared(nbytes)

@@ -20,7 +20,7 @@ import pytest
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import BlockId
 from stepwell.io.memory import Bytes
-from stepwell.testing.executor import Faults, SeededExecutor
+from stepwell.testing.executor import JobFaults, SeededExecutor
 from stepwell.tiers.base import Forgotten, Incoming, Outgoing, Place, Reading, Tier, Writing
 
 NAMESPACE, OTHER = b"n" * 16, b"o" * 16
@@ -287,7 +287,7 @@ class TierKit(ABC):
         """A caller may reuse a block's memory as soon as the block is answered, refused or not."""
         nbytes = hands.tier.capacity().limit // 12 // PAGE * PAGE
         for call in range(8):
-            hands.executor.faults = Faults(fail)
+            hands.executor.faults = JobFaults(fail)
             late: list[int] = []
             answers: list[list[Writing]] = []
 
@@ -303,7 +303,7 @@ class TierKit(ABC):
             hands.executor.drain()
             assert len(answers) == 1
             assert not late
-            hands.executor.faults = Faults()
+            hands.executor.faults = JobFaults()
 
     def test_places_are_never_given_twice(self, hands: Hands) -> None:
         seen: list[tuple[bytes, int]] = []

@@ -80,7 +80,7 @@ class DemoResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DemoSetting:
     """Conditions of the run, beside the samples."""
 
     model: str
@@ -95,7 +95,7 @@ class Setting:
     disk_bytes: int | None = None
 
 
-def summarise(setting: Setting, samples: Samples) -> DemoResult:
+def summarise(setting: DemoSetting, samples: Samples) -> DemoResult:
     host, restart, disk = counted(samples.host), counted(samples.restart), counted(samples.disk)
     every = [*samples.host, *samples.restart, *samples.disk]
     dropped = drops(every)

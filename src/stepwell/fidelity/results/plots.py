@@ -15,7 +15,7 @@ _GREY, _INK = "#d4d4d8", "#3f3f46"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PlotMark:
     """A point with the ends of its interval."""
 
     x: float
@@ -25,15 +25,15 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """`level`: no curve, but a horizontal line at the mark's height: what does not depend on bytes."""
 
     name: str
-    marks: Sequence[Mark]
+    marks: Sequence[PlotMark]
     level: bool = False
 
 
-def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
+def chart(title: str, x_label: str, y_label: str, lines: Sequence[PlotLine]) -> str:
     """One SVG element. Marks with an x that is not positive are left out of curves."""
     curves = [(line, [m for m in line.marks if line.level or m.x > 0]) for line in lines]
     xs = [mark.x for line, marks in curves if not line.level for mark in marks] or [1.0]
@@ -78,7 +78,7 @@ def legend(names: Sequence[str]) -> str:
     return f'<p class="legend">{" ".join(items)}</p>'
 
 
-def _drawn(line: Line, marks: Sequence[Mark], colour: str, at_x: Scale, at_y: Scale) -> list[str]:
+def _drawn(line: PlotLine, marks: Sequence[PlotMark], colour: str, at_x: Scale, at_y: Scale) -> list[str]:
     if line.level:
         found = []
         for mark in marks:

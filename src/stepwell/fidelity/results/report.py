@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from stepwell.errors import ConfigError
-from stepwell.fidelity.results.plots import Line, Mark, chart, legend
-from stepwell.fidelity.results.rows import DIGITS, Row
-from stepwell.fidelity.wishes import FULL
+from stepwell.fidelity.options import FULL
+from stepwell.fidelity.results.plots import PlotLine, PlotMark, chart, legend
+from stepwell.fidelity.results.rows import DIGITS, FidelityRow
 from stepwell.units import format_size
 
 BLIND = "blind control: nearly every policy passes it, so it tells nothing"
@@ -30,19 +30,19 @@ table { border-collapse: collapse; font-size: 13px } td, th { padding: .25em .7e
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunFacts:
     """Origin of the rows. `facts`: of the machine and the command, in the form in which they are shown."""
 
     model: str
     facts: Mapping[str, Any]
 
 
-def plain(rows: Sequence[Row]) -> dict[str, Any]:
+def plain(rows: Sequence[FidelityRow]) -> dict[str, Any]:
     """Output of `--json`."""
     return {"rows": [asdict(row) for row in rows]}
 
 
-def table(rows: Sequence[Row], about: About) -> str:
+def table(rows: Sequence[FidelityRow], about: RunFacts) -> str:
     """80 columns and some, no colour."""
     lines = [f"{about.model}, teacher-forced, beside full attention; 95 % intervals over documents"]
     for group in _groups(rows):
@@ -65,7 +65,7 @@ def facts(digits: int) -> str:
     return f"{digits:,} tokens of facts" + (", too few to judge a point by" if digits < DIGITS else "")
 
 
-def _line(row: Row) -> str:
+def _line(row: FidelityRow) -> str:
     low, high = (100 * end for end in row.field_difference_ci)
     less = f"{row.times_less:.1f}" if row.times_less else "-"
     return (
@@ -75,12 +75,14 @@ def _line(row: Row) -> str:
     )
 
 
-def write_html(path: Path, rows: Sequence[Row], about: About) -> None:
+def write_html(path: Path, rows: Sequence[FidelityRow], about: RunFacts) -> None:
     """Raises ConfigError SW-123 if the file cannot be written."""
     write(path, html(rows, about))
 
 
-def write_json(path: Path, rows: Sequence[Row], about: About, extra: Mapping[str, Any] | None = None) -> None:
+def write_json(
+    path: Path, rows: Sequence[FidelityRow], about: RunFacts, extra: Mapping[str, Any] | None = None
+) -> None:
     """Rows with what they are of. Raises ConfigError SW-123."""
     kept = {"benchmark": "fidelity", "model": about.model, "machine": dict(about.facts), **plain(rows), **(extra or {})}
     write(path, msgspec.json.format(msgspec.json.encode(kept), indent=1).decode() + "\n")
@@ -109,7 +111,7 @@ def _unwritable(path: Path, why: str) -> ConfigError:
     )
 
 
-def html(rows: Sequence[Row], about: About) -> str:
+def html(rows: Sequence[FidelityRow], about: RunFacts) -> str:
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>Fidelity: {escape(about.model)}</title>',
@@ -126,7 +128,7 @@ def html(rows: Sequence[Row], about: About) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _section(rows: Sequence[Row]) -> list[str]:
+def _section(rows: Sequence[FidelityRow]) -> list[str]:
     names = list(dict.fromkeys(_name(row) for row in rows))
     by_name = {name: [row for row in rows if _name(row) == name] for name in names}
     parts = [f"<h2>{escape(_title(rows[0]))}</h2>"]
@@ -144,7 +146,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     parts.append('<div class="charts">')
     for label, of in kinds:
         lines = [
-            Line(name, [Mark(row.bytes_a_step / 1024, *of(row)) for row in some], level=some[0].policy == FULL)
+            PlotLine(name, [PlotMark(row.bytes_a_step / 1024, *of(row)) for row in some], level=some[0].policy == FULL)
             for name, some in by_name.items()
         ]
         parts.append(chart(label, x_label, label, lines))
@@ -152,7 +154,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     return [*parts, _html_table(rows)]
 
 
-def _html_table(rows: Sequence[Row]) -> str:
+def _html_table(rows: Sequence[FidelityRow]) -> str:
     heads = ("policy", "budget", "documents", "KL mean", "95 %", "KL p99", "top-1", "facts", "less full", "95 %",
              "dNLL", "x fewer bytes", "KiB a step", "hits", "index", "hot", "left out (estimated)")  # fmt: skip
     lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
@@ -173,18 +175,18 @@ def _interval(ends: tuple[float, float], form: str) -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
-def _name(row: Row) -> str:
+def _name(row: FidelityRow) -> str:
     return row.policy if row.policy == FULL else f"{row.policy} ({row.granularity}, {row.tier})"
 
 
-def _title(row: Row) -> str:
+def _title(row: FidelityRow) -> str:
     facts = f", {row.intensity} {'facts' if row.intensity > 1 else 'fact'} each" if row.intensity else ""
     return f"{row.task}, {row.tokens:,} tokens{facts}"
 
 
-def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+def _groups(rows: Sequence[FidelityRow]) -> list[list[FidelityRow]]:
     """Rows that may be compared with each other, in the order that they came in."""
-    found: dict[tuple[str, int, int], list[Row]] = {}
+    found: dict[tuple[str, int, int], list[FidelityRow]] = {}
     for row in rows:
         found.setdefault((row.task, row.tokens, row.intensity), []).append(row)
     return list(found.values())

@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FidelityPoint:
     """Key of a row. `budget`: share of the context that may be selected in a step. `tokens`: requested length of the
     prompts; `intensity`: facts that each continuation needs. Both are 0 where documents differ."""
 
@@ -40,7 +40,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FidelityRow:
     """`digits`: how many tokens of facts were scored. Without any (natural text) field accuracies are those of every
     next token. Moved bytes, scales included, are of all steps of all documents together, in all layers;
     `bytes_all_fp16`: what fetching K and V of all cold tokens in fp16 in each of these steps would have moved.
@@ -98,7 +98,7 @@ class Row:
         return self.bytes_all_fp16 / self.bytes_cold_to_hot if self.bytes_cold_to_hot else None
 
 
-def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
+def row(point: FidelityPoint, found: Sequence[Measured], seeds: int) -> FidelityRow:
     """Raises ValueError for no documents."""
     summary = summarise([compared for one in found for compared in one.compared])
     moved = [one.moved for one in found]
@@ -110,7 +110,7 @@ def row(point: Point, found: Sequence[Measured], seeds: int) -> Row:
 
     estimates = (summary.kl, summary.top1, summary.dnll, summary.field_accuracy)
     kl_ci, top1_ci, dnll_ci, field_ci = ((of.low, of.high) for of in estimates)
-    return Row(
+    return FidelityRow(
         task=point.task,
         policy=point.policy,
         tier=point.tier,

@@ -8,7 +8,7 @@ from random import Random
 
 from stepwell.errors import ConfigError
 from stepwell.fidelity.document import Document
-from stepwell.fidelity.tasks.base import Task
+from stepwell.fidelity.tasks.base import FidelityTask
 from stepwell.fidelity.tasks.copy_span import CopySpan
 from stepwell.fidelity.tasks.json_extract import JsonExtract
 from stepwell.fidelity.tasks.kvtable import KVTable
@@ -19,7 +19,7 @@ from stepwell.fidelity.tasks.passkey import Passkey
 from stepwell.fidelity.tasks.variable_tracking import VariableTracking
 from stepwell.fidelity.text import Text
 
-TASKS: dict[str, Callable[..., Task]] = {
+TASKS: dict[str, Callable[..., FidelityTask]] = {
     "kvtable": KVTable,
     "json_extract": JsonExtract,
     "multi_needle": MultiNeedle,
@@ -32,7 +32,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 _NAME = re.compile(r"(\w+)(?:\((\d+)\))?")
 
 
-def named(name: str) -> Task:
+def named(name: str) -> FidelityTask:
     """A task, as `kvtable`, or with its first number as `kvtable(32)`. Raises ConfigError SW-128."""
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in TASKS or (match[2] and not int(match[2])):

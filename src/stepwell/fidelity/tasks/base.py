@@ -16,7 +16,7 @@ from stepwell.fidelity.text import Encoded, Text
 Span = tuple[int, int]
 
 
-class Task(Protocol):
+class FidelityTask(Protocol):
     """Makes documents; the same random state gives the same one."""
 
     @property

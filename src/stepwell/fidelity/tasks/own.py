@@ -29,7 +29,7 @@ _MARK = b"\xef\xbb\xbf"
 """Byte order mark, which some editors put before UTF-8."""
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class OwnTaskLine(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str
     gold: dict[str, Scalar] | list[dict[str, Scalar] | str]
     continuation: str | None = None
@@ -60,7 +60,7 @@ def read(path: Path, text: Text) -> list[Own]:
 def _own(path: Path, at: int, raw: bytes, text: Text) -> Own:
     where = f"line {at} of {path}"
     try:
-        line = msgspec.json.decode(raw, type=Line)
+        line = msgspec.json.decode(raw, type=OwnTaskLine)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _unusable(f"{where} is not a task", str(error)) from error
     try:
@@ -76,7 +76,7 @@ def _own(path: Path, at: int, raw: bytes, text: Text) -> Own:
     return Own(line.task, at, Document(prompt.ids, continuation.ids, fields, intensity=len(fields)))
 
 
-def _continuation(line: Line) -> Draft:
+def _continuation(line: OwnTaskLine) -> Draft:
     if line.continuation is not None:
         if not isinstance(line.gold, dict):
             raise ValueError("only a gold object has fields to put into it")

@@ -29,8 +29,8 @@ from stepwell.hierarchy.arena.sums import Sums
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Memory
-from stepwell.policies.catalog import POLICIES, Policy
-from stepwell.policies.past import Tally
+from stepwell.policies.catalog import POLICIES, TierPolicy
+from stepwell.policies.past import PastTally
 from stepwell.policies.placement.base import Place, Placement
 from stepwell.policies.placement.by_worth import ByWorth
 
@@ -94,7 +94,7 @@ class Arena:
         clock: Clock,
         *,
         slab_bytes: int = LEAST_SLAB,
-        policy: Callable[[], Policy] = POLICIES["default"],
+        policy: Callable[[], TierPolicy] = POLICIES["default"],
         placement: Placement | None = None,
     ) -> None:
         self.host_bytes = host_bytes
@@ -106,7 +106,7 @@ class Arena:
         self._submit = submit
         self._watch = watch
         self.holdings: dict[Owner, Holding] = {}
-        self.tally = Tally()
+        self.tally = PastTally()
         self.former = Former(host_bytes, self.tally)
         self.slabs: dict[int, Slab] = {}
         self._numbers = 0
@@ -618,6 +618,6 @@ class Arena:
             slab.memory.close()
         self.slabs.clear()
         self.holdings.clear()
-        self.former = Former(self.host_bytes, Tally())
+        self.former = Former(self.host_bytes, PastTally())
         self.retired.clear()
         self.bytes = 0

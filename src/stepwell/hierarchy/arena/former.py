@@ -13,7 +13,7 @@ from typing import Final
 
 from stepwell.hierarchy.arena.residents import MOST_REMEMBERED, Residents
 from stepwell.hierarchy.arena.slab import Owner
-from stepwell.policies.past import LEAST, Tally
+from stepwell.policies.past import LEAST, PastTally
 
 MOST_FORMER: Final = 64
 """Owners that have gone and are remembered."""
@@ -33,7 +33,7 @@ def most_of_all(host_bytes: int) -> int:
 class Former:
     """`tally`: of the pasts of all owners."""
 
-    def __init__(self, host_bytes: int, tally: Tally) -> None:
+    def __init__(self, host_bytes: int, tally: PastTally) -> None:
         self.most = most_of_all(host_bytes)
         self._tally = tally
         self._owners: OrderedDict[Owner, Residents] = OrderedDict()

@@ -16,8 +16,8 @@ from typing import Final
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.arena.standing import Standing
-from stepwell.policies.catalog import Policy
-from stepwell.policies.past import Past, Tally, most_remembered
+from stepwell.policies.catalog import TierPolicy
+from stepwell.policies.past import Past, PastTally, most_remembered
 
 MOST_REMEMBERED: Final = 1 << 22
 """Blocks of one owner that have left and are remembered, some 300 bytes each, however large `host` is."""
@@ -26,7 +26,7 @@ MOST_REMEMBERED: Final = 1 << 22
 class Residents:
     """`capacity`: blocks that the owner might hold at most. `tally` counts what all owners remember."""
 
-    def __init__(self, policy: Policy, capacity: int, tally: Tally | None = None) -> None:
+    def __init__(self, policy: TierPolicy, capacity: int, tally: PastTally | None = None) -> None:
         self._eviction, self._admission = policy.eviction, policy.admission
         self._standings: dict[BlockId, Standing] = {}
         most = min(most_remembered(capacity), MOST_REMEMBERED)

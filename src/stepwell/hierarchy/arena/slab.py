@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.block.layout import SlabLayout
-from stepwell.io.memory import PIECE, Bytes, Shared
+from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
 if TYPE_CHECKING:
     from stepwell.hierarchy.arena.entry import Entry
@@ -53,7 +53,7 @@ class Slab:
     __slots__ = ("free", "held", "keepers", "layout", "mapped", "memory", "number", "owner", "phase", "populated",
                  "quarantined", "retirement", "unused_since")  # fmt: skip
 
-    def __init__(self, number: int, owner: Owner, layout: SlabLayout, memory: Shared) -> None:
+    def __init__(self, number: int, owner: Owner, layout: SlabLayout, memory: SharedMemory) -> None:
         self.number = number
         self.owner = owner
         self.layout = layout

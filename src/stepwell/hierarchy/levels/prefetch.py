@@ -30,7 +30,7 @@ from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
-from stepwell.policies.prefetch.record import Record
+from stepwell.policies.prefetch.record import GuessRecord
 
 SPEED_SHARE = 0.25
 """Of what the tier brings in a second, at most, goes into guesses."""
@@ -77,7 +77,7 @@ class Prefetch:
         self._pauses = core.pauses
         self._numbers = count(1)
         self._conversations = Conversations()
-        self._record = Record()
+        self._record = GuessRecord()
         self._noting = 0  # requests that wait to be noted
         self._due: list[tuple[float, int, Guess]] = []
         self._closing: list[tuple[float, int, Guess]] = []  # by when their window closes

@@ -17,7 +17,7 @@ from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.policies.decide import (
     Cost,
     Mode,
-    Request,
+    RecallQuestion,
     Stretch,
     Why,
     cost_of,
@@ -56,7 +56,7 @@ class Weighing:
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
         queued = self._stack.ahead(order)
-        request = Request(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
+        request = RecallQuestion(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
         known = self._costs.known(tag, tokens, self._stack.speeds)
         decision = decide(request, known, mode)
         now = self._clock.now()

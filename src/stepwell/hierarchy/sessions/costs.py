@@ -14,7 +14,7 @@ from stepwell.block.tier import HOST
 from stepwell.io.clock import Clock
 from stepwell.policies.costs.prefill import PrefillCost, PrefillFit
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
-from stepwell.policies.decide import Known
+from stepwell.policies.decide import KnownCosts
 
 MOST_NAMESPACES = 64
 """Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""
@@ -62,12 +62,12 @@ class Costs:
             self._kept_at = now
             self._keep(learned)
 
-    def known(self, tag: bytes, tokens: int, tiers: Mapping[str, TierSpeed]) -> Known:
+    def known(self, tag: bytes, tokens: int, tiers: Mapping[str, TierSpeed]) -> KnownCosts:
         """All that bears on a prompt of so many tokens. `tiers`: how fast those below the arena are read."""
         engine = self._engine(tag)
         copies = engine.copies.speed
         speeds = tiers if copies is None else {HOST: copies, **tiers}
-        return Known(engine.prefill.cost, engine.prefill.doubt(tokens), speeds)
+        return KnownCosts(engine.prefill.cost, engine.prefill.doubt(tokens), speeds)
 
     def weight(self, tag: bytes, tokens: int, depth: int) -> float:
         """What computing the block of so many tokens behind `depth` others takes, in units of what a prompt's first one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.policies.decide import Decision, Mode, Request
+from stepwell.policies.decide import Decision, Mode, RecallQuestion
 
 MAX_BACKLOG_S = 60.0
 """Longest backlog credited to an engine, in seconds."""
@@ -34,7 +34,7 @@ class OpenDecision:
 
     number: int
     load: EngineLoad
-    request: Request
+    request: RecallQuestion
     mode: Mode
     decision: Decision
     began: float

@@ -15,7 +15,7 @@ import numpy as np
 from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, frame_parts
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
-from stepwell.codecs.seal import NO_COMMITMENT, Expected, Opened, Opener, Sealer, SegmentKey, seal, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, Opener, Sealer, SegmentKey, seal, unseal
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.io.memory import Bytes
@@ -97,7 +97,7 @@ class Sealing:
         def open(part: int, frame: Bytes, segment: bytes) -> Reading:
             shard, n = parts.of[part]
             if not n:
-                expected = Expected(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
+                expected = ExpectedFrame(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
                 key, now = origin.keys.of(segment), int(self._wall())
                 openers[shard:] = [Opener(expected, key, sealed=self._sealed, now=now)]  # it may be begun again
             return _READINGS[openers[shard].open(n, frame, slots[shard])]
@@ -152,7 +152,7 @@ class Sealing:
             return False
         old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
         new = keys.of(place.segment) if keys is not None else None
-        expected = Expected(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        expected = ExpectedFrame(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
         plain = np.empty(header.raw, np.uint8)
         if unseal(frame, expected, old, plain, sealed=self._sealed, now=int(self._wall())) is not Opened.GOOD:
             return False

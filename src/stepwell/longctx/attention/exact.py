@@ -6,14 +6,14 @@ import torch
 
 from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.hot import hot_part
-from stepwell.longctx.attention.merge import Part, merge
+from stepwell.longctx.attention.merge import PartialAttention, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
 from stepwell.longctx.kv.fetch.page_fetch import PageFetch
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.policy import Mode
 
 
-def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
     """Attention over sinks, tail and every page. Stored pages that the pool has unchanged are not fetched again; where
     reading is beside the model, the next layer's first pages are on their way while this layer computes (of an exact
     policy also the first layer's, for the next step)."""

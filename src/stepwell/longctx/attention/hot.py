@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from stepwell.longctx.attention.asked import Asked
-from stepwell.longctx.attention.merge import Part, attend, finish, merge, sink
+from stepwell.longctx.attention.merge import PartialAttention, attend, finish, merge, sink
 from stepwell.longctx.kv.lanes import Lanes
 from stepwell.longctx.kv.layer import LayerState
 
@@ -59,7 +59,7 @@ def capped(
     return lanes.outputs(finish(part)).to(query.dtype)
 
 
-def hot_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+def hot_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
     """Sinks and tail, each query up to itself."""
     assert layer.sinks is not None
     lanes, tail = layer.lanes, layer.tail
@@ -71,7 +71,7 @@ def hot_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
         seen = padding[..., layer.before_tail :] if seen is None else seen & padding[..., layer.before_tail :]
         before = padding[..., : layer.sinks[0].shape[2]]
 
-    def over(states: tuple[torch.Tensor, torch.Tensor], visible: torch.Tensor | None) -> Part:
+    def over(states: tuple[torch.Tensor, torch.Tensor], visible: torch.Tensor | None) -> PartialAttention:
         keys, values = (lanes.split(each) for each in states)
         return attend(query, keys, values, scale=asked.scale, softcap=asked.softcap, valid=visible)
 

@@ -18,7 +18,7 @@ _TILE_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialAttention:
     """Attention over some of the keys. `peak` and `total`: [..., Q], `output`: [..., Q, D], not normalised. A part
     without keys has the peak -inf, the total 0 and the output 0."""
 
@@ -40,7 +40,7 @@ def attend(
     scale: float,
     valid: torch.Tensor | None = None,
     softcap: float | None = None,
-) -> Part:
+) -> PartialAttention:
     """The part of `query` [L, H, G, Q, D] over `keys` [L, H, N, D] and `values` [L, H, N, Dv], in any float types.
 
     `valid`: bool, broadcastable to [L, H, G, Q, N], True where a key may be seen. `softcap`: logits are capped to
@@ -50,7 +50,7 @@ def attend(
     count = keys.shape[-2]
     scaled = (query.float() * scale).reshape(lanes, heads, group * steps, dim)
     tile = max(64, _TILE_NUMBERS // max(1, lanes * heads * group * steps))
-    found: Part | None = None
+    found: PartialAttention | None = None
     for start in range(0, max(count, 1), tile):
         end = min(start + tile, count)
         logits = scaled @ keys[:, :, start:end].float().transpose(-1, -2)
@@ -66,35 +66,39 @@ def attend(
     return found
 
 
-def _fold(logits: torch.Tensor, values: torch.Tensor) -> Part:
+def _fold(logits: torch.Tensor, values: torch.Tensor) -> PartialAttention:
     lanes, heads, group, steps, count = logits.shape
     if not count:
         output = logits.new_zeros(lanes, heads, group, steps, values.shape[-1])
-        return Part(output, logits.new_full(logits.shape[:-1], -torch.inf), logits.new_zeros(logits.shape[:-1]))
+        return PartialAttention(
+            output, logits.new_full(logits.shape[:-1], -torch.inf), logits.new_zeros(logits.shape[:-1])
+        )
     peak = logits.amax(-1)
     weights = (logits - _finite(peak)[..., None]).exp_()
     output = weights.view(lanes, heads, group * steps, count) @ values
-    return Part(output.view(lanes, heads, group, steps, -1), peak, weights.sum(-1))
+    return PartialAttention(output.view(lanes, heads, group, steps, -1), peak, weights.sum(-1))
 
 
-def merge(a: Part, b: Part) -> Part:
+def merge(a: PartialAttention, b: PartialAttention) -> PartialAttention:
     """Attention over the keys of both, which must have none in common."""
     peak = torch.maximum(a.peak, b.peak)
     base = _finite(peak)
     of_a, of_b = (a.peak - base).exp(), (b.peak - base).exp()
-    return Part(a.output * of_a[..., None] + b.output * of_b[..., None], peak, a.total * of_a + b.total * of_b)
+    return PartialAttention(
+        a.output * of_a[..., None] + b.output * of_b[..., None], peak, a.total * of_a + b.total * of_b
+    )
 
 
-def finish(part: Part) -> torch.Tensor:
+def finish(part: PartialAttention) -> torch.Tensor:
     """The attention's output, [..., Q, Dv] in float32; zeros where no key could be seen."""
     return part.output / part.total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
 
 
-def sink(logits: torch.Tensor, like: Part) -> Part:
+def sink(logits: torch.Tensor, like: PartialAttention) -> PartialAttention:
     """A learned sink: a key whose value is zero, that only takes mass away (gpt-oss). `logits`: [H, G] or anything that
     broadcasts to `like`'s peak."""
     peak = logits.float().expand_as(like.peak)
-    return Part(torch.zeros_like(like.output), peak, torch.ones_like(peak))
+    return PartialAttention(torch.zeros_like(like.output), peak, torch.ones_like(peak))
 
 
 def _finite(peak: torch.Tensor) -> torch.Tensor:

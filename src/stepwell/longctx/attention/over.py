@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from stepwell.longctx.attention.asked import Asked
-from stepwell.longctx.attention.merge import Part, attend
-from stepwell.longctx.kv.fetch.page_fetch import Piece, side_by_side
+from stepwell.longctx.attention.merge import PartialAttention, attend
+from stepwell.longctx.kv.fetch.page_fetch import FetchedPiece, side_by_side
 from stepwell.longctx.kv.layer import LayerState
 
 
 def over_pool(
     layer: LayerState, query: torch.Tensor, pages: torch.Tensor, valid: torch.Tensor | None, asked: Asked
-) -> Part:
+) -> PartialAttention:
     """Over those of `pages`, [L, n] bool, that are in the pool."""
     assert layer.pool is not None
     there = layer.pool.tokens_of(pages)
@@ -31,11 +31,11 @@ def over_pool(
 def over_piece(
     layer: LayerState,
     query: torch.Tensor,
-    piece: Piece,
+    piece: FetchedPiece,
     valid: torch.Tensor | None,
     asked: Asked,
     pages: torch.Tensor | None = None,
-) -> tuple[Part, tuple[torch.Tensor, torch.Tensor]]:
+) -> tuple[PartialAttention, tuple[torch.Tensor, torch.Tensor]]:
     """Over a piece that was fetched, of it only what is True in `pages`, [L, n] (None: all); and its states."""
     states = piece.states.result().states()
     count, tokens = query.shape[0], layer.shape.tokens

@@ -10,13 +10,13 @@ import torch
 from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.choose import as_mask, candidates, resident_pages, scoring_query, widen
 from stepwell.longctx.attention.hot import hot_part
-from stepwell.longctx.attention.merge import Part, attend, merge
+from stepwell.longctx.attention.merge import PartialAttention, attend, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
 from stepwell.longctx.kv.fetch.arrival import arrive
-from stepwell.longctx.kv.fetch.page_fetch import PageFetch, Piece
+from stepwell.longctx.kv.fetch.page_fetch import FetchedPiece, PageFetch
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.pool import Change
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.select.base import Candidates, Selection
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.parts.select.mass import estimate
@@ -27,7 +27,7 @@ _EARLY = 4
 """Pages of a lane in a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
 
 
-def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Part:
+def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
     """Attention over sinks, tail, the pages in the pool and those selected; then updates the pool."""
     policy, ledger = layer.setting.policy, layer.setting.ledger
     valid, actual, hot = layer.page_valid(asked.mask), query[..., 0, :], hot_part(layer, query, asked)
@@ -134,12 +134,14 @@ def _exchange(layer: LayerState, attended: torch.Tensor, resident: torch.Tensor,
     """Decides which pages are in the pool from now on. New ones enter as they are fetched."""
     if layer.pool is None or layer.residency is None:
         return None
-    rank = layer.residency.rank(Step(layer.steps, attended, score, resident))
+    rank = layer.residency.rank(DecodeStep(layer.steps, attended, score, resident))
     rank = rank.masked_fill(~(attended | resident), -torch.inf)
     return layer.pool.exchange(layer.keep(rank))
 
 
-def _install(layer: LayerState, change: Change | None, piece: Piece, states: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _install(
+    layer: LayerState, change: Change | None, piece: FetchedPiece, states: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     """Puts the pages of a piece that have got a slot into the pool."""
     if change is None or not len(change.lanes):
         return
@@ -160,7 +162,7 @@ def _in_place(
     valid: torch.Tensor | None,
     asked: Asked,
     change: Change | None,
-) -> Part:
+) -> PartialAttention:
     """Over `wanted` where it lies: on the CPU, which hands over partial results only; and pages that are to stay."""
     setting, source = layer.setting, layer.source(exact=False)
     setting.ledger.pages["in_place"] += int(wanted.sum())
@@ -169,15 +171,15 @@ def _in_place(
         asking = layer.ahead.query[..., None, :]
     there = asking.cpu()
     seen = None if valid is None else valid.cpu()
-    part: Part | None = None
+    part: PartialAttention | None = None
     lanes, pages = wanted.nonzero(as_tuple=True)
     for of_lanes, of_pages in zip(
         lanes.cpu().split(layer.pages_at_once), pages.cpu().split(layer.pages_at_once), strict=True
     ):
         states = setting.fetcher.start(partial(arrive, source, of_lanes, of_pages, there.device))
-        more, read = over_piece(layer, there, Piece(of_lanes, of_pages, states), seen, asked)
+        more, read = over_piece(layer, there, FetchedPiece(of_lanes, of_pages, states), seen, asked)
         part = more if part is None else merge(part, more)
-        _install(layer, change, Piece(of_lanes, of_pages, states), read)
+        _install(layer, change, FetchedPiece(of_lanes, of_pages, states), read)
     if change is not None:
         setting.ledger.moved("cold", "hot", "recall", len(change.lanes) * source.codec.page_bytes)
     if part is None:
@@ -186,7 +188,7 @@ def _in_place(
     crossed = asking.nbytes + part.output.nbytes + part.peak.nbytes + part.total.nbytes
     setting.ledger.moved("cold", "hot", "partial", crossed)
     device = query.device
-    return Part(part.output.to(device), part.peak.to(device), part.total.to(device))
+    return PartialAttention(part.output.to(device), part.peak.to(device), part.total.to(device))
 
 
 def _note(
@@ -194,7 +196,7 @@ def _note(
     shown: Candidates,
     attended: torch.Tensor,
     query: torch.Tensor,
-    hot: Part,
+    hot: PartialAttention,
     valid: torch.Tensor | None,
     asked: Asked,
 ) -> None:

@@ -18,8 +18,8 @@ from stepwell.errors import StepwellError
 from stepwell.longctx.kv.cold import ColdPages
 from stepwell.longctx.kv.fetch.page_fetch import PageFetch
 from stepwell.longctx.kv.lanes import Lanes
-from stepwell.longctx.kv.pool import Pool
-from stepwell.longctx.kv.setting import Setting
+from stepwell.longctx.kv.pool import PagePool
+from stepwell.longctx.kv.setting import CacheSetting
 from stepwell.longctx.kv.tail import Tail
 from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.parts.codec.plain import Plain
@@ -55,8 +55,8 @@ class LayerState:
     `layers`: the states of one cache by that number, to which it adds itself."""
 
     def __init__(
-        self, setting: Setting, layers: dict[int, LayerState], number: int, keys: torch.Tensor, values: torch.Tensor,
-        group: int,
+        self, setting: CacheSetting, layers: dict[int, LayerState], number: int,
+        keys: torch.Tensor, values: torch.Tensor, group: int,
     ) -> None:  # fmt: skip
         self.setting, self.number, self.layers = setting, number, layers
         layers[number] = self
@@ -70,7 +70,7 @@ class LayerState:
         self.index: KeyIndex | NearKeys | None = None
         self.truth: KeyIndex | None = None
         self.residency: Residency | None = None
-        self.pool: Pool | None = None
+        self.pool: PagePool | None = None
         self.settled = self.warmed = False
         self.last_queries: torch.Tensor | None = None
         self.scale = 1.0
@@ -193,7 +193,7 @@ class LayerState:
             self.truth = TrueKeys().build(self.shape)
         if policy.residency is not None and self.setting.budget.pool:
             self.residency = policy.residency.build(self.shape)
-            self.pool = Pool(self.shape, lanes, self.setting.slots, keys.dtype, keys.device)
+            self.pool = PagePool(self.shape, lanes, self.setting.slots, keys.dtype, keys.device)
 
     def _copy(self, codec: object) -> ColdPages:
         kind = Plain() if codec is None else self.setting.policy.codec

@@ -24,7 +24,7 @@ class Change:
         return Change(self.lanes[some], self.pages[some], self.slots[some])
 
 
-class Pool:
+class PagePool:
     """`keys` and `values`: [L, H, C * P, D] in the model's dtype."""
 
     def __init__(self, shape: PageShape, lanes: int, slots: int, dtype: torch.dtype, device: torch.device) -> None:

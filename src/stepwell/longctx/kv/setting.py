@@ -18,7 +18,7 @@ _LATE_SHARE = 4
 
 
 @dataclass(slots=True)
-class Setting:
+class CacheSetting:
     """Parts and modes of one cache. `store_for(n)`: the cold store for pages of n bytes. `near`: the process that owns
     the pages and scores near them, if the policy asks for one. `audit`: also measures the true mass of attended pages,
     at the price of all keys in memory. `exact_now`: steps of one token are exact in any policy. `drafting`: those of a

@@ -16,7 +16,7 @@ from stepwell.longctx.kv.budget import HotBudget
 from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.profile import Profile
-from stepwell.longctx.kv.setting import Setting
+from stepwell.longctx.kv.setting import CacheSetting
 from stepwell.longctx.kv.writable import writable
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.model import hook
@@ -25,7 +25,7 @@ from stepwell.longctx.near.keys import NearKeys
 from stepwell.longctx.near.kinds import describe
 from stepwell.longctx.policies import named
 from stepwell.longctx.policy import Policy
-from stepwell.longctx.store.link import Link, Queue
+from stepwell.longctx.store.link import LinkQueue, ModelledLink
 from stepwell.longctx.stores import Stores
 
 
@@ -37,7 +37,7 @@ class TieredLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, setting: Setting, states: dict[int, LayerState], number: int, group: int) -> None:
+    def __init__(self, setting: CacheSetting, states: dict[int, LayerState], number: int, group: int) -> None:
         super().__init__()
         self._setting, self._states, self._number, self._group = setting, states, number, group
         self.state: LayerState | None = None
@@ -133,7 +133,7 @@ class TieredCache(Cache):
         host: int | str | None = "4GiB",
         disk: str | Sequence[str] | None = None,
         audit: bool = False,
-        link: Link | Queue | None = None,
+        link: ModelledLink | LinkQueue | None = None,
     ) -> None:
         hook.register()
         kinds = layer_types(config)
@@ -146,7 +146,7 @@ class TieredCache(Cache):
             describe(chosen.index)  # raises now for a kind that the other process cannot make
         stores = Stores(host, disk, link, near=near)
         fetcher = Fetcher(self.ledger, beside=bool(near or disk or link or torch.cuda.is_available()))
-        self.setting = Setting(
+        self.setting = CacheSetting(
             chosen,
             budget,
             self.ledger,
@@ -328,7 +328,7 @@ def _profile(policy: Policy, budget: HotBudget) -> Profile | None:
 
 
 @contextmanager
-def _set(setting: Setting, name: str) -> Iterator[None]:
+def _set(setting: CacheSetting, name: str) -> Iterator[None]:
     before = getattr(setting, name)
     setattr(setting, name, True)
     try:

@@ -21,7 +21,7 @@ from stepwell.longctx.attention.asked import Asked
 from stepwell.longctx.attention.dispatch import attention
 from stepwell.longctx.attention.hot import capped
 from stepwell.longctx.kv.layer import LayerState
-from stepwell.longctx.kv.setting import Setting
+from stepwell.longctx.kv.setting import CacheSetting
 
 NAME = "stepwell"
 _waiting: ContextVar[tuple[LayerState, torch.Tensor] | None] = ContextVar("stepwell-layer", default=None)
@@ -48,7 +48,7 @@ def leave(layer: LayerState, keys: torch.Tensor) -> None:
         )
 
 
-def forget(setting: Setting) -> None:
+def forget(setting: CacheSetting) -> None:
     """Forgets a layer of this cache that waits for its attention in this thread."""
     before = _waiting.get()
     if before is not None and before[0].setting is setting:

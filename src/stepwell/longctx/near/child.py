@@ -27,7 +27,7 @@ from stepwell.longctx.store.tiers import Tiers
 
 _POLL_S = 0.5
 Tensors = list[torch.Tensor]
-Handler = Callable[[wire.Request, Tensors], tuple[wire.Done, Tensors]]
+Handler = Callable[[wire.Request, Tensors], tuple[wire.RequestDone, Tensors]]
 
 
 class Scored:
@@ -63,7 +63,7 @@ class Scored:
         return [pages.int(), of_best.log().half(), rest, found.whole]
 
 
-class Owner:
+class PageOwner:
     """Everything stored in this process. `pages` and `scores` are called by a thread each."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Owner:
         self._layers: dict[int, Scored] = {}
         self._bounds = Bounds(None)
 
-    def pages(self, request: wire.Request, tensors: Tensors) -> tuple[wire.Done, Tensors]:
+    def pages(self, request: wire.Request, tensors: Tensors) -> tuple[wire.RequestDone, Tensors]:
         found: Tensors = []
         match request:
             case wire.Open(page_bytes):
@@ -85,38 +85,38 @@ class Owner:
             case wire.Free(page_bytes):
                 self._stores[page_bytes].free(*tensors)
             case wire.Usage(page_bytes):
-                return wire.Done(self._stores[page_bytes].bytes_by_tier()), []
+                return wire.RequestDone(self._stores[page_bytes].bytes_by_tier()), []
             case wire.Close(page_bytes):
                 self._stores[page_bytes].close()
             case _:
                 raise TypeError(f"{type(request).__name__} came on the line for pages")
-        return wire.Done(), found
+        return wire.RequestDone(), found
 
-    def scores(self, request: wire.Request, tensors: Tensors) -> tuple[wire.Done, Tensors]:
+    def scores(self, request: wire.Request, tensors: Tensors) -> tuple[wire.RequestDone, Tensors]:
         match request:
-            case wire.Hello():
+            case wire.NearHello():
                 self._bounds = Bounds.of(request.host or None, request.disk)
                 torch.set_num_threads(request.threads)
                 sys.path += [path for path in request.paths if path not in sys.path]
             case wire.Make(layer):
                 self._layers[layer] = Scored(request)
             case wire.Best(layer):
-                return wire.Done(), self._layers[layer].best(request, *tensors)
+                return wire.RequestDone(), self._layers[layer].best(request, *tensors)
             case wire.Add(layer):
                 self._layers[layer].index.add(*tensors)
                 return self._usage(layer)
             case wire.Crop(layer, pages):
                 self._layers[layer].index.crop(pages)
                 return self._usage(layer)
-            case wire.Rows(layer):
+            case wire.SelectRows(layer):
                 self._layers[layer].index.rows(*tensors)
                 return self._usage(layer)
             case _:
                 raise TypeError(f"{type(request).__name__} came on the line for scores")
-        return wire.Done(), []
+        return wire.RequestDone(), []
 
-    def _usage(self, layer: int) -> tuple[wire.Done, Tensors]:
-        return wire.Done({"index": self._layers[layer].index.nbytes}), []
+    def _usage(self, layer: int) -> tuple[wire.RequestDone, Tensors]:
+        return wire.RequestDone({"index": self._layers[layer].index.nbytes}), []
 
 
 def serve(line: socket.socket, handle: Handler) -> None:
@@ -140,7 +140,7 @@ def answered(handle: Handler, request: wire.Request, tensors: Tensors) -> tuple[
     try:
         return handle(request, tensors)
     except StepwellError as error:
-        return wire.Refused(error.code, error.what, error.why, error.fix), []
+        return wire.RequestRefused(error.code, error.what, error.why, error.fix), []
     except ValueError as error:
         return wire.Wrong(str(error)), []
     except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked must not wait for ever
@@ -150,7 +150,7 @@ def answered(handle: Handler, request: wire.Request, tensors: Tensors) -> tuple[
 def main(pages: int, scores: int, parent: int) -> None:
     """`pages` and `scores`: descriptors of the two lines. `parent`: the process to end with."""
     dumps.forbid()
-    owner = Owner()
+    owner = PageOwner()
     ended = threading.Event()
 
     def until_closed(fd: int, handle: Handler) -> None:

@@ -83,7 +83,7 @@ class NearKeys:
             self.far_bytes = self._process.call("scores", wire.Crop(self._layer, pages)).usage["index"]
 
     def rows(self, lanes: torch.Tensor) -> None:
-        self.far_bytes = self._process.call("scores", wire.Rows(self._layer), [lanes]).usage["index"]
+        self.far_bytes = self._process.call("scores", wire.SelectRows(self._layer), [lanes]).usage["index"]
 
     def _news(self, valid: torch.Tensor | None, always: torch.Tensor | None) -> tuple[int | None, list[torch.Tensor]]:
         """Padding fields of a request, and their bits: none if the other side knows them."""

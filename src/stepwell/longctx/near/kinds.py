@@ -13,7 +13,7 @@ from stepwell.longctx.parts.index.base import IndexKind
 Plain = bool | int | float | str | None
 
 
-class Kind(msgspec.Struct, frozen=True):
+class KindDescription(msgspec.Struct, frozen=True):
     """A dataclass: where it is imported from, and its fields."""
 
     module: str
@@ -21,7 +21,7 @@ class Kind(msgspec.Struct, frozen=True):
     fields: dict[str, Plain]
 
 
-def describe(kind: IndexKind) -> Kind:
+def describe(kind: IndexKind) -> KindDescription:
     """Raises ConfigError SW-129 for a kind that another process cannot make: it must be a dataclass with numbers and
     texts for fields, at the top of a module that can be imported."""
     of = type(kind)
@@ -30,10 +30,10 @@ def describe(kind: IndexKind) -> Kind:
     fields = {each.name: getattr(kind, each.name) for each in dataclasses.fields(kind) if each.init}
     if not all(isinstance(value, Plain) for value in fields.values()):
         raise _impossible(of, "its fields are not all numbers and texts")
-    return Kind(of.__module__, of.__qualname__, fields)
+    return KindDescription(of.__module__, of.__qualname__, fields)
 
 
-def build(kind: Kind) -> IndexKind:
+def build(kind: KindDescription) -> IndexKind:
     made: IndexKind = getattr(import_module(kind.module), kind.name)(**kind.fields)
     return made
 

@@ -16,7 +16,7 @@ import torch
 
 from stepwell.errors import BackendDown, as_error
 from stepwell.longctx.near import wire
-from stepwell.longctx.store.gate import Gate
+from stepwell.longctx.store.gate import StoreGate
 
 PATIENCE_S = 10.0
 """Without a byte from it, after which it counts as hung."""
@@ -28,7 +28,7 @@ _DEATH_S = 1.0
 class Answered:
     """`sent` and `received`: bytes, heads included."""
 
-    def __init__(self, done: wire.Done, tensors: list[torch.Tensor], sent: int, received: int) -> None:
+    def __init__(self, done: wire.RequestDone, tensors: list[torch.Tensor], sent: int, received: int) -> None:
         self.usage, self.tensors, self.sent, self.received = done.usage, tensors, sent, received
 
 
@@ -41,7 +41,7 @@ class NearProcess:
     def __init__(self, host: int | str | None, disk: str | Sequence[str] | None, patience: float = PATIENCE_S) -> None:
         self._host, self._disk = host, disk if disk is None or isinstance(disk, str) else [*map(str, disk)]
         self._patience = patience
-        self._gate = Gate()
+        self._gate = StoreGate()
         self._starting = threading.Lock()
         self._locks = {"pages": threading.Lock(), "scores": threading.Lock()}
         self._lines: dict[str, socket.socket] = {}
@@ -94,9 +94,9 @@ class NearProcess:
             self._end("a call was interrupted in the middle")
             raise
         match answer:
-            case wire.Done():
+            case wire.RequestDone():
                 return Answered(answer, found, sent, received)
-            case wire.Refused():
+            case wire.RequestRefused():
                 raise as_error(answer.code, answer.what, answer.why, answer.fix)
             case wire.Wrong():
                 raise ValueError(answer.why)
@@ -128,7 +128,7 @@ class NearProcess:
         finally:
             for other in theirs:
                 other.close()
-        hello = wire.Hello(self._host, self._disk, torch.get_num_threads(), sys.path)
+        hello = wire.NearHello(self._host, self._disk, torch.get_num_threads(), sys.path)
         self._lines["scores"].settimeout(START_S)
         self._exchange("scores", hello, ())
         for mine in self._lines.values():

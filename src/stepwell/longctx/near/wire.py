@@ -14,18 +14,18 @@ import msgspec
 import numpy as np
 import torch
 
-from stepwell.longctx.near.kinds import Kind
+from stepwell.longctx.near.kinds import KindDescription
 from stepwell.longctx.shape import PageShape
 
 _LENGTH = struct.Struct("<I")
 _AT_ONCE = 1 << 20  # a timeout is for so many bytes, not for all of them
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class NearMessage(msgspec.Struct, frozen=True, tag=True):
     """A message; its tensors follow it."""
 
 
-class Hello(Message, frozen=True):
+class NearHello(NearMessage, frozen=True):
     """The first of all. `paths`: where kinds of indexes may be imported from."""
 
     host: int | str | None
@@ -34,63 +34,63 @@ class Hello(Message, frozen=True):
     paths: list[str]
 
 
-class Open(Message, frozen=True):
+class Open(NearMessage, frozen=True):
     """Makes the store for pages of so many bytes."""
 
     page_bytes: int
 
 
-class Put(Message, frozen=True):
+class Put(NearMessage, frozen=True):
     """Tensors: pages. Answer: places."""
 
     page_bytes: int
 
 
-class Get(Message, frozen=True):
+class Get(NearMessage, frozen=True):
     """Tensors: places. Answer: pages."""
 
     page_bytes: int
 
 
-class Retain(Message, frozen=True):
+class Retain(NearMessage, frozen=True):
     """Tensors: places."""
 
     page_bytes: int
 
 
-class Free(Message, frozen=True):
+class Free(NearMessage, frozen=True):
     """Tensors: places."""
 
     page_bytes: int
 
 
-class Usage(Message, frozen=True):
+class Usage(NearMessage, frozen=True):
     """Answer: bytes in use in each tier."""
 
     page_bytes: int
 
 
-class Close(Message, frozen=True):
+class Close(NearMessage, frozen=True):
     """Gives everything of this store back."""
 
     page_bytes: int
 
 
-class Make(Message, frozen=True):
+class Make(NearMessage, frozen=True):
     """Makes the key index of a layer, in place of one that it had."""
 
     layer: int
-    kind: Kind
+    kind: KindDescription
     shape: PageShape
 
 
-class Add(Message, frozen=True):
+class Add(NearMessage, frozen=True):
     """Tensors: keys. Answer, as of the two below: bytes that the index takes."""
 
     layer: int
 
 
-class Best(Message, frozen=True):
+class Best(NearMessage, frozen=True):
     """The best pages for a query. Tensors: query, hot_lse; where `visible` counts tokens, as bits which of them are
     no padding and which pages come first; -1: there is no padding, None: as in the request before. Answer: pages [L, K]
     int32, logarithms of their masses [L, H, G, K] float16, mass of all others and log-sum-exp of everything, [L, H, G]
@@ -104,26 +104,26 @@ class Best(Message, frozen=True):
     visible: int | None
 
 
-class Crop(Message, frozen=True):
+class Crop(NearMessage, frozen=True):
     """Keeps so many pages."""
 
     layer: int
     pages: int
 
 
-class Rows(Message, frozen=True):
+class SelectRows(NearMessage, frozen=True):
     """Tensors: lanes."""
 
     layer: int
 
 
-class Done(Message, frozen=True):
+class RequestDone(NearMessage, frozen=True):
     """Tensors: what was asked for. `usage`: bytes, where these were asked for."""
 
     usage: dict[str, int] = {}
 
 
-class Refused(Message, frozen=True):
+class RequestRefused(NearMessage, frozen=True):
     """A StepwellError."""
 
     code: str
@@ -132,36 +132,36 @@ class Refused(Message, frozen=True):
     fix: str
 
 
-class Wrong(Message, frozen=True):
+class Wrong(NearMessage, frozen=True):
     """A ValueError: the caller's mistake."""
 
     why: str
 
 
-class Broken(Message, frozen=True):
+class Broken(NearMessage, frozen=True):
     """Anything else: the process is of no further use."""
 
     why: str
 
 
-Request = Hello | Open | Put | Get | Retain | Free | Usage | Close | Make | Add | Best | Crop | Rows
-Answer = Done | Refused | Wrong | Broken
+Request = NearHello | Open | Put | Get | Retain | Free | Usage | Close | Make | Add | Best | Crop | SelectRows
+Answer = RequestDone | RequestRefused | Wrong | Broken
 
 
-class Head(msgspec.Struct, frozen=True):
+class MessageHead(msgspec.Struct, frozen=True):
     message: Request | Answer
     tensors: list[tuple[str, tuple[int, ...]]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Head).decode
+_decode = msgspec.msgpack.Decoder(MessageHead).decode
 
 
 def send(line: socket.socket, message: Request | Answer, tensors: Sequence[torch.Tensor] = ()) -> int:
     """Sends a message; returns its size in bytes. Raises OSError if the line is broken or is not read within its
     timeout."""
     held = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    head = _encode(Head(message, [(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in held]))
+    head = _encode(MessageHead(message, [(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in held]))
     line.sendall(_LENGTH.pack(len(head)) + head)
     for tensor in held:
         raw = _raw(tensor)

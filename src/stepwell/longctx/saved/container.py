@@ -73,7 +73,7 @@ def write_context(
                 _append(fd, headers.next(end - start), sealing, raw[start:end])
 
 
-class Reader:
+class ContextReader:
     """A saved context whose tensors are read one by one, each of them whole and checked. Not thread-safe.
 
     Raises AccessDenied SW-610 (cannot be opened, no regular file, sealed with another key), IdentityMismatch SW-407

@@ -21,7 +21,7 @@ from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.writable import writable
 from stepwell.longctx.model.cache import TieredCache, TieredLayer
 from stepwell.longctx.policy import Mode
-from stepwell.longctx.saved.container import Reader, write_context
+from stepwell.longctx.saved.container import ContextReader, write_context
 from stepwell.longctx.saved.fingerprint import fingerprint
 from stepwell.longctx.saved.key import context_key
 
@@ -40,9 +40,9 @@ def save(model: Any, cache: TieredCache, path: Path, key: bytes | None) -> None:
 
 @writable()
 def open_into(model: Any, cache: TieredCache, path: Path, key: bytes | None) -> None:
-    """Fills `cache`, which must be empty, with what `save` wrote. Raises what `Reader` does, CapacityError, and
+    """Fills `cache`, which must be empty, with what `save` wrote. Raises what `ContextReader` does, CapacityError, and
     ConfigError SW-135 if it was saved behind sparse steps and this policy is exact; the cache is empty then."""
-    reader = Reader(path, key if key is not None else context_key(home_dir(os.environ)), fingerprint(model))
+    reader = ContextReader(path, key if key is not None else context_key(home_dir(os.environ)), fingerprint(model))
     with contextlib.closing(reader):
         approximate = bool(reader.manifest["approximate"])
         if approximate and cache.policy.mode is not Mode.SPARSE:

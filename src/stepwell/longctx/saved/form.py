@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from stepwell.block.frame import AES_256_GCM, FrameHeader, frame_bytes, frame_parts
-from stepwell.codecs.seal import Expected, SegmentKey
+from stepwell.codecs.seal import ExpectedFrame, SegmentKey
 from stepwell.io.memory import Bytes
 from stepwell.vault.memory import cells
 
@@ -120,9 +120,9 @@ class Headers:
         return header
 
 
-def expected(file_id: bytes, ordinal: int, frames: int, payload: int) -> Expected:
+def expected(file_id: bytes, ordinal: int, frames: int, payload: int) -> ExpectedFrame:
     """Header fields that a frame at this position must have."""
-    return Expected(file_id, which(ordinal, frames), what(), 0, 1, payload)
+    return ExpectedFrame(file_id, which(ordinal, frames), what(), 0, 1, payload)
 
 
 def which(ordinal: int, frames: int) -> bytes:

@@ -33,8 +33,8 @@ from stepwell.longctx.store import trouble
 from stepwell.longctx.store.budget import Budget, shared
 from stepwell.longctx.store.extents import LONGEST, Run, runs, shares
 from stepwell.longctx.store.file import ALIGNMENT, OpenFile, UnnamedFile
-from stepwell.longctx.store.gate import Gate
-from stepwell.longctx.store.places import Numbers, Places, check_pages, grown, numbers
+from stepwell.longctx.store.gate import StoreGate
+from stepwell.longctx.store.places import Numbers, StorePlaces, check_pages, grown, numbers
 from stepwell.vault.memory import KEY_BYTES, cells
 
 TAG, NONCE = 16, 12
@@ -77,9 +77,9 @@ class DiskFile:
         """From the file so far, with what lay between wanted extents."""
         self.pinned = pinned and torch.cuda.is_available()
         self._cipher: AESGCM | None = AESGCM(cells.take(secrets.token_bytes(KEY_BYTES)))
-        self._gate = Gate()
+        self._gate = StoreGate()
         self._lock = threading.Lock()
-        self._places = Places(self._budget.limit // self.extent_bytes)
+        self._places = StorePlaces(self._budget.limit // self.extent_bytes)
         self._reserved = 0
         self._writes = 0
         self._ordinals = np.zeros(0, np.uint64)  # ordinal of the last write to each place
@@ -152,7 +152,7 @@ class DiskFile:
             self._file.close()
             self._cipher = None
             self._budget.give(self._places.used * self.extent_bytes)
-            self._places = Places(0)
+            self._places = StorePlaces(0)
 
     def _claim(self, count: int) -> Numbers:
         nbytes = count * self.extent_bytes

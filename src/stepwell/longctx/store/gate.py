@@ -7,7 +7,7 @@ import os
 import threading
 
 
-class Gate:
+class StoreGate:
     """`with gate:` around each use. Raises ValueError where the store is closed, and in a forked child: it would seal
     with nonces that its parent uses too."""
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from stepwell.longctx.store.budget import Budget, shared
-from stepwell.longctx.store.gate import Gate
-from stepwell.longctx.store.places import Numbers, Places, check_pages, numbers
+from stepwell.longctx.store.gate import StoreGate
+from stepwell.longctx.store.places import Numbers, StorePlaces, check_pages, numbers
 from stepwell.longctx.store.trouble import full, limit
 
 SLAB = 64 << 20
@@ -35,8 +35,8 @@ class HostPool:
         self._budget = shared(capacity)
         self.pinned = pinned and torch.cuda.is_available()
         self._lock = threading.Lock()
-        self._gate = Gate()
-        self._places = Places(self._budget.limit // page_bytes)
+        self._gate = StoreGate()
+        self._places = StorePlaces(self._budget.limit // page_bytes)
         self._slab_pages = max(1, min(SLAB // page_bytes, self._places.capacity))
         self._slabs: dict[int, torch.Tensor] = {}
         self._in_use = np.zeros(-(-self._places.capacity // self._slab_pages), np.int64)  # pages of each slab
@@ -98,7 +98,7 @@ class HostPool:
         if self._gate.close():
             self._slabs.clear()
             self._budget.give(self._places.used * self.page_bytes)
-            self._places = Places(0)
+            self._places = StorePlaces(0)
 
     def _claim(self, count: int) -> Numbers:
         if not self._budget.take(count * self.page_bytes):

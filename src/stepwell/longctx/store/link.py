@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ModelledLink:
     """A modelled link: bytes a second, and seconds."""
 
     bandwidth: float
@@ -37,10 +37,10 @@ class Link:
         return f"modelled link, {self.bandwidth / 1e9:g} GB/s, {self.latency * 1e6:g} us"
 
 
-class Queue:
+class LinkQueue:
     """The transfers of one modelled link, one behind the other. Any thread may use it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ModelledLink) -> None:
         self.link = link
         self._lock = threading.Lock()
         self._idle_from = float("-inf")
@@ -52,9 +52,9 @@ class Queue:
             return self._idle_from + self.link.latency
 
 
-def virtual(link: Link, requests: Iterable[tuple[float, int]]) -> list[float]:
+def virtual(link: ModelledLink, requests: Iterable[tuple[float, int]]) -> list[float]:
     """When each request (arrival in seconds, bytes), in order of arrival, would be done on this modelled link."""
-    queue = Queue(link)
+    queue = LinkQueue(link)
     return [queue.finish(arrival, nbytes) for arrival, nbytes in requests]
 
 
@@ -66,13 +66,13 @@ class Throttled:
     def __init__(
         self,
         store: PageStore,
-        link: Link | Queue,
+        link: ModelledLink | LinkQueue,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.store = store
         self.page_bytes = store.page_bytes
-        self.queue = link if isinstance(link, Queue) else Queue(link)
+        self.queue = link if isinstance(link, LinkQueue) else LinkQueue(link)
         self._clock = clock or MonotonicClock()
         self._sleep = sleep
 

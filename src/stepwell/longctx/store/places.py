@@ -12,7 +12,7 @@ Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-class Places:
+class StorePlaces:
     """Places 0 to `capacity` - 1. Memory grows with the places that were in use, 12 bytes each, until none is. Not
     thread-safe: its owner's lock is held around each call."""
 

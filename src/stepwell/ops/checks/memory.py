@@ -12,7 +12,7 @@ from stepwell.config import Settings, check_host
 from stepwell.errors import CapacityError
 from stepwell.io import staging
 from stepwell.io.host import default_host_bytes, memory_allowed
-from stepwell.io.memory import PIECE, Shared, SystemMemory
+from stepwell.io.memory import PIECE, SharedMemory, SystemMemory
 from stepwell.io.mounts import SYSTEM
 from stepwell.ops.checks.check import Check, Facts
 from stepwell.units import format_size
@@ -35,7 +35,7 @@ def host(settings: Settings, held: int = 0, system: Path = SYSTEM) -> Iterator[C
 
 
 @contextlib.contextmanager
-def populated() -> Iterator[tuple[Shared, float]]:
+def populated() -> Iterator[tuple[SharedMemory, float]]:
     """A slab of SLAB_BYTES as the well makes it, and how many seconds a GiB its first touch took: a sealed memfd,
     populated piece by piece, given back at the end. Raises CapacityError."""
     if memory_allowed() < 2 * SLAB_BYTES:

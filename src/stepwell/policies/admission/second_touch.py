@@ -7,6 +7,6 @@ from stepwell.policies.admission.base import Admission
 from stepwell.policies.item import Item
 
 
-class SecondTouch(Admission):
+class SecondTouchAdmission(Admission):
     def admits(self, item: Item, victim: Item | None) -> bool:
         return item.uses > 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.orders.queue import Place, Queue
+from stepwell.policies.eviction.orders.queue import Queue, QueuePlace
 from stepwell.policies.eviction.orders.ranked import Ranks
 from stepwell.policies.item import Item
 
@@ -20,7 +20,7 @@ class _Part:
         self.ghosts = Queue()
 
 
-class _Place(Place):
+class _Place(QueuePlace):
     __slots__ = ("held", "part")
 
     def __init__(self, item: Item, part: _Part, held: bool) -> None:

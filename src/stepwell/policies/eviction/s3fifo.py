@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
-from stepwell.policies.eviction.orders.queue import Place, Queue
+from stepwell.policies.eviction.orders.queue import Queue, QueuePlace
 from stepwell.policies.item import Item
 
 SMALL: Final = 0.1
@@ -16,7 +16,7 @@ MOST: Final = 3
 """Uses are counted up to this."""
 
 
-class _Place(Place):
+class _Place(QueuePlace):
     __slots__ = ("home", "uses")
 
     def __init__(self, item: Item, home: Queue, uses: int = 0) -> None:

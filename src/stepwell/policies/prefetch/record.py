@@ -14,7 +14,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 """Seconds without guesses after too few were right: the first pause, and the longest; doubled each time."""
 
 
-class Record:
+class GuessRecord:
     """Record of guesses. Times are seconds of one clock."""
 
     def __init__(self) -> None:

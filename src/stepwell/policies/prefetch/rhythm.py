@@ -29,7 +29,7 @@ EARLY, LATE = 2.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ExpectedWindow:
     """Seconds after a turn, between which the next one is expected."""
 
     opens: float
@@ -62,9 +62,9 @@ class Rhythm:
         self._deviation += weight * (abs(off) - self._deviation)
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> ExpectedWindow | None:
         """The window after the last turn; None: no turn is expected."""
         if self._times < LEAST_TIMES or self._deviation > MOST_DEVIATION:
             return None
         deviation = max(self._deviation, LEAST_DEVIATION)
-        return Window(math.exp(self._mean - EARLY * deviation), math.exp(self._mean + LATE * deviation))
+        return ExpectedWindow(math.exp(self._mean - EARLY * deviation), math.exp(self._mean + LATE * deviation))

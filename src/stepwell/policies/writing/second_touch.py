@@ -8,7 +8,7 @@ from __future__ import annotations
 from stepwell.policies.writing.base import WritePolicy
 
 
-class SecondTouch(WritePolicy):
+class SecondTouchWriting(WritePolicy):
     def at_spill(self, uses: int) -> bool:
         return uses > 1
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Clock:
+class EventClock:
     """Seconds from the start of the trace. What is due at the same time happens in the order in which it was asked
     for."""
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from stepwell.config import document
-from stepwell.config.document import Entry
+from stepwell.config.document import SettingEntry
 from stepwell.config.loader import merge
 from stepwell.config.settings import Duration, Size
 from stepwell.errors import ConfigError
@@ -52,7 +52,7 @@ class Prefill(_Part):
     step_tokens: int = Field(default=0, ge=0)
 
 
-class Engine(_Part):
+class EngineDescription(_Part):
     """`kv_capacity`: of the GPU's KV pages, those of all its devices. `prefills`: prompts computed at a time, sharing
     the GPU. `link`: bytes a second into one GPU, at most."""
 
@@ -62,7 +62,7 @@ class Engine(_Part):
     link: Bandwidth = 50_000_000_000
 
 
-class Tier(_Part):
+class TierDescription(_Part):
     """`capacity` of each host's, or of the one `shared`. `latency` before the first byte of a recall, `parallel`:
     recalls that share `read_bandwidth` at a time; later ones wait. `write_queue`: bytes that may wait to be written;
     unset: as many as it holds. `endurance`: bytes that may be written in its life; or `drive_writes_per_day` of its
@@ -120,8 +120,8 @@ class Fleet(_Part):
     kv_token_bytes: int | None = Field(default=None, ge=1, le=1 << 30)
     hosts: int = Field(default=1, ge=1, le=MOST_ENGINES)
     engines_per_host: int = Field(default=1, ge=1, le=64)
-    engine: Engine = Engine()
-    tiers: Annotated[dict[str, Tier], NamedTiers] = {}
+    engine: EngineDescription = EngineDescription()
+    tiers: Annotated[dict[str, TierDescription], NamedTiers] = {}
     decide: ModeName = "default"
     routing: Routing = Routing()
     failures: dict[str, Failure] = {}
@@ -143,7 +143,7 @@ class Fleet(_Part):
     def token_bytes(self) -> int:
         return self.kv_token_bytes or MODELS[self.cost.partition("@")[0]].kv_token_bytes
 
-    def below(self) -> list[tuple[str, Tier]]:
+    def below(self) -> list[tuple[str, TierDescription]]:
         """The tiers that there are, the nearest first."""
         return [(name, self.tiers[name]) for name in TIERS if name in self.tiers]
 
@@ -178,7 +178,7 @@ def fits(fleet: Fleet, trace: Trace) -> None:
             )
 
 
-def _given(text: str) -> Entry:
+def _given(text: str) -> SettingEntry:
     key, equals, value = text.partition("=")
     if not key.strip() or not equals:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _given(text: str) -> Entry:
             why="it is not KEY=VALUE",
             fix="write, for example, --set tiers.disk.read_bandwidth=7GB",
         )
-    return Entry(tuple(key.strip().split(".")), value.strip(), f"--set {key.strip()}")
+    return SettingEntry(tuple(key.strip().split(".")), value.strip(), f"--set {key.strip()}")
 
 
 def _possible(fleet: Fleet) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.decide import Decision, Known, Mode, Request, Stretch, decide
-from stepwell.simulate.fleet.clock import Clock
-from stepwell.simulate.fleet.recall import Recall, parts_of
-from stepwell.simulate.fleet.server import Server
-from stepwell.simulate.fleet.tier import GPU, Level, Tier
+from stepwell.policies.decide import Decision, KnownCosts, Mode, RecallQuestion, Stretch, decide
+from stepwell.simulate.fleet.clock import EventClock
+from stepwell.simulate.fleet.recall import SimulatedRecall, parts_of
+from stepwell.simulate.fleet.server import SharedServer
+from stepwell.simulate.fleet.tier import GPU, Level, SimulatedTier
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +38,19 @@ class Prompt:
 class Ways:
     """Properties that the engines of one fleet share."""
 
-    clock: Clock
+    clock: EventClock
     prefill: PrefillCost
     mode: Mode
     block_tokens: int
     block_bytes: int
 
 
-class Engine:
+class SimulatedEngine:
     """One engine. `copies` copies blocks into its GPU; the engines of a host share it. `tiers`: the nearest first."""
 
     def __init__(
-        self, index: int, host: int, ways: Ways, gpu: Level | None, tiers: Sequence[Tier], copies: Server,
-        copy_speed: TierSpeed, prefills: int,
+        self, index: int, host: int, ways: Ways, gpu: Level | None, tiers: Sequence[SimulatedTier],
+        copies: SharedServer, copy_speed: TierSpeed, prefills: int,
     ) -> None:  # fmt: skip
         self.index, self.host = index, host
         self.ways = ways
@@ -58,7 +58,7 @@ class Engine:
         self.tiers = tiers
         self.levels: list[Level] = [gpu, *tiers] if gpu is not None else list(tiers)
         self.copies, self.copy_speed = copies, copy_speed
-        self.compute = Server(ways.clock, 1.0, prefills, 1.0)
+        self.compute = SharedServer(ways.clock, 1.0, prefills, 1.0)
         self.up = True
         self.down_until = 0.0
         self.spent_s = 0.0  # GPU seconds
@@ -108,18 +108,18 @@ class Engine:
             else:
                 return found
 
-    def known(self, tiers: Sequence[Tier]) -> Known:
+    def known(self, tiers: Sequence[SimulatedTier]) -> KnownCosts:
         speeds = {tier.name: tier.speed for tier in tiers if tier.name != HOST}
-        return Known(self.ways.prefill, 0.0, {**speeds, GPU: TierSpeed(0.0, 0.0), HOST: self.copy_speed})
+        return KnownCosts(self.ways.prefill, 0.0, {**speeds, GPU: TierSpeed(0.0, 0.0), HOST: self.copy_speed})
 
 
 class Visit:
     """A prompt at an engine: recalled, then computed. What an engine's failure leaves of it changes nothing."""
 
-    def __init__(self, engine: Engine, prompt: Prompt) -> None:
+    def __init__(self, engine: SimulatedEngine, prompt: Prompt) -> None:
         self.engine, self.prompt = engine, prompt
         self._found: list[tuple[Level, int]] = []
-        self._recall: Recall | None = None
+        self._recall: SimulatedRecall | None = None
         self._new = 0
         self._came = engine.ways.clock.now
 
@@ -128,17 +128,17 @@ class Visit:
         self._found = engine.locate(prompt.first, prompt.last)
         parts = parts_of(self._found)
         stretches = tuple(
-            Stretch(level.name, count, count * ways.block_bytes if isinstance(level, Tier) else 0)
+            Stretch(level.name, count, count * ways.block_bytes if isinstance(level, SimulatedTier) else 0)
             for level, count in parts
         )
-        tiers = [level for level, _ in parts if isinstance(level, Tier)]
+        tiers = [level for level, _ in parts if isinstance(level, SimulatedTier)]
         queued = {tier.name: tier.queued_bytes for tier in tiers if tier.name != HOST}
-        request = Request(max(1, prompt.tokens), ways.block_tokens, stretches, queued)
+        request = RecallQuestion(max(1, prompt.tokens), ways.block_tokens, stretches, queued)
         prompt.decision = decision = decide(request, engine.known(tiers), ways.mode)
         local = parts[0][1] if parts and parts[0][0] is engine.gpu else 0
         cut = max(decision.blocks, local)
         self._expect(cut)
-        self._recall = Recall(ways.clock, ways.block_bytes, engine.copy, parts, cut, self._ready)
+        self._recall = SimulatedRecall(ways.clock, ways.block_bytes, engine.copy, parts, cut, self._ready)
         self._recall.begin(decision.limit_s)
 
     def end(self) -> None:

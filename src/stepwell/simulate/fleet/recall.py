@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell.block.tier import HOST
-from stepwell.simulate.fleet.clock import Clock
-from stepwell.simulate.fleet.server import Job
-from stepwell.simulate.fleet.tier import Level, Tier
+from stepwell.simulate.fleet.clock import EventClock
+from stepwell.simulate.fleet.server import ServerJob
+from stepwell.simulate.fleet.tier import Level, SimulatedTier
 
 Part = tuple[Level, int]
 """Consecutive blocks that come from one level."""
@@ -27,27 +27,33 @@ def parts_of(found: Sequence[tuple[Level, int]]) -> list[Part]:
 @dataclass(slots=True)
 class _Reading:
     blocks: int
-    job: Job | None = None  # None: it has been read, and only its latency is still to pass
+    job: ServerJob | None = None  # None: it has been read, and only its latency is still to pass
 
 
-class Recall:
+class SimulatedRecall:
     """`ready(blocks)` is called when the first so many are in the GPU: all up to the cut, or those before the first
     that did not come, because its tier failed or was later than the limit."""
 
     def __init__(
-        self, clock: Clock, block_bytes: int, copy: Copy, parts: Sequence[Part], cut: int, ready: Callable[[int], None]
+        self,
+        clock: EventClock,
+        block_bytes: int,
+        copy: Copy,
+        parts: Sequence[Part],
+        cut: int,
+        ready: Callable[[int], None],
     ) -> None:
         self._clock = clock
         self._block_bytes = block_bytes
         self._copy_in = copy
         self._parts = _up_to(parts, cut)
         self._ready = ready
-        self._pending: dict[Tier, _Reading] = {}
+        self._pending: dict[SimulatedTier, _Reading] = {}
         self._stopped = False
 
     def begin(self, limit_s: float) -> None:
         for level, blocks in self._parts:
-            if isinstance(level, Tier) and level.name != HOST:
+            if isinstance(level, SimulatedTier) and level.name != HOST:
                 self._pending.setdefault(level, _Reading(0)).blocks += blocks
         if not self._pending:
             self._copy()
@@ -61,7 +67,7 @@ class Recall:
         """Stops waiting for the recall; reads that were requested go on."""
         self._stopped = True
 
-    def _read(self, tier: Tier) -> None:
+    def _read(self, tier: SimulatedTier) -> None:
         reading = self._pending.get(tier)
         if reading is None:
             return
@@ -69,11 +75,11 @@ class Recall:
         reading.job = None
         self._clock.after(tier.latency_s, lambda: self._landed(tier))
 
-    def _landed(self, tier: Tier) -> None:
+    def _landed(self, tier: SimulatedTier) -> None:
         if self._pending.pop(tier, None) is not None and not self._pending:
             self._copy()
 
-    def _lost(self, tier: Tier) -> None:
+    def _lost(self, tier: SimulatedTier) -> None:
         if self._pending.pop(tier, None) is None:
             return
         self._parts = _short(self._parts, tier, 0)
@@ -95,9 +101,9 @@ class Recall:
         if self._stopped:
             return
         blocks = sum(count for _, count in self._parts)
-        nbytes = sum(count for level, count in self._parts if isinstance(level, Tier)) * self._block_bytes
+        nbytes = sum(count for level, count in self._parts if isinstance(level, SimulatedTier)) * self._block_bytes
         for level, count in self._parts:
-            if isinstance(level, Tier) and level.name == HOST:
+            if isinstance(level, SimulatedTier) and level.name == HOST:
                 level.read_bytes += count * self._block_bytes
         if not nbytes:
             self._ready(blocks)
@@ -118,7 +124,7 @@ def _up_to(parts: Sequence[Part], cut: int) -> list[Part]:
     return kept
 
 
-def _short(parts: Sequence[Part], tier: Tier, had: int) -> list[Part]:
+def _short(parts: Sequence[Part], tier: SimulatedTier, had: int) -> list[Part]:
     """The leading parts before the first missing block, if only `had` blocks came from `tier`."""
     kept: list[Part] = []
     for level, count in parts:

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.simulate.fleet.engine import Engine, Prompt
+from stepwell.simulate.fleet.engine import Prompt, SimulatedEngine
 from stepwell.simulate.fleet.view import View
 from stepwell.simulate.traces.trace import Trace
 
 
 class Router(ABC):
     @abstractmethod
-    def choose(self, prompt: Prompt, up: Sequence[Engine]) -> Engine:
+    def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
         """One of those that are up, of which there is at least one; they come in the order of their numbers."""
 
 
-class Random(Router):
+class RandomRouter(Router):
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
 
-    def choose(self, prompt: Prompt, up: Sequence[Engine]) -> Engine:
+    def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
         return up[int(self._dice.random() * len(up))]
 
 
@@ -32,7 +32,7 @@ class RoundRobin(Router):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, prompt: Prompt, up: Sequence[Engine]) -> Engine:
+    def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
         self._next += 1
         return up[(self._next - 1) % len(up)]
 
@@ -46,7 +46,7 @@ class PrefixAffinity(Router):
         self._ids = trace.ids
         self._blocks = blocks
 
-    def choose(self, prompt: Prompt, up: Sequence[Engine]) -> Engine:
+    def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
         last = min(prompt.last, prompt.first + self._blocks)
         # Ids are chained: the last of the first few names them all. A prompt without blocks is like no other.
         key = int(self._ids[last - 1]) if last > prompt.first else -1 - prompt.number
@@ -75,7 +75,7 @@ class KvAware(Router):
         self._block_tokens = block_tokens
         self._weight = weight
 
-    def choose(self, prompt: Prompt, up: Sequence[Engine]) -> Engine:
+    def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
         # [engines, blocks]
         held: NDArray[np.bool_] = np.any(self._view.of(prompt.first, prompt.last)[self._places], axis=1)
         runs = np.cumprod(held, axis=1).sum(axis=1)

@@ -11,13 +11,13 @@ from stepwell.policies.catalog import POLICIES
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.decide import Mode
 from stepwell.simulate.fleet import description
-from stepwell.simulate.fleet.clock import Clock
+from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.description import Failure, Fleet, fits
-from stepwell.simulate.fleet.engine import Engine, Prompt, Ways
-from stepwell.simulate.fleet.routing import KvAware, PrefixAffinity, Random, RoundRobin, Router
-from stepwell.simulate.fleet.server import Server
-from stepwell.simulate.fleet.tier import GPU, Level, Tier
-from stepwell.simulate.fleet.view import Unseen, View, Watch
+from stepwell.simulate.fleet.engine import Prompt, SimulatedEngine, Ways
+from stepwell.simulate.fleet.routing import KvAware, PrefixAffinity, RandomRouter, RoundRobin, Router
+from stepwell.simulate.fleet.server import SharedServer
+from stepwell.simulate.fleet.tier import GPU, Level, SimulatedTier
+from stepwell.simulate.fleet.view import LevelWatch, Unseen, View
 from stepwell.simulate.store import Store
 from stepwell.simulate.traces.trace import Trace
 
@@ -27,8 +27,8 @@ class Played:
     """State at the end: the prompts in the order of the trace, and all servers."""
 
     prompts: list[Prompt]
-    engines: list[Engine]
-    tiers: dict[str, list[Tier]]  # by name, the nearest first
+    engines: list[SimulatedEngine]
+    tiers: dict[str, list[SimulatedTier]]  # by name, the nearest first
     seconds: float  # from the first request to the last first token
 
 
@@ -41,7 +41,7 @@ def play(fleet: Fleet, trace: Trace) -> Played:
 class _Play:
     def __init__(self, fleet: Fleet, trace: Trace) -> None:
         self._fleet, self._trace = fleet, trace
-        self._clock = Clock()
+        self._clock = EventClock()
         self._prefill = fleet.prefill_cost
         self._block_bytes = fleet.token_bytes * trace.block_tokens
         seen = fleet.routing.by == "kv_aware"
@@ -51,7 +51,7 @@ class _Play:
         places = fleet.engines + len(own) * fleet.hosts
         self._view = View(self._clock, trace, places, fleet.routing.stale) if seen else None
         self._shared = [self._tier(name, like, 0) for name, like in fleet.below() if name == "shared"]
-        self._tiers: list[list[Tier]] = [
+        self._tiers: list[list[SimulatedTier]] = [
             [self._tier(name, like, host) for name, like in fleet.below() if name != "shared"] + self._shared
             for host in range(fleet.hosts)
         ]
@@ -69,7 +69,7 @@ class _Play:
         if len(self._trace):
             self._clock.at(0.0, self._next)
         self._clock.run()
-        by_name: dict[str, list[Tier]] = {}
+        by_name: dict[str, list[SimulatedTier]] = {}
         for tier in dict.fromkeys(tier for tiers in self._tiers for tier in tiers):
             by_name.setdefault(tier.name, []).append(tier)
         ordered = {name: by_name[name] for name, _ in self._fleet.below()}
@@ -113,12 +113,12 @@ class _Play:
                     tier.go()
                     self._clock.at(failure.until, tier.come_back)
 
-    def _named(self, failure: Failure) -> list[Tier]:
+    def _named(self, failure: Failure) -> list[SimulatedTier]:
         hosts = range(self._fleet.hosts) if failure.host is None else (failure.host,)
         tiers = [tier for host in hosts for tier in self._tiers[host] if tier.name == failure.tier]
         return list(dict.fromkeys(tiers))
 
-    def _stop(self, engines: list[Engine], down: float) -> None:
+    def _stop(self, engines: list[SimulatedEngine], down: float) -> None:
         """Stops the engines; they return after `down` seconds, empty. Their unfinished prompts are sent again, in the
         order in which they came."""
         lost = [prompt for engine in engines if engine.up for prompt in engine.stop()]
@@ -129,7 +129,7 @@ class _Play:
             prompt.lost += 1
             self._send(prompt)
 
-    def _start(self, engines: list[Engine]) -> None:
+    def _start(self, engines: list[SimulatedEngine]) -> None:
         for engine in engines:
             engine.up = self._clock.now >= engine.down_until
         waiting, self._homeless = self._homeless, []
@@ -141,15 +141,17 @@ class _Play:
     def _cost(self, first: int, last: int) -> float:
         return self._prefill.seconds(last - first, first)
 
-    def _watch(self, place: int) -> Watch:
+    def _watch(self, place: int) -> LevelWatch:
         return self._view.watch(place) if self._view is not None else Unseen()
 
-    def _tier(self, name: str, like: description.Tier, host: int) -> Tier:
+    def _tier(self, name: str, like: description.TierDescription, host: int) -> SimulatedTier:
         most = self._fleet.engine.link if name == HOST else float("inf")
         watch = self._watch(self._own[name] + host) if name in self._own else Unseen()
-        return Tier(name, like, self._clock, self._trace, self._cost, self._block_bytes, watch=watch, most=most)
+        return SimulatedTier(
+            name, like, self._clock, self._trace, self._cost, self._block_bytes, watch=watch, most=most
+        )
 
-    def _make_engines(self) -> list[Engine]:
+    def _make_engines(self) -> list[SimulatedEngine]:
         fleet = self._fleet
         ways = Ways(self._clock, self._prefill, Mode(fleet.decide), self._trace.block_tokens, self._block_bytes)
         engines = []
@@ -159,7 +161,7 @@ class _Play:
                 gpu = self._gpu(index) if fleet.engine.prefix_caching else None
                 if gpu is not None and tiers:
                     gpu.below = tiers[0]
-                engines.append(Engine(index, host, ways, gpu, tiers, copies, speed, fleet.engine.prefills))
+                engines.append(SimulatedEngine(index, host, ways, gpu, tiers, copies, speed, fleet.engine.prefills))
         return engines
 
     def _gpu(self, index: int) -> Level:
@@ -167,21 +169,21 @@ class _Play:
         trace, cost = self._trace, self._cost
         return Level(GPU, lambda left: Store(trace, POLICIES["lru"](), capacity, cost, left), self._watch(index))
 
-    def _copies(self, tiers: list[Tier]) -> tuple[Server, TierSpeed]:
+    def _copies(self, tiers: list[SimulatedTier]) -> tuple[SharedServer, TierSpeed]:
         """The server that copies blocks into the GPUs of a host, and its speed: it reads the host's memory or passes
         through it."""
         fleet = self._fleet
         if tiers and tiers[0].name == HOST:
             return tiers[0].reads, tiers[0].speed
         link = fleet.engine.link
-        server = Server(self._clock, link * fleet.engines_per_host, fleet.engines_per_host, link)
+        server = SharedServer(self._clock, link * fleet.engines_per_host, fleet.engines_per_host, link)
         return server, TierSpeed(0.0, 1 / link)
 
     def _make_router(self) -> Router:
         fleet, routing = self._fleet, self._fleet.routing
         match routing.by:
             case "random":
-                return Random(fleet.seed)
+                return RandomRouter(fleet.seed)
             case "prefix_affinity":
                 return PrefixAffinity(self._trace, routing.prefix_blocks)
             case "kv_aware":

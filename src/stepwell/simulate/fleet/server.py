@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from stepwell.simulate.fleet.clock import Clock
+from stepwell.simulate.fleet.clock import EventClock
 
 FASTEST: Final = 1e18
 """Work a second that stands for no limit: infinities do not add up."""
 
 
-class Job:
+class ServerJob:
     """`work` still to do while it is served; until then, what is expected."""
 
     __slots__ = ("begin", "done", "lost", "work")
@@ -32,17 +32,17 @@ class Job:
         self.lost = lost
 
 
-class Server:
+class SharedServer:
     """The first `slots` jobs in line share `rate` units of work a second, none more than `most`; the others wait. With
     one slot that is first come, first served."""
 
-    def __init__(self, clock: Clock, rate: float, slots: int = 1, most: float = math.inf) -> None:
+    def __init__(self, clock: EventClock, rate: float, slots: int = 1, most: float = math.inf) -> None:
         self._clock = clock
         self._rate = min(rate, FASTEST)
         self._slots = slots
         self._most = most
-        self._line: deque[Job] = deque()
-        self._served: list[Job] = []
+        self._line: deque[ServerJob] = deque()
+        self._served: list[ServerJob] = []
         self._since = 0.0
         self._turn = 0  # an end that was foreseen in an earlier turn is void
 
@@ -59,16 +59,16 @@ class Server:
         *,
         begin: Callable[[], float] | None = None,
         lost: Callable[[], None] | None = None,
-    ) -> Job:
+    ) -> ServerJob:
         """`begin()` is called when the job's turn comes, and returns its amount of work. In the end either `done` is
         called or, if the server fails, `lost`."""
-        job = Job(work, done, begin, lost)
+        job = ServerJob(work, done, begin, lost)
         self._settle()
         self._line.append(job)
         self._go_on()
         return job
 
-    def drop(self, job: Job) -> float:
+    def drop(self, job: ServerJob) -> float:
         """Ends a job that has not ended, without a call. Returns the work that was left."""
         self._settle()
         (self._served if job in self._served else self._line).remove(job)
@@ -112,7 +112,7 @@ class Server:
             turn, next_ = self._turn, min(self._served, key=lambda job: job.work)
             self._clock.after(next_.work / self._share(), lambda: self._end(turn, next_))
 
-    def _end(self, turn: int, job: Job) -> None:
+    def _end(self, turn: int, job: ServerJob) -> None:
         if turn != self._turn:
             return
         self._settle()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepwell.policies.admission.base import Admission
-from stepwell.policies.catalog import POLICIES, Policy
+from stepwell.policies.catalog import POLICIES, TierPolicy
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.item import Item
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.simulate.fleet import description
-from stepwell.simulate.fleet.clock import Clock
-from stepwell.simulate.fleet.server import Job, Server
-from stepwell.simulate.fleet.view import Unseen, Watch
+from stepwell.simulate.fleet.clock import EventClock
+from stepwell.simulate.fleet.server import ServerJob, SharedServer
+from stepwell.simulate.fleet.view import LevelWatch, Unseen
 from stepwell.simulate.store import Store, stretches
-from stepwell.simulate.traces.forest import Cost, Run
+from stepwell.simulate.traces.forest import BlockRun, Cost
 from stepwell.simulate.traces.trace import Trace
 
 GPU = "gpu"
@@ -36,9 +36,9 @@ class Level:
     """Common part of all levels, the GPU's pages included: a store, and the level below, which takes the blocks that
     leave it."""
 
-    def __init__(self, name: str, new_store: Callable[[Callable[[Run], None]], Store], watch: Watch) -> None:
+    def __init__(self, name: str, new_store: Callable[[Callable[[BlockRun], None]], Store], watch: LevelWatch) -> None:
         self.name = name
-        self.below: Tier | None = None
+        self.below: SimulatedTier | None = None
         self.up = True
         self._new_store = new_store
         self._watch = watch
@@ -68,26 +68,26 @@ class Level:
         self._store = self._new_store(self._evicted)
         self._watch.lost()
 
-    def _enter(self, path: list[Run], most: int | None = None) -> int:
+    def _enter(self, path: list[BlockRun], most: int | None = None) -> int:
         """Blocks that came in."""
         before = self._store.entered
         for run in self._store.offer(path, most):
             self._watch.changed(run, held=True)
         return self._store.entered - before
 
-    def _evicted(self, run: Run) -> None:
+    def _evicted(self, run: BlockRun) -> None:
         self._watch.changed(run, held=False)
         if self.below is not None:
             self.below.take(run)
 
 
-class Tier(Level):
+class SimulatedTier(Level):
     """Reads and writes have a queue each and do not slow each other. What waits to be written can be read. Blocks that
     find no room in the queue of writes are dropped and counted."""
 
     def __init__(
-        self, name: str, like: description.Tier, clock: Clock, trace: Trace, cost: Cost, block_bytes: int,
-        *, watch: Watch | None = None, most: float,
+        self, name: str, like: description.TierDescription, clock: EventClock, trace: Trace, cost: Cost,
+        block_bytes: int, *, watch: LevelWatch | None = None, most: float,
     ) -> None:  # fmt: skip
         """`most`: largest bandwidth of one recall in bytes per second, whatever the tier could."""
         capacity = like.capacity // block_bytes
@@ -101,8 +101,8 @@ class Tier(Level):
         self._factors: list[float] = []  # factors by which it is slower now
         self._gone = 0  # reasons why it cannot be reached now
         self._queue_bytes = like.write_queue if like.write_queue is not None else like.capacity
-        self.reads = Server(clock, like.read_bandwidth, like.parallel, most)
-        self._writes = Server(clock, like.write_bandwidth)
+        self.reads = SharedServer(clock, like.read_bandwidth, like.parallel, most)
+        self._writes = SharedServer(clock, like.write_bandwidth)
         self.latency_s = like.latency
         self.read_bytes = self.written_bytes = self.dropped_bytes = 0
 
@@ -120,10 +120,10 @@ class Tier(Level):
         """Bytes of the reads that wait or are under way."""
         return int(self.reads.outstanding)
 
-    def read(self, nbytes: int, landed: Callable[[], None], lost: Callable[[], None]) -> Job:
+    def read(self, nbytes: int, landed: Callable[[], None], lost: Callable[[], None]) -> ServerJob:
         return self.reads.submit(nbytes, landed, lost=lost)
 
-    def give_up(self, job: Job) -> float:
+    def give_up(self, job: ServerJob) -> float:
         """Bytes of it that have not come."""
         return self.reads.drop(job)
 
@@ -134,7 +134,7 @@ class Tier(Level):
         else:
             self._store.settle(path)
 
-    def take(self, run: Run) -> None:
+    def take(self, run: BlockRun) -> None:
         """Takes a run that has left the level above. Blocks that are here already are not written again."""
         if not self._back or not self.up:
             return
@@ -172,7 +172,7 @@ class Tier(Level):
         self.reads.run_at(self._like.read_bandwidth / self._slowed)
         self._writes.run_at(self._like.write_bandwidth / self._slowed)
 
-    def _write(self, path: list[Run]) -> None:
+    def _write(self, path: list[BlockRun]) -> None:
         missing = sum(run.size for run in path if not run.held)
         if not missing:
             self._store.settle(path)
@@ -186,15 +186,15 @@ class Tier(Level):
             self._writes.submit(came * self._block_bytes, _nothing)
 
 
-def policy_of(like: description.Tier) -> Policy:
+def policy_of(like: description.TierDescription) -> TierPolicy:
     """A new one."""
     policy = POLICIES[like.policy]()
     if _writes_back(like):
         return policy
-    return Policy(policy.eviction, _Written(policy.admission, WRITE_POLICIES[like.write]()))
+    return TierPolicy(policy.eviction, _Written(policy.admission, WRITE_POLICIES[like.write]()))
 
 
-def _writes_back(like: description.Tier) -> bool:
+def _writes_back(like: description.TierDescription) -> bool:
     """Whether blocks that leave the level above are written."""
     return WRITE_POLICIES[like.write]().ahead(like.capacity) > 0
 

@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.simulate.fleet.clock import Clock
-from stepwell.simulate.traces.forest import Run
+from stepwell.simulate.fleet.clock import EventClock
+from stepwell.simulate.traces.forest import BlockRun
 from stepwell.simulate.traces.trace import Trace
 
 
-class Watch(Protocol):
+class LevelWatch(Protocol):
     """Receives changes of a level's content."""
 
-    def changed(self, run: Run, *, held: bool) -> None: ...
+    def changed(self, run: BlockRun, *, held: bool) -> None: ...
 
     def lost(self) -> None:
         """The level has lost everything."""
@@ -25,7 +25,7 @@ class Watch(Protocol):
 class Unseen:
     """Ignores all changes."""
 
-    def changed(self, run: Run, *, held: bool) -> None:
+    def changed(self, run: BlockRun, *, held: bool) -> None:
         pass
 
     def lost(self) -> None:
@@ -36,14 +36,14 @@ class View:
     """A bit for each block and place, where a place is the GPU of an engine or a tier of a host; every change is seen
     `stale_s` later, in the order in which it was."""
 
-    def __init__(self, clock: Clock, trace: Trace, places: int, stale_s: float) -> None:
+    def __init__(self, clock: EventClock, trace: Trace, places: int, stale_s: float) -> None:
         self._clock = clock
         self._ids = trace.ids
         self._held = np.zeros((places, trace.distinct), np.bool_)
         self._stale_s = stale_s
         self._news: deque[tuple[float, int, int, int, bool]] = deque()
 
-    def watch(self, place: int) -> Watch:
+    def watch(self, place: int) -> LevelWatch:
         return _Place(self, place)
 
     def tell(self, place: int, base: int, size: int, *, held: bool) -> None:
@@ -66,7 +66,7 @@ class _Place:
     def __init__(self, view: View, place: int) -> None:
         self._view, self._place = view, place
 
-    def changed(self, run: Run, *, held: bool) -> None:
+    def changed(self, run: BlockRun, *, held: bool) -> None:
         self._view.tell(self._place, run.base, run.size, held=held)
 
     def lost(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from stepwell.errors import ConfigError
 from stepwell.simulate.formats import lengths
 from stepwell.simulate.formats.conversations import CONVERSATIONS
-from stepwell.simulate.formats.form import BAD_LINE, Format, Seen, Wishes, in_vain
+from stepwell.simulate.formats.form import BAD_LINE, Format, Seen, TraceOptions, in_vain
 from stepwell.simulate.formats.lengths import LENGTHS
 from stepwell.simulate.formats.lines import lines_of
 from stepwell.simulate.formats.mooncake import MOONCAKE
@@ -29,7 +29,7 @@ _LOOKED_AT = 16  # lines; the first may be malformed
 _FIELDS = ["hash_ids", "timestamp", "requests", "blocks", *chain(*lengths.NAMES.values())]
 
 
-def read(path: Path, wishes: Wishes, problems: Problems, format_: str | None = None) -> Trace:
+def read(path: Path, wishes: TraceOptions, problems: Problems, format_: str | None = None) -> Trace:
     """The trace in the file `path`, of the named format or else of the one that its first lines fit.
 
     Raises ConfigError: SW-121 if the format is not known, SW-122 if the file cannot be used, SW-113 as `lines_of`."""

@@ -25,7 +25,7 @@ from stepwell.simulate.formats.form import (
     Seconds,
     Seen,
     Tokens,
-    Wishes,
+    TraceOptions,
     why,
 )
 from stepwell.simulate.formats.lines import Lines
@@ -60,7 +60,7 @@ class _Conversation(NamedTuple):
     blocks: Blocks  # ids dense, its own
 
 
-def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
+def _read(name: str, lines: Lines, wishes: TraceOptions, problems: Problems) -> Trace:
     block, open_ = wishes.block_tokens or DEFAULT_BLOCK, wishes.open_ or overlay.DEFAULT_OPEN
     decode = msgspec.json.Decoder(_Line).decode
     pool: list[_Conversation] = []

@@ -28,7 +28,7 @@ DEFAULT_BLOCK = 512
 Seen = dict[str, object] | list[str]  # a line by itself: a JSON object, or else the columns of a CSV header
 
 
-class Wishes(NamedTuple):
+class TraceOptions(NamedTuple):
     """Options for reading a trace; None: the format's own default."""
 
     block_tokens: int | None = None
@@ -45,11 +45,11 @@ class Format:
     name: str
     about: str
     fits: Callable[[Seen], bool]
-    read: Callable[[str, Lines, Wishes, Problems], Trace]
+    read: Callable[[str, Lines, TraceOptions, Problems], Trace]
     timed: bool = True
 
 
-def in_vain(wishes: Wishes, problems: Problems, why: str) -> None:
+def in_vain(wishes: TraceOptions, problems: Problems, why: str) -> None:
     """Notes that a requested number of open conversations has no effect on this trace, if one was requested."""
     if wishes.open_ is not None:
         problems.notes.append(f"--open {wishes.open_} changes nothing: {why}")

@@ -18,7 +18,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepwell.simulate.formats.form import BAD_LINE, DEFAULT_BLOCK, MAX_SECONDS, MAX_TOKENS, Format, Seen, Wishes, why
+from stepwell.simulate.formats.form import (
+    BAD_LINE,
+    DEFAULT_BLOCK,
+    MAX_SECONDS,
+    MAX_TOKENS,
+    Format,
+    Seen,
+    TraceOptions,
+    why,
+)
 from stepwell.simulate.formats.lines import Lines
 from stepwell.simulate.traces.assemble import Rows, assemble, in_order
 from stepwell.simulate.traces.contexts import grown
@@ -80,7 +89,7 @@ class _Request(NamedTuple):
     shared: int  # -1 if unknown
 
 
-def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
+def _read(name: str, lines: Lines, wishes: TraceOptions, problems: Problems) -> Trace:
     rows, shared = Rows(), array("q")
     fields: _Fields | None = None
     for number, record in _records(lines, problems):

@@ -12,7 +12,16 @@ from array import array
 import msgspec
 import numpy as np
 
-from stepwell.simulate.formats.form import BAD_LINE, DEFAULT_BLOCK, Format, Milliseconds, Seen, Tokens, Wishes, why
+from stepwell.simulate.formats.form import (
+    BAD_LINE,
+    DEFAULT_BLOCK,
+    Format,
+    Milliseconds,
+    Seen,
+    Tokens,
+    TraceOptions,
+    why,
+)
 from stepwell.simulate.formats.lines import Lines
 from stepwell.simulate.traces.assemble import Rows, assemble
 from stepwell.simulate.traces.chains import Blocks, room_for, starts_of
@@ -36,7 +45,7 @@ class _Numbers(dict[int, int]):
         return number
 
 
-def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
+def _read(name: str, lines: Lines, wishes: TraceOptions, problems: Problems) -> Trace:
     block = wishes.block_tokens or DEFAULT_BLOCK
     decode = msgspec.json.Decoder(_Row).decode
     rows, ids, counts = Rows(), array("q"), array("q")

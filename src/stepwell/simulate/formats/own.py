@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepwell.simulate.formats.form import BAD_LINE, Format, Positive, Run, Seconds, Seen, Tokens, Wishes, why
+from stepwell.simulate.formats.form import BAD_LINE, Format, Positive, Run, Seconds, Seen, Tokens, TraceOptions, why
 from stepwell.simulate.formats.lines import Lines, writer
 from stepwell.simulate.traces.assemble import Rows, assemble
 from stepwell.simulate.traces.problems import Problems, unusable
@@ -55,7 +55,7 @@ def _lines(trace: Trace) -> Iterator[bytes]:
         yield encode(_Row(time, inputs, outputs, session if session >= 0 else None, blocks)) + b"\n"
 
 
-def _read(name: str, lines: Lines, wishes: Wishes, problems: Problems) -> Trace:
+def _read(name: str, lines: Lines, wishes: TraceOptions, problems: Problems) -> Trace:
     header = _header(lines, problems)
     fine, block = header.block_tokens, wishes.block_tokens or header.block_tokens
     if block % fine:

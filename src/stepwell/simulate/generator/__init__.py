@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from stepwell.simulate.formats.form import DEFAULT_BLOCK, Wishes, in_vain
+from stepwell.simulate.formats.form import DEFAULT_BLOCK, TraceOptions, in_vain
 from stepwell.simulate.generator.agentic import Agentic
 from stepwell.simulate.generator.parameters import parsed
 from stepwell.simulate.generator.popularity import Churn, Cyclic, Scan, Zipf
@@ -22,7 +22,7 @@ GENERATORS: dict[str, type[Agentic | Churn | Cyclic | Scan | Zipf]] = {
 }
 
 
-def make(source: str, wishes: Wishes, problems: Problems) -> Trace:
+def make(source: str, wishes: TraceOptions, problems: Problems) -> Trace:
     """The trace of `name` or `name:parameter=value,...`. An `open` in it goes before the wished one.
 
     Raises ConfigError: SW-121 for a parameter that does not exist, SW-122 for a value that cannot be used."""

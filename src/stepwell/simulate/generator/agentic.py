@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepwell.simulate.generator import agentic_tables as tables
-from stepwell.simulate.generator.documents import Made
+from stepwell.simulate.generator.documents import GeneratedRequests
 from stepwell.simulate.generator.parameters import number
 from stepwell.simulate.traces import overlay
 from stepwell.simulate.traces.assemble import Columns, in_order
@@ -36,7 +36,7 @@ class Agentic:
     conversations: int = number(346, 1, 20_000)
     open: int = number(overlay.DEFAULT_OPEN, 1, 1_000_000)
 
-    def made(self, block_tokens: int) -> Made:
+    def made(self, block_tokens: int) -> GeneratedRequests:
         rng = np.random.default_rng(self.seed)
         talks = [_conversation(rng) for _ in range(self.conversations)]
         starts = overlay.starts([np.array([turn.time for turn in talk]) for talk in talks], self.open, rng)
@@ -48,7 +48,7 @@ class Agentic:
         times, *numbers = (np.array(column) for column in zip(*rows, strict=True))
         inputs, outputs, sessions, kept = (column.astype(np.int64) for column in numbers)
         columns, order = in_order(Columns(times, inputs, outputs, sessions))
-        return Made(columns, grown(columns.inputs, columns.sessions, kept[order], block_tokens))
+        return GeneratedRequests(columns, grown(columns.inputs, columns.sessions, kept[order], block_tokens))
 
 
 def _conversation(rng: np.random.Generator) -> list[Turn]:

@@ -19,7 +19,7 @@ from stepwell.simulate.traces.trace import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class DocumentsParameters:
     """Parameters that all these generators have."""
 
     seed: int = number(0, 0, 2**63 - 1)
@@ -29,12 +29,14 @@ class About:
     gap: float = number(1.0, 0, 1e6)  # mean seconds between requests
 
 
-class Made(NamedTuple):
+class GeneratedRequests(NamedTuple):
     columns: Columns
     blocks: Blocks
 
 
-def asked(about: About, order: Ints, system_tokens: int, block_tokens: int, rng: np.random.Generator) -> Made:
+def asked(
+    about: DocumentsParameters, order: Ints, system_tokens: int, block_tokens: int, rng: np.random.Generator
+) -> GeneratedRequests:
     """Requests for the documents `order`, numbered from 0, one after the other at random times."""
     lengths = about.tokens * 2.0 ** rng.uniform(-1, 1, int(order.max()) + 1)
     blocks = np.maximum(1, lengths // block_tokens).astype(np.int64)
@@ -49,7 +51,7 @@ def asked(about: About, order: Ints, system_tokens: int, block_tokens: int, rng:
     outputs = rng.integers(64, 512, len(order))
     unknown = np.full(len(order), -1, np.int64)
     inputs = runs.lengths * block_tokens + question
-    return Made(Columns(arrivals(about.gap, len(order), rng), inputs, outputs, unknown), runs.blocks())
+    return GeneratedRequests(Columns(arrivals(about.gap, len(order), rng), inputs, outputs, unknown), runs.blocks())
 
 
 def arrivals(gap: float, requests: int, rng: np.random.Generator) -> Floats:

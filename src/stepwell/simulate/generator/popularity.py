@@ -13,38 +13,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.simulate.generator.documents import About, Made, asked
+from stepwell.simulate.generator.documents import DocumentsParameters, GeneratedRequests, asked
 from stepwell.simulate.generator.parameters import number
 from stepwell.simulate.traces.trace import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Cyclic(About):
+class Cyclic(DocumentsParameters):
     """Round-robin over `documents`."""
 
     requests: int = number(12_000, 1, 2_000_000)
 
-    def made(self, block_tokens: int) -> Made:
+    def made(self, block_tokens: int) -> GeneratedRequests:
         order = np.arange(self.requests) % self.documents
         return asked(self, order, 0, block_tokens, np.random.default_rng(self.seed))
 
 
 @dataclass(frozen=True, slots=True)
-class Zipf(About):
+class Zipf(DocumentsParameters):
     """Document of rank r with a chance of 1 / r**skew, behind a system prompt that all share."""
 
     documents: int = number(2_000, 1, 1_000_000)
     skew: float = number(1.0, 0, 10)
     system: int = number(2_048, 0, 1_000_000)  # tokens
 
-    def made(self, block_tokens: int) -> Made:
+    def made(self, block_tokens: int) -> GeneratedRequests:
         rng = np.random.default_rng(self.seed)
         ranks = _ranks(self.documents, self.skew, self.requests, rng)
         return asked(self, ranks, self.system, block_tokens, rng)
 
 
 @dataclass(frozen=True, slots=True)
-class Churn(About):
+class Churn(DocumentsParameters):
     """`zipf` over the newest `documents`. After every `every` requests a new one enters as the most popular, and all
     others fall by one rank."""
 
@@ -53,7 +53,7 @@ class Churn(About):
     every: int = number(20, 1, 1_000_000)
     system: int = number(2_048, 0, 1_000_000)  # tokens
 
-    def made(self, block_tokens: int) -> Made:
+    def made(self, block_tokens: int) -> GeneratedRequests:
         rng = np.random.default_rng(self.seed)
         newest = self.documents - 1 + np.arange(self.requests) // self.every
         order = newest - _ranks(self.documents, self.skew, self.requests, rng)
@@ -61,14 +61,14 @@ class Churn(About):
 
 
 @dataclass(frozen=True, slots=True)
-class Scan(About):
+class Scan(DocumentsParameters):
     """`documents` that are used again, each as likely, and bursts of about `burst` others that are used once; these are
     the share `once` of all requests."""
 
     once: float = number(0.5, 0, 1)
     burst: int = number(50, 1, 1_000_000)
 
-    def made(self, block_tokens: int) -> Made:
+    def made(self, block_tokens: int) -> GeneratedRequests:
         rng = np.random.default_rng(self.seed)
         order = rng.integers(0, self.documents, self.requests)
         scanned = self._scanned(rng)

@@ -11,7 +11,7 @@ Cost = Callable[[int, int], float]
 """Prefill seconds of prompt tokens [first, last)."""
 
 
-class Run:
+class BlockRun:
     """Consecutive blocks of one prefix that have been used together so far: an `Item` of policies.
 
     `base`: where its ids begin in the trace's; `start`: its first block's position in the prompt; `children`: how many
@@ -20,12 +20,12 @@ class Run:
     __slots__ = ("base", "children", "held", "kids", "left", "listed", "note", "parent", "seconds", "size", "start",
                  "used", "uses")  # fmt: skip
 
-    def __init__(self, base: int, start: int, size: int, parent: Run | None) -> None:
+    def __init__(self, base: int, start: int, size: int, parent: BlockRun | None) -> None:
         self.base = base
         self.start = start
         self.size = size
         self.parent = parent
-        self.kids: list[Run] = []
+        self.kids: list[BlockRun] = []
         self.children = 0
         self.held = self.left = False
         self.seconds = 0.0
@@ -43,19 +43,19 @@ class Forest:
     """Knows nothing of requests to come: a run that the future will cut is still one. `parted(head, tail)` is called
     after a run was cut."""
 
-    def __init__(self, trace: Trace, cost: Cost, parted: Callable[[Run, Run], None]) -> None:
+    def __init__(self, trace: Trace, cost: Cost, parted: Callable[[BlockRun, BlockRun], None]) -> None:
         self._ids = memoryview(trace.ids.data)
         self._tokens = trace.block_tokens
         self._cost = cost
         self._parted = parted
-        self._heads: list[Run | None] = [None] * trace.distinct  # by its first block's id
+        self._heads: list[BlockRun | None] = [None] * trace.distinct  # by its first block's id
 
-    def path(self, first: int, last: int) -> list[Run]:
+    def path(self, first: int, last: int) -> list[BlockRun]:
         """The runs that are together the ids [first, last) of the trace, whose prefix they are; new ones for what was
         never asked for."""
-        runs: list[Run] = []
+        runs: list[BlockRun] = []
         at = first
-        parent: Run | None = None
+        parent: BlockRun | None = None
         while at < last:
             run = self._heads[self._ids[at]]
             if run is None:
@@ -67,9 +67,9 @@ class Forest:
             parent = run
         return runs
 
-    def cut(self, run: Run, size: int) -> Run:
+    def cut(self, run: BlockRun, size: int) -> BlockRun:
         """Leaves it `size` blocks and returns the rest, as a run of its own."""
-        tail = Run(run.base + size, run.start + size, run.size - size, run)
+        tail = BlockRun(run.base + size, run.start + size, run.size - size, run)
         run.size = size
         tail.kids, run.kids = run.kids, [tail]
         for kid in tail.kids:
@@ -82,18 +82,18 @@ class Forest:
         self._parted(run, tail)
         return tail
 
-    def _grow(self, base: int, start: int, size: int, parent: Run | None) -> Run:
-        run = Run(base, start, size, parent)
+    def _grow(self, base: int, start: int, size: int, parent: BlockRun | None) -> BlockRun:
+        run = BlockRun(base, start, size, parent)
         if parent is not None:
             parent.kids.append(run)
         self._heads[self._ids[base]] = run
         self._price(run)
         return run
 
-    def _price(self, run: Run) -> None:
+    def _price(self, run: BlockRun) -> None:
         run.seconds = self._cost(run.start * self._tokens, (run.start + run.size) * self._tokens)
 
-    def _same(self, run: Run, at: int, last: int) -> int:
+    def _same(self, run: BlockRun, at: int, last: int) -> int:
         """Number of leading blocks of the run that equal the ids from `at` on: ids are chained, so if two are equal,
         all before them are."""
         ids, base = self._ids, run.base

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from stepwell.errors import ConfigError
 from stepwell.simulate import formats, generator
-from stepwell.simulate.formats.form import MAX_TOKENS, Wishes
+from stepwell.simulate.formats.form import MAX_TOKENS, TraceOptions
 from stepwell.simulate.traces.problems import Problems
 from stepwell.simulate.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTrace:
     """A trace, and what had to be read over to have it."""
 
     trace: Trace
@@ -30,7 +30,7 @@ def load(
     block_tokens: int | None = None,
     strict: bool = False,
     format_: str | None = None,
-) -> Loaded:
+) -> LoadedTrace:
     """The trace that `source` names: a generator (`zipf`, `zipf:seed=3,requests=1000`), else a file.
 
     `open_`: mean number of conversations open at once, where the trace does not fix their times (64 unless given).
@@ -44,15 +44,15 @@ def load(
             raise ConfigError(
                 "SW-122", what=f"{name} {value} cannot be used", why=f"it is not from 1 to {most:,}", fix="name another"
             )
-    wishes = Wishes(block_tokens, open_)
+    wishes = TraceOptions(block_tokens, open_)
     problems = Problems(source, strict)
     name = source.partition(":")[0]
     if name in generator.GENERATORS and format_ is None:
-        return Loaded(generator.make(source, wishes, problems), problems)
+        return LoadedTrace(generator.make(source, wishes, problems), problems)
     path = os.path.expanduser(source)
     if not os.path.exists(path):  # unlike Path.exists, also says so of what cannot be a path
         raise _nothing(source, path)
-    return Loaded(formats.read(Path(path), wishes, problems, format_), problems)
+    return LoadedTrace(formats.read(Path(path), wishes, problems, format_), problems)
 
 
 def _nothing(source: str, path: str) -> ConfigError:

@@ -11,6 +11,6 @@ Needs root and /dev/fuse, no library: `why_not` names what is missing.
 from __future__ import annotations
 
 from stepwell.testing.fuse.disk import FaultyDisk, why_not
-from stepwell.testing.fuse.faults import Report, Rule
+from stepwell.testing.fuse.faults import FuseReport, Rule
 
-__all__ = ["FaultyDisk", "Report", "Rule", "why_not"]
+__all__ = ["FaultyDisk", "FuseReport", "Rule", "why_not"]

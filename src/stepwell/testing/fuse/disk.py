@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepwell.testing.fuse.faults import Report, Rule
+from stepwell.testing.fuse.faults import FuseReport, Rule
 from stepwell.testing.mounts import unmount
 
 _END_S = 5.0
@@ -66,22 +66,22 @@ class FaultyDisk:
         """No faults from now on."""
         self.set()
 
-    def report(self) -> Report:
+    def report(self) -> FuseReport:
         """Effects of the present rules so far."""
         return self._tell(b"null")
 
-    def _tell(self, line: bytes) -> Report:
+    def _tell(self, line: bytes) -> FuseReport:
         assert self._process.stdin is not None
         self._process.stdin.write(line + b"\n")
         self._process.stdin.flush()
         return self._answer()
 
-    def _answer(self) -> Report:
+    def _answer(self) -> FuseReport:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise OSError(f"the faulty disk of {self._backing} has ended")
-        return msgspec.json.decode(line, type=Report)
+        return msgspec.json.decode(line, type=FuseReport)
 
     def __exit__(self, *_: object) -> None:
         process = self._process

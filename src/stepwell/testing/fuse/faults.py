@@ -51,7 +51,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_FAULT = Rule()
 
 
-class Report(msgspec.Struct, frozen=True):
+class FuseReport(msgspec.Struct, frozen=True):
     """`hits`: how often each of the present rules has gone into effect. `hanging`: requests that hang right now."""
 
     hits: list[int]
@@ -72,7 +72,7 @@ class _Wait:
             self.over.set()
 
 
-class Faults:
+class FuseFaults:
     """Thread-safe."""
 
     def __init__(self, seed: int) -> None:
@@ -91,9 +91,9 @@ class Faults:
             for wait in self._waits.values():
                 wait.over.set()
 
-    def report(self) -> Report:
+    def report(self) -> FuseReport:
         with self._lock:
-            return Report(list(self._hits), len(self._waits))
+            return FuseReport(list(self._hits), len(self._waits))
 
     def strike(self, request: int, op: str, name: str, offset: int = 0, nbytes: int = 1) -> Rule:
         """The rule for this request, after its wait. Raises OSError if the rule has an errno."""

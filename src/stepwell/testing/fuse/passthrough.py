@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.testing.fuse import wire
-from stepwell.testing.fuse.faults import Faults
+from stepwell.testing.fuse.faults import FuseFaults
 from stepwell.testing.fuse.wire import Op
 
 _KEPT = os.O_ACCMODE | os.O_APPEND | os.O_TRUNC | os.O_EXCL | os.O_CREAT
@@ -34,7 +34,7 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FuseRequest:
     """`body`: what follows the head, valid until the request is answered."""
 
     number: int
@@ -51,13 +51,13 @@ class Request:
 
 _Listing = list[tuple[str, os.stat_result]]
 Answer = bytes | memoryview
-Handler = Callable[[Request], Answer]
+Handler = Callable[[FuseRequest], Answer]
 
 
 class PassThrough:
     """Carries requests out, on any thread. Handlers raise OSError; its errno is the answer."""
 
-    def __init__(self, directory: Path, faults: Faults) -> None:
+    def __init__(self, directory: Path, faults: FuseFaults) -> None:
         self._faults = faults
         self._lock = threading.Lock()
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ class PassThrough:
                 del self._nodes[node], self._known[known.key]
                 os.close(known.fd)
 
-    def _node(self, request: Request) -> _Node:
+    def _node(self, request: FuseRequest) -> _Node:
         with self._lock:
             known = self._nodes.get(request.node)
         if known is None:
@@ -140,17 +140,17 @@ class PassThrough:
 
     # names ------------------------------------------------------------------------------------------------------------
 
-    def _lookup(self, request: Request) -> Answer:
+    def _lookup(self, request: FuseRequest) -> Answer:
         (name,) = request.names()
         self._faults.strike(request.number, "lookup", name)
         return self._entry(self._node(request), name)
 
-    def _getattr(self, request: Request) -> Answer:
+    def _getattr(self, request: FuseRequest) -> Answer:
         node = self._node(request)
         self._faults.strike(request.number, "getattr", node.name)
         return self._attributes(os.fstat(node.fd))
 
-    def _setattr(self, request: Request) -> Answer:
+    def _setattr(self, request: FuseRequest) -> Answer:
         node = self._node(request)
         what, _, fh, size, *_, mode, _, uid, gid, _ = request.fields(wire.SETATTR)
         self._faults.strike(request.number, "setattr", node.name)
@@ -162,55 +162,55 @@ class PassThrough:
             os.truncate(fh if what & wire.SET_FH else self._itself(node), size)
         return self._attributes(os.fstat(node.fd))
 
-    def _mkdir(self, request: Request) -> Answer:
+    def _mkdir(self, request: FuseRequest) -> Answer:
         parent, (mode, _), (name,) = self._node(request), request.fields(wire.MKDIR), request.names(wire.MKDIR)
         self._faults.strike(request.number, "mkdir", name)
         os.mkdir(name, stat.S_IMODE(mode), dir_fd=parent.fd)
         return self._entry(parent, name)
 
-    def _unlink(self, request: Request) -> Answer:
+    def _unlink(self, request: FuseRequest) -> Answer:
         (name,) = request.names()
         self._faults.strike(request.number, "unlink", name)
         os.unlink(name, dir_fd=self._node(request).fd)
         return b""
 
-    def _rmdir(self, request: Request) -> Answer:
+    def _rmdir(self, request: FuseRequest) -> Answer:
         (name,) = request.names()
         self._faults.strike(request.number, "rmdir", name)
         os.rmdir(name, dir_fd=self._node(request).fd)
         return b""
 
-    def _rename(self, request: Request) -> Answer:
+    def _rename(self, request: FuseRequest) -> Answer:
         return self._move(request, request.fields(wire.RENAME)[0], *request.names(wire.RENAME))
 
-    def _rename2(self, request: Request) -> Answer:
+    def _rename2(self, request: FuseRequest) -> Answer:
         to, flags, _ = request.fields(wire.RENAME2)
         if flags:
             raise OSError(errno.EINVAL, "plain renames only")
         return self._move(request, to, *request.names(wire.RENAME2))
 
-    def _move(self, request: Request, to: int, old: str, new: str) -> bytes:
+    def _move(self, request: FuseRequest, to: int, old: str, new: str) -> bytes:
         self._faults.strike(request.number, "rename", old)
-        target = self._node(Request(request.number, to, request.body))
+        target = self._node(FuseRequest(request.number, to, request.body))
         os.rename(old, new, src_dir_fd=self._node(request).fd, dst_dir_fd=target.fd)
         return b""
 
-    def _link(self, request: Request) -> Answer:
+    def _link(self, request: FuseRequest) -> Answer:
         (old,), (new,) = request.fields(wire.NUMBER), request.names(wire.NUMBER)
-        parent, source = self._node(request), self._node(Request(request.number, old, request.body))
+        parent, source = self._node(request), self._node(FuseRequest(request.number, old, request.body))
         self._faults.strike(request.number, "link", new)
         os.link(self._itself(source), new, dst_dir_fd=parent.fd, follow_symlinks=True)
         return self._entry(parent, new)
 
     # files ------------------------------------------------------------------------------------------------------------
 
-    def _open(self, request: Request) -> Answer:
+    def _open(self, request: FuseRequest) -> Answer:
         node, (flags, _) = self._node(request), request.fields(wire.OPEN_IN)
         self._faults.strike(request.number, "open", node.name)
         fd = os.open(self._itself(node), flags & _KEPT & ~(os.O_CREAT | os.O_EXCL) | os.O_CLOEXEC)
         return wire.OPEN_OUT.pack(fd, wire.DIRECT_IO, 0)
 
-    def _create(self, request: Request) -> Answer:
+    def _create(self, request: FuseRequest) -> Answer:
         parent, (flags, mode, *_), (name,) = (
             self._node(request),
             request.fields(wire.CREATE),
@@ -221,7 +221,7 @@ class PassThrough:
         fd = os.open(name, kept, stat.S_IMODE(mode), dir_fd=parent.fd)
         return self._entry(parent, name) + wire.OPEN_OUT.pack(fd, wire.DIRECT_IO, 0)
 
-    def _read(self, request: Request) -> Answer:
+    def _read(self, request: FuseRequest) -> Answer:
         fh, offset, nbytes, *_ = request.fields(wire.READ)
         rule = self._faults.strike(request.number, "read", self._node(request).name, offset, nbytes)
         data = memoryview(bytearray(nbytes))
@@ -230,7 +230,7 @@ class PassThrough:
             self._faults.flip(data)
         return data[: int(len(data) * rule.short)]
 
-    def _write(self, request: Request) -> Answer:
+    def _write(self, request: FuseRequest) -> Answer:
         fh, offset, nbytes, *_ = request.fields(wire.READ)
         rule = self._faults.strike(request.number, "write", self._node(request).name, offset, nbytes)
         data = request.body[wire.READ.size :][:nbytes]
@@ -243,20 +243,20 @@ class PassThrough:
             left, offset = left[done:], offset + done
         return wire.WRITTEN.pack(told, 0)
 
-    def _release(self, request: Request) -> Answer:
+    def _release(self, request: FuseRequest) -> Answer:
         os.close(request.fields(wire.NUMBER)[0])
         return b""
 
-    def _fsync(self, request: Request) -> Answer:
+    def _fsync(self, request: FuseRequest) -> Answer:
         self._faults.strike(request.number, "fsync", self._node(request).name)
         os.fsync(request.fields(wire.FSYNC)[0])
         return b""
 
-    def _fsyncdir(self, request: Request) -> Answer:
+    def _fsyncdir(self, request: FuseRequest) -> Answer:
         self._faults.strike(request.number, "fsyncdir", self._node(request).name)
         return b""
 
-    def _fallocate(self, request: Request) -> Answer:
+    def _fallocate(self, request: FuseRequest) -> Answer:
         fh, offset, nbytes, mode, _ = request.fields(wire.FALLOCATE)
         self._faults.strike(request.number, "fallocate", self._node(request).name, offset, nbytes)
         libc = ctypes.CDLL(None, use_errno=True)
@@ -264,11 +264,11 @@ class PassThrough:
             raise OSError(ctypes.get_errno(), "fallocate")
         return b""
 
-    def _lseek(self, request: Request) -> Answer:
+    def _lseek(self, request: FuseRequest) -> Answer:
         fh, offset, whence, _ = request.fields(wire.LSEEK)
         return wire.NUMBER.pack(os.lseek(fh, offset, whence))
 
-    def _statfs(self, request: Request) -> Answer:
+    def _statfs(self, request: FuseRequest) -> Answer:
         node = self._node(request)
         self._faults.strike(request.number, "statfs", node.name)
         status = os.statvfs(self._itself(node))
@@ -286,13 +286,13 @@ class PassThrough:
 
     # directories ------------------------------------------------------------------------------------------------------
 
-    def _opendir(self, request: Request) -> Answer:
+    def _opendir(self, request: FuseRequest) -> Answer:
         with self._lock:
             handle, self._next_listing = self._next_listing, self._next_listing + 1
             self._listings[handle] = []
         return wire.OPEN_OUT.pack(handle, 0, 0)
 
-    def _readdir(self, request: Request) -> Answer:
+    def _readdir(self, request: FuseRequest) -> Answer:
         """Who begins anew gets a new listing."""
         node, (handle, first, nbytes, *_) = self._node(request), request.fields(wire.READ)
         self._faults.strike(request.number, "readdir", node.name, first)
@@ -318,7 +318,7 @@ class PassThrough:
                     listing.append((entry.name, entry.stat(follow_symlinks=False)))
         return listing
 
-    def _releasedir(self, request: Request) -> Answer:
+    def _releasedir(self, request: FuseRequest) -> Answer:
         with self._lock:
             self._listings.pop(request.fields(wire.NUMBER)[0], None)
         return b""

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from stepwell.testing.fuse import wire
-from stepwell.testing.fuse.faults import Faults, Rule
-from stepwell.testing.fuse.passthrough import Answer, PassThrough, Request
+from stepwell.testing.fuse.faults import FuseFaults, Rule
+from stepwell.testing.fuse.passthrough import Answer, FuseRequest, PassThrough
 from stepwell.testing.fuse.wire import Op
 from stepwell.testing.mounts import mount, unmount
 
@@ -25,10 +25,10 @@ MOST_THREADS = 128
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)  # the kernel took the request back
 
 
-class Server:
+class FuseServer:
     """Serves one connection to the kernel. Threads are daemons: the process ends without them."""
 
-    def __init__(self, fd: int, files: PassThrough, faults: Faults) -> None:
+    def __init__(self, fd: int, files: PassThrough, faults: FuseFaults) -> None:
         self._fd = fd
         self._files = files
         self._faults = faults
@@ -63,7 +63,7 @@ class Server:
 
     def _handle(self, message: memoryview) -> None:
         _, kind, number, node, *_ = wire.IN_HEAD.unpack_from(message)
-        request = Request(number, node, message[wire.IN_HEAD.size :])
+        request = FuseRequest(number, node, message[wire.IN_HEAD.size :])
         handler = self._files.handlers.get(kind)
         if handler is not None:
             try:
@@ -91,7 +91,7 @@ class Server:
                 raise
 
 
-def _agree(request: Request) -> bytes:
+def _agree(request: FuseRequest) -> bytes:
     major, minor, ahead, offered = request.fields(wire.INIT_IN)
     if major != wire.MAJOR or minor < wire.MINOR:
         raise SystemExit(f"the kernel speaks FUSE {major}.{minor}, too old")
@@ -105,12 +105,12 @@ def _agree(request: Request) -> bytes:
 def main() -> None:
     directory, point, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     os.umask(0)  # the caller's was applied already
-    faults = Faults(seed)
+    faults = FuseFaults(seed)
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     files = PassThrough(directory, faults)
     mount("faulty", point, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={wire.MOST}")
     try:
-        Server(fd, files, faults).start()
+        FuseServer(fd, files, faults).start()
         _report(faults)
         for line in sys.stdin.buffer:
             rules = msgspec.json.decode(line, type=list[Rule] | None)
@@ -123,7 +123,7 @@ def main() -> None:
     os._exit(0)  # daemon threads wait for requests
 
 
-def _report(faults: Faults) -> None:
+def _report(faults: FuseFaults) -> None:
     os.write(1, msgspec.json.encode(faults.report()) + b"\n")
 
 

@@ -15,7 +15,7 @@ from stepwell.io.files import File, Files
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer
 
 
-class Phase(Enum):
+class SegmentPhase(Enum):
     BEGINNING = "beginning"  # its file is being created, or begins another life
     OPEN = "open"  # blocks are placed in it
     CLOSING = "closing"  # takes no more blocks; the footer is not written yet
@@ -35,7 +35,7 @@ class Segment:
     __slots__ = ("blocks", "busy", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
                  "records", "sequence", "torn")  # fmt: skip
 
-    def __init__(self, number: int, name: str, id: bytes, sequence: int, nbytes: int, phase: Phase) -> None:
+    def __init__(self, number: int, name: str, id: bytes, sequence: int, nbytes: int, phase: SegmentPhase) -> None:
         self.number = number
         self.name = name
         self.id = id

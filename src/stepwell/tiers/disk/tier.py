@@ -26,11 +26,11 @@ from stepwell.tiers.base import (
     WriteDone,
 )
 from stepwell.tiers.disk.calls import MAX_RUN, ReadRun
-from stepwell.tiers.disk.directory.base import Directory, Shared
+from stepwell.tiers.disk.directory.base import Directory, DirectoryParts
 from stepwell.tiers.disk.directory.directory import DiskDirectory
 from stepwell.tiers.disk.index import BlockIndex
 from stepwell.tiers.disk.recovery import MAX_BYTES, NAME, OURS, FileKind, FoundFile, NotAFile, ids_of, look
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.stream import REQUEST
 
 MAX_SEGMENT, MIN_SEGMENT = 256 * MiB, 16 * MiB
@@ -89,7 +89,7 @@ class DiskTier:
         self._segments: dict[int, tuple[Directory, Segment]] = {}
         self._staging = staging or Staging(REQUEST)
         self._numbers = count(1)
-        shared = Shared(
+        shared = DirectoryParts(
             executor=executor,
             clock=clock,
             wall=wall,
@@ -129,7 +129,7 @@ class DiskTier:
     def _holder(self, number: int) -> tuple[Directory, Segment] | None:
         """The segment with this number, or None if it was cleared: the index forgets its blocks a while after that."""
         known = self._segments.get(number)
-        return known if known is not None and known[1].phase is not Phase.DOOMED else None
+        return known if known is not None and known[1].phase is not SegmentPhase.DOOMED else None
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         answers = [Reading.ABSENT] * len(blocks)
@@ -205,7 +205,7 @@ class DiskTier:
         return {
             "blocks": len(self._index),
             "segments": len(self._segments),
-            "kept_segments": sum(segment.phase is Phase.KEPT for segment in self._kept),
+            "kept_segments": sum(segment.phase is SegmentPhase.KEPT for segment in self._kept),
             "foreign_files": self.foreign_files,
             "index_bytes": self._index.nbytes,
         }
@@ -229,17 +229,17 @@ class DiskTier:
         directory.space.used += found.nbytes
         number = next(self._numbers)
         if found.kind is FileKind.EMPTY and found.nbytes == directory.segment_bytes:
-            directory.found(Segment(number, found.name, b"", 0, found.nbytes, Phase.EMPTY))
+            directory.found(Segment(number, found.name, b"", 0, found.nbytes, SegmentPhase.EMPTY))
             return
         if found.kind in (FileKind.OTHER_VERSION, FileKind.HEADLESS):
-            self._keep(directory, Segment(number, found.name, b"", 0, found.nbytes, Phase.CLOSED))
+            self._keep(directory, Segment(number, found.name, b"", 0, found.nbytes, SegmentPhase.CLOSED))
             return
         if found.head is None or found.footer is None:
             self.foreign_files += 1
             if found.kind is FileKind.STRANGE and PAGE < found.nbytes <= MAX_BYTES:
                 directory.unseen = True  # a segment with both ends misread looks like that
             return
-        segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, Phase.CLOSED)
+        segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, SegmentPhase.CLOSED)
         footer = found.footer
         known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
@@ -252,11 +252,11 @@ class DiskTier:
             self._index.put_many(ids_of(records), number, records["page"])
         except OverflowError as error:
             self._trouble("index_full", error)  # its blocks are not found, and its space is used again in its turn
-        if not found.closed and segment.phase is Phase.CLOSED and segment.nbytes == found.head.nbytes:
+        if not found.closed and segment.phase is SegmentPhase.CLOSED and segment.nbytes == found.head.nbytes:
             directory.close_found(segment, footer)
 
     def _keep(self, directory: DiskDirectory, segment: Segment) -> None:
-        segment.phase = Phase.KEPT
+        segment.phase = SegmentPhase.KEPT
         self._kept.append(segment)
         directory.found(segment)
 

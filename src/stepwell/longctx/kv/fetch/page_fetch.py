@@ -15,7 +15,7 @@ from stepwell.longctx.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FetchedPiece:
     """`lanes` and `pages`: [m], by lane and in ascending order of page."""
 
     lanes: torch.Tensor
@@ -50,7 +50,7 @@ class PageFetch:
         self._parts = list(zip(*by_piece, strict=True)) if self.count else []
         self._started = [self._start(*part) for part in self._parts[:begin]]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[FetchedPiece]:
         """Once only. Raises IntegrityError where a page did not come back as it was."""
         for number in range(len(self._parts)):
             due = number + 2 if self._fetcher.beside else number + 1
@@ -61,10 +61,10 @@ class PageFetch:
 
     def _start(
         self, lanes: torch.Tensor, pages: torch.Tensor, host_lanes: torch.Tensor, host_pages: torch.Tensor
-    ) -> Piece:
+    ) -> FetchedPiece:
         self._ledger.moved("cold", "hot", self._kind, len(lanes) * self._source.codec.page_bytes)
         read = partial(arrive, self._source, host_lanes, host_pages)
-        return Piece(lanes, pages, self._fetcher.start(read, self._urgent))
+        return FetchedPiece(lanes, pages, self._fetcher.start(read, self._urgent))
 
 
 def side_by_side(lanes: torch.Tensor, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:

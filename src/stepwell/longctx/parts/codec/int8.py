@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from stepwell.longctx.parts.codec.layout import Layout, Piece
+from stepwell.longctx.parts.codec.layout import Layout, PagePiece
 from stepwell.longctx.parts.figures import require
 from stepwell.longctx.parts.numbers import FP16_MAX, half_above
 from stepwell.longctx.shape import PageShape
@@ -46,10 +46,10 @@ class Scaled:
         key_scales = (shape.heads, 1, shape.key_dim) if key_axis == -2 else (*rows, 1)
         self._layout = Layout(
             (
-                Piece((*rows, shape.key_dim), torch.int8),
-                Piece(key_scales, torch.float16),
-                Piece((*rows, shape.value_dim), torch.int8),
-                Piece((*rows, 1), torch.float16),
+                PagePiece((*rows, shape.key_dim), torch.int8),
+                PagePiece(key_scales, torch.float16),
+                PagePiece((*rows, shape.value_dim), torch.int8),
+                PagePiece((*rows, 1), torch.float16),
             )
         )
         self._dtype, self._key_axis = dtype, key_axis

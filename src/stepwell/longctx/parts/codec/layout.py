@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PagePiece:
     """A piece of one page."""
 
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PagePiece, ...]
 
     @property
     def page_bytes(self) -> int:

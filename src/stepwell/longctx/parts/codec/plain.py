@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stepwell.longctx.parts.codec.layout import Layout, Piece
+from stepwell.longctx.parts.codec.layout import Layout, PagePiece
 from stepwell.longctx.parts.numbers import FP16_MAX
 from stepwell.longctx.shape import PageShape
 
@@ -33,7 +33,7 @@ class Numbers:
 
     def __init__(self, shape: PageShape, dtype: torch.dtype, stored: torch.dtype) -> None:
         rows = (shape.heads, shape.tokens)
-        self._layout = Layout((Piece((*rows, shape.key_dim), stored), Piece((*rows, shape.value_dim), stored)))
+        self._layout = Layout((PagePiece((*rows, shape.key_dim), stored), PagePiece((*rows, shape.value_dim), stored)))
         self._dtype, self._stored = dtype, stored
         self.lossless = stored == dtype
         self.page_bytes = self._layout.page_bytes

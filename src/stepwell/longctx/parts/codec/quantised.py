@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stepwell.longctx.parts.codec.layout import Layout, Piece
+from stepwell.longctx.parts.codec.layout import Layout, PagePiece
 from stepwell.longctx.parts.figures import require
 from stepwell.longctx.parts.numbers import FP16_MAX, half_above, half_below, pack, packed_width, unpack
 from stepwell.longctx.shape import PageShape
@@ -40,12 +40,12 @@ class Codes:
 
     def __init__(self, shape: PageShape, dtype: torch.dtype, key_bits: int, value_bits: int) -> None:
         self._sides = ((shape.key_dim, key_bits), (shape.value_dim, value_bits))
-        rows, scale = (shape.heads, shape.tokens), Piece((shape.heads, shape.tokens, 1), torch.float16)
+        rows, scale = (shape.heads, shape.tokens), PagePiece((shape.heads, shape.tokens, 1), torch.float16)
         self._layout = Layout(
             tuple(
                 piece
                 for dim, bits in self._sides
-                for piece in (Piece((*rows, packed_width(dim, bits)), torch.uint8), scale, scale)
+                for piece in (PagePiece((*rows, packed_width(dim, bits)), torch.uint8), scale, scale)
             )
         )
         self._dtype = dtype

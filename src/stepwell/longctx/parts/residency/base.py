@@ -12,7 +12,7 @@ from stepwell.longctx.shape import PageShape
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """One decode step of one layer. `selected`: [L, n] bool, the pages that were attended over; `score`: [L, n]
     float32, their estimated mass in this step (of all pages); `resident`: [L, n] bool, before the step. Steps are
     counted from 0."""
@@ -26,7 +26,7 @@ class Step:
 class Residency(Protocol):
     """Residency of one layer; keeps its own history. `n` only grows between calls of `crop`."""
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         """[L, n] float32: who stays, highest first, of the pages that are resident or were selected just now; the
         machine keeps as many as there is room for. -inf: not kept even if there is room."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.residency.history import Stateless, page_numbers, staying
 from stepwell.longctx.shape import PageShape
 
@@ -22,7 +22,7 @@ class Fifo:
 class Newest(Stateless):
     """`Residency` of the newest pages."""
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         return staying(page_numbers(step.score).expand(step.score.shape), step)
 
     def warm(self, importance: torch.Tensor) -> torch.Tensor:

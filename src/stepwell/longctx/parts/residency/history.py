@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 
 
-def staying(rank: torch.Tensor, step: Step) -> torch.Tensor:
+def staying(rank: torch.Tensor, step: DecodeStep) -> torch.Tensor:
     """The rank, -inf for pages that are neither resident nor were selected just now."""
     return rank.masked_fill(~(step.resident | step.selected), -torch.inf)
 
@@ -45,7 +45,7 @@ class Uses:
         self._last: torch.Tensor | None = None  # [L, n]
         self._now = -1
 
-    def note(self, step: Step) -> torch.Tensor:
+    def note(self, step: DecodeStep) -> torch.Tensor:
         """[L, n] float32: how many steps ago, 0 for those selected just now."""
         self._now = step.number
         self._last = grown(self._last, step.selected, step.number - 1).masked_fill(step.selected, step.number)

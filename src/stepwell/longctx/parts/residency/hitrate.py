@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stepwell.longctx.parts.figures import require
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.residency.history import grown, staying
 from stepwell.longctx.shape import PageShape
 
@@ -27,11 +27,11 @@ class HitRate:
     def __post_init__(self) -> None:
         require(self.decay is None or 0.0 < self.decay <= 1.0, self, "decay is above 0, at most 1")
 
-    def build(self, shape: PageShape) -> Counters:
-        return Counters(1.0 if self.decay is None else self.decay)
+    def build(self, shape: PageShape) -> HitCounts:
+        return HitCounts(1.0 if self.decay is None else self.decay)
 
 
-class Counters:
+class HitCounts:
     """`Residency` by hit rate."""
 
     def __init__(self, decay: float) -> None:
@@ -39,7 +39,7 @@ class Counters:
         self._hits: torch.Tensor | None = None  # [L, n] float32
         self._steps: torch.Tensor | None = None
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         self._hits = grown(self._hits, step.selected, 0.0) * self._decay + step.selected
         self._steps = grown(self._steps, step.selected, 0.0) * self._decay + 1.0
         rate = self._hits / self._steps

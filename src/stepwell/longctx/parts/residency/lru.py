@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.residency.history import Uses, page_numbers, staying
 from stepwell.longctx.shape import PageShape
 
 
 @dataclass(frozen=True, slots=True)
-class Lru:
+class LruPages:
     """Ranks by the step of the last use; of one step's pages the newer stays, as far as float32 can tell at that
     age."""
 
@@ -23,7 +23,7 @@ class Lru:
 class Used(Uses):
     """`Residency` by last use."""
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         return staying(by_last_use(self.note(step)), step)
 
 

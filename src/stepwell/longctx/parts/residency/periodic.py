@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stepwell.longctx.parts.figures import require
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.residency.history import Stateless, staying
 from stepwell.longctx.shape import PageShape
 
@@ -23,35 +23,35 @@ class Periodic:
     def __post_init__(self) -> None:
         require(self.every >= 1, self, "a period is at least one step")
 
-    def build(self, shape: PageShape) -> Recalls:
-        return Recalls(self.every)
+    def build(self, shape: PageShape) -> PeriodicRecalls:
+        return PeriodicRecalls(self.every)
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Keeps the pages that `warm` chose, until they are cropped."""
 
-    def build(self, shape: PageShape) -> Kept:
-        return Kept()
+    def build(self, shape: PageShape) -> KeptPages:
+        return KeptPages()
 
 
-class Recalls(Stateless):
+class PeriodicRecalls(Stateless):
     """The `Residency` of `Periodic`."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         return staying(step.score, step) if step.number % self._every == self._every - 1 else unchanged(step)
 
 
-class Kept(Stateless):
+class KeptPages(Stateless):
     """The `Residency` of `Keep`."""
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         return unchanged(step)
 
 
-def unchanged(step: Step) -> torch.Tensor:
+def unchanged(step: DecodeStep) -> torch.Tensor:
     """Residents only, by mass in case that there is less room than there was; each of them finite."""
     return step.score.clamp(min=-1.0).masked_fill(~step.resident, -torch.inf)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from stepwell.longctx.parts.figures import require
-from stepwell.longctx.parts.residency.base import Step
+from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.residency.history import Uses, staying
 from stepwell.longctx.parts.residency.lru import by_last_use
 from stepwell.longctx.shape import PageShape
@@ -29,11 +29,11 @@ class StepWindow:
         require(self.steps >= 1, self, "a window is at least one step")
         require(self.eviction in ("mass", "lru"), self, 'eviction is "mass" or "lru"')
 
-    def build(self, shape: PageShape) -> Window:
-        return Window(self.steps, by_mass=self.eviction == "mass")
+    def build(self, shape: PageShape) -> WindowPages:
+        return WindowPages(self.steps, by_mass=self.eviction == "mass")
 
 
-class Window(Uses):
+class WindowPages(Uses):
     """`Residency` by a window of steps."""
 
     def __init__(self, steps: int, *, by_mass: bool) -> None:
@@ -41,7 +41,7 @@ class Window(Uses):
         self._steps = steps
         self._by_mass = by_mass
 
-    def rank(self, step: Step) -> torch.Tensor:
+    def rank(self, step: DecodeStep) -> torch.Tensor:
         age = self.note(step)
         rank = step.score if self._by_mass else by_last_use(age)
         return staying(rank.masked_fill(age >= self._steps, -torch.inf), step)

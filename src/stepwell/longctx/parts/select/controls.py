@@ -29,7 +29,7 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class Random:
+class RandomPages:
     """Pages drawn evenly, `share` of the context. The draw depends on `seed` and the number of tokens alone: other
     pages in each step, the same in each run; each lane has its own."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from stepwell.policies.item import Item
 
 
-class Place:
+class QueuePlace:
     """Where an item stands. `queue` is None when it stands nowhere."""
 
     __slots__ = ("item", "newer", "older", "queue")
@@ -15,8 +15,8 @@ class Place:
     def __init__(self, item: Item) -> None:
         self.item = item
         self.queue: Queue | None = None
-        self.older: Place | None = None
-        self.newer: Place | None = None
+        self.older: QueuePlace | None = None
+        self.newer: QueuePlace | None = None
 
 
 class Queue:
@@ -25,30 +25,30 @@ class Queue:
     __slots__ = ("newest", "oldest", "size")
 
     def __init__(self) -> None:
-        self.oldest: Place | None = None
-        self.newest: Place | None = None
+        self.oldest: QueuePlace | None = None
+        self.newest: QueuePlace | None = None
         self.size = 0
 
-    def upwards(self, place: Place | None) -> Iterator[Item]:
+    def upwards(self, place: QueuePlace | None) -> Iterator[Item]:
         """From this place to the newest."""
         while place is not None:
             yield place.item
             place = place.newer
 
-    def append(self, place: Place) -> None:
+    def append(self, place: QueuePlace) -> None:
         """Adds the item as the newest."""
         self._insert(self.newest, place, None)
 
-    def prepend(self, place: Place) -> None:
+    def prepend(self, place: QueuePlace) -> None:
         """Adds the item as the oldest."""
         self._insert(None, place, self.oldest)
 
-    def split(self, place: Place, tail: Place) -> None:
+    def split(self, place: QueuePlace, tail: QueuePlace) -> None:
         """`tail` gets the place right before `place`, of whose blocks it took some."""
         self._insert(place.older, tail, place)
         self.size -= tail.item.size
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: QueuePlace) -> None:
         assert place.queue is self
         older, newer = place.older, place.newer
         if older is None:
@@ -62,7 +62,7 @@ class Queue:
         self.size -= place.item.size
         place.queue = place.older = place.newer = None
 
-    def _insert(self, older: Place | None, place: Place, newer: Place | None) -> None:
+    def _insert(self, older: QueuePlace | None, place: QueuePlace, newer: QueuePlace | None) -> None:
         place.queue, place.older, place.newer = self, older, newer
         if older is None:
             self.oldest = place

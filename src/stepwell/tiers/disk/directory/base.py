@@ -19,7 +19,7 @@ from stepwell.tiers.disk.segment import Handles, Segment
 
 
 @dataclass(slots=True)
-class Shared:
+class DirectoryParts:
     """Parts of one tier that its directories share.
 
     `wall()`: Unix seconds. `entropy(n)`: n unpredictable random bytes. `trouble(kind, error)` takes errors of the
@@ -44,7 +44,7 @@ class Shared:
 class Directory(Protocol):
     """One directory of the tier. All calls are made on the tier's thread."""
 
-    shared: Shared
+    shared: DirectoryParts
     files: Files
     handles: Handles
     space: Space

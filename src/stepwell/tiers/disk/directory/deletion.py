@@ -9,7 +9,7 @@ from functools import partial
 
 from stepwell.tiers.base import Forgotten
 from stepwell.tiers.disk.directory.base import Directory
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 
 
 class Deletion:
@@ -27,7 +27,7 @@ class Deletion:
 
     def doom(self, segment: Segment) -> None:
         """The segment's blocks count as gone from now on; its file is deleted once no job uses it (see `go`)."""
-        segment.phase = Phase.DOOMED
+        segment.phase = SegmentPhase.DOOMED
         self._doomed += 1
         self._directory.space.leaving += segment.nbytes
         if not segment.busy:

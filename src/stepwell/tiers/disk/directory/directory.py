@@ -20,7 +20,7 @@ from stepwell.block.layout import PAGE
 from stepwell.io.files import Files
 from stepwell.tiers.base import Forgotten, Outgoing, Reading, WriteDone
 from stepwell.tiers.disk.calls import ReadRun
-from stepwell.tiers.disk.directory.base import Shared
+from stepwell.tiers.disk.directory.base import DirectoryParts
 from stepwell.tiers.disk.directory.deletion import Deletion
 from stepwell.tiers.disk.directory.footers import Footers
 from stepwell.tiers.disk.directory.placing import Placing
@@ -28,7 +28,7 @@ from stepwell.tiers.disk.directory.room import Room
 from stepwell.tiers.disk.directory.space import Space
 from stepwell.tiers.disk.directory.sweep import Sweep
 from stepwell.tiers.disk.layout import Footer
-from stepwell.tiers.disk.segment import Handles, Phase, Segment
+from stepwell.tiers.disk.segment import Handles, Segment, SegmentPhase
 from stepwell.tiers.disk.stream import read_run
 
 MAX_OPEN = 512
@@ -38,7 +38,7 @@ MAX_OPEN = 512
 class DiskDirectory:
     """The `Directory` that owns the parts. `limit`, `reserve` and `segment_bytes` are bytes."""
 
-    def __init__(self, files: Files, shared: Shared, *, limit: int, reserve: int, segment_bytes: int) -> None:
+    def __init__(self, files: Files, shared: DirectoryParts, *, limit: int, reserve: int, segment_bytes: int) -> None:
         self.shared = shared
         self.files = files
         self.handles = Handles(files, MAX_OPEN)
@@ -104,11 +104,11 @@ class DiskDirectory:
         self._jobs -= 1
         if segment.busy:
             return
-        if segment.phase is Phase.CLOSING:
+        if segment.phase is SegmentPhase.CLOSING:
             self._footers.finish(segment)
-        elif segment.phase is Phase.EMPTY:
+        elif segment.phase is SegmentPhase.EMPTY:
             self._room.free_up(segment)
-        elif segment.phase is Phase.DOOMED:
+        elif segment.phase is SegmentPhase.DOOMED:
             self._deletion.go(segment)
 
     def wake(self) -> None:
@@ -135,8 +135,8 @@ class DiskDirectory:
         segment.torn = True
         if segment is self.open_segment:
             self.open_segment = None
-        if segment.phase is Phase.OPEN:
-            segment.phase = Phase.CLOSING
+        if segment.phase is SegmentPhase.OPEN:
+            segment.phase = SegmentPhase.CLOSING
 
     def closed(self, segment: Segment) -> None:
         self._room.closed(segment)
@@ -159,7 +159,7 @@ class DiskDirectory:
         return self._sweep.is_forgetting(namespace)
 
     def is_leaving(self, segment: Segment, namespace: bytes) -> bool:
-        return segment.phase is Phase.DOOMED or self._sweep.concerns(segment, namespace)
+        return segment.phase is SegmentPhase.DOOMED or self._sweep.concerns(segment, namespace)
 
     def free_up(self, segment: Segment) -> None:
         self._room.free_up(segment)
@@ -167,7 +167,7 @@ class DiskDirectory:
     def discard(self, segment: Segment) -> None:
         if segment is self.open_segment:
             self.open_segment = None
-        elif segment.phase is Phase.FREE:
+        elif segment.phase is SegmentPhase.FREE:
             self._room.no_longer_free(segment)
         self._deletion.doom(segment)
 
@@ -185,9 +185,9 @@ class DiskDirectory:
         """Takes in a file that an earlier life left; its phase is CLOSED, KEPT or EMPTY."""
         self._room.seen(segment.sequence)
         self.enter(segment)
-        if segment.phase is Phase.EMPTY:
+        if segment.phase is SegmentPhase.EMPTY:
             self._room.free_up(segment)
-        elif segment.phase is Phase.CLOSED:
+        elif segment.phase is SegmentPhase.CLOSED:
             self._room.closed(segment)
 
     def close_found(self, segment: Segment, footer: Footer) -> None:

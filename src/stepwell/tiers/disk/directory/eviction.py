@@ -15,7 +15,7 @@ from stepwell.tiers.base import Place
 from stepwell.tiers.disk.directory.base import Directory
 from stepwell.tiers.disk.layout import Footer, Records
 from stepwell.tiers.disk.recovery import read_footer
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 
 REINSERTED = 0.1
 """Largest share of a segment that is written again when it is evicted."""
@@ -33,7 +33,7 @@ class Evictor:
         """Empties a CLOSED segment that no job uses. It counts as in use until `emptied` is called."""
         shared = self._directory.shared
         self.busy = True
-        victim.phase = Phase.EVICTING
+        victim.phase = SegmentPhase.EVICTING
         self._directory.use(victim)
         found: list[Footer | None] = []
 
@@ -65,7 +65,7 @@ class Evictor:
         """Copies hot blocks from `hot[first]` on, one after the other; then the victim is empty."""
         shared = self._directory.shared
         target = (
-            self._directory.open_segment if victim.phase is Phase.EVICTING else None
+            self._directory.open_segment if victim.phase is SegmentPhase.EVICTING else None
         )  # else it was cleared meanwhile
         for at in range(first, len(hot)):
             record, commitment = hot[at]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from stepwell.block.layout import PAGE
 from stepwell.tiers.disk.directory.base import Directory
 from stepwell.tiers.disk.layout import Footer
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.stream import blank, write_bytes
 
 
@@ -23,7 +23,7 @@ class Footers:
         """Closes the open segment, if there is one."""
         segment, self._directory.open_segment = self._directory.open_segment, None
         if segment is not None:
-            segment.phase = Phase.CLOSING
+            segment.phase = SegmentPhase.CLOSING
             self._directory.use(segment)  # `finish` then runs exactly once: in `ended`, here or at its last job's end
             self._directory.ended(segment)
 
@@ -44,7 +44,7 @@ class Footers:
         room for one. The footer would hide half-written blocks and misread headers, so every page that it does not
         list becomes zeros first."""
         if len(footer.records) and Footer.nbytes(len(footer.records)) <= _unused_end(segment, footer):
-            segment.phase = Phase.CLOSING
+            segment.phase = SegmentPhase.CLOSING
             self._write(segment, footer, found=True)
 
     def _write(self, segment: Segment, footer: Footer, *, found: bool = False) -> None:
@@ -65,7 +65,7 @@ class Footers:
                 shared.trouble(directory.space.trouble(error), error)
             else:
                 shared.counts.device_bytes += sum(written)
-            if segment.phase is Phase.CLOSING:
+            if segment.phase is SegmentPhase.CLOSING:
                 directory.closed(segment)
             directory.ended(segment)
             directory.wake()

@@ -17,7 +17,7 @@ from stepwell.tiers.disk.directory.eviction import Evictor
 from stepwell.tiers.disk.directory.placing import Placing
 from stepwell.tiers.disk.directory.space import NoRoom
 from stepwell.tiers.disk.layout import Head
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.stream import write_bytes
 
 EVICT_AHEAD = 0.25
@@ -40,7 +40,7 @@ class Room:
         self._sequence = 0
 
     def closed(self, segment: Segment) -> None:
-        segment.phase = Phase.CLOSED
+        segment.phase = SegmentPhase.CLOSED
         heapq.heappush(self._closed, (segment.sequence, segment.number))
 
     def seen(self, sequence: int) -> None:
@@ -61,7 +61,7 @@ class Room:
             space.used += directory.segment_bytes
             shared = directory.shared
             name = f"{shared.entropy(8).hex()}{SUFFIX}"
-            new = Segment(next(shared.numbers), name, b"", 0, directory.segment_bytes, Phase.BEGINNING)
+            new = Segment(next(shared.numbers), name, b"", 0, directory.segment_bytes, SegmentPhase.BEGINNING)
             directory.enter(new)
             self._prepare(new, create=True)
         elif not self._evict():
@@ -73,7 +73,7 @@ class Room:
         one's."""
         directory, shared = self._directory, self._directory.shared
         self.beginning = True
-        old.phase = Phase.BEGINNING
+        old.phase = SegmentPhase.BEGINNING
         self._sequence = max(self._sequence + 1, int(shared.wall() * 1e6))
         head = Head(shared.entropy(16), self._sequence, old.nbytes, int(shared.wall()))
 
@@ -92,7 +92,7 @@ class Room:
             if error is None:
                 shared.counts.device_bytes += PAGE
                 directory.forget(old)
-                segment = Segment(next(shared.numbers), old.name, head.id, head.sequence, old.nbytes, Phase.OPEN)
+                segment = Segment(next(shared.numbers), old.name, head.id, head.sequence, old.nbytes, SegmentPhase.OPEN)
                 directory.enter(segment)
                 directory.open_segment = segment
             else:
@@ -126,7 +126,7 @@ class Room:
         while victim is None and self._closed:
             entry = heapq.heappop(self._closed)
             segment = self._directory.segments.get(entry[1])
-            if segment is None or segment.phase is not Phase.CLOSED:
+            if segment is None or segment.phase is not SegmentPhase.CLOSED:
                 continue
             if segment.busy:
                 in_use.append(entry)
@@ -137,13 +137,13 @@ class Room:
         if victim is not None:
             self.evictor.begin(victim)
             return True
-        leaving = (Phase.CLOSING, Phase.CLOSED, Phase.EMPTY, Phase.DOOMED)
+        leaving = (SegmentPhase.CLOSING, SegmentPhase.CLOSED, SegmentPhase.EMPTY, SegmentPhase.DOOMED)
         return any(segment.phase in leaving for segment in self._directory.segments.values())
 
     def emptied(self, segment: Segment) -> None:
         """The segment's eviction has ended."""
-        if segment.phase is Phase.EVICTING:
-            segment.phase = Phase.EMPTY
+        if segment.phase is SegmentPhase.EVICTING:
+            segment.phase = SegmentPhase.EMPTY
         self._directory.ended(segment)
         self._directory.wake()
 
@@ -151,7 +151,7 @@ class Room:
         """The segment holds nothing: keeps its file for the next one, or deletes it where it has another size or is
         one too many."""
         if segment.nbytes == self._directory.segment_bytes and not self._directory.space.over:
-            segment.phase = Phase.FREE
+            segment.phase = SegmentPhase.FREE
             self._free.append(segment)
         else:
             self._deletion.doom(segment)

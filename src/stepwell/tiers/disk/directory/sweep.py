@@ -33,7 +33,7 @@ from stepwell.tiers.disk.directory.deletion import Deletion
 from stepwell.tiers.disk.index import distinct
 from stepwell.tiers.disk.layout import Footer
 from stepwell.tiers.disk.recovery import FoundFile, ids_of, look
-from stepwell.tiers.disk.segment import Phase, Segment
+from stepwell.tiers.disk.segment import Segment, SegmentPhase
 from stepwell.tiers.disk.stream import blank, write_bytes
 
 Mask = npt.NDArray[np.bool_]
@@ -81,13 +81,13 @@ class Sweep:
         once. For a namespace, the directory has closed an open segment with blocks before."""
         self._under_way += 1
         segments = list(self._directory.segments.values())
-        clear = _Clear(namespace, {s.number for s in segments if s.phase is not Phase.OPEN}, done)
+        clear = _Clear(namespace, {s.number for s in segments if s.phase is not SegmentPhase.OPEN}, done)
         if namespace:
             self._clears.append(clear)
             self._shared.executor.submit(lambda: None, lambda _: self._directory.wake())
             return
         for segment in segments:
-            if segment.phase not in (Phase.DOOMED, Phase.BEGINNING):
+            if segment.phase not in (SegmentPhase.DOOMED, SegmentPhase.BEGINNING):
                 self._directory.discard(segment)
 
         def deleted(gone: Forgotten) -> None:
@@ -118,13 +118,13 @@ class Sweep:
         others = set()
         while clear.left and found is None:
             segment = self._directory.segments.get(clear.left.pop())
-            if segment is None or segment.phase is Phase.DOOMED:
+            if segment is None or segment.phase is SegmentPhase.DOOMED:
                 continue
-            if segment.phase in (Phase.FREE, Phase.EMPTY):
+            if segment.phase in (SegmentPhase.FREE, SegmentPhase.EMPTY):
                 self._directory.discard(segment)
                 continue
             others.add(segment.number)
-            if segment.phase in (Phase.CLOSED, Phase.KEPT):
+            if segment.phase in (SegmentPhase.CLOSED, SegmentPhase.KEPT):
                 found = segment
         clear.left |= others
         return found
@@ -133,7 +133,7 @@ class Sweep:
         """No segment holds a block of the namespace any more. The earlier content of a file may, and a power cut can
         restore it where it was overwritten and not synced: so all files are synced."""
         self._clears.remove(clear)
-        self._sync(clear, [s.name for s in self._directory.segments.values() if s.phase is not Phase.DOOMED])
+        self._sync(clear, [s.name for s in self._directory.segments.values() if s.phase is not SegmentPhase.DOOMED])
 
     def _sync(self, clear: _Clear, names: list[str]) -> None:
         """Syncs one file after the other; one that is gone by then needs none."""
@@ -181,7 +181,7 @@ class Sweep:
 
         def ended(error: BaseException | None) -> None:
             clears = [clear for clear in self._clears if segment.number in clear.left]
-            if segment.phase is Phase.DOOMED:
+            if segment.phase is SegmentPhase.DOOMED:
                 self._swept(segment, clears)
             elif error is not None:
                 self._failed(segment, clears, "read", error)

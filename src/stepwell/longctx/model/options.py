@@ -23,7 +23,7 @@ _REFUSED = {
 }
 
 
-class Wishes:
+class CallOptions:
     """Options of one call. `arguments`: by name, positional ones included. Raises Unsupported SW-717 for options that a
     cache across tiers cannot serve; TypeError for too many arguments."""
 

@@ -7,7 +7,7 @@ import re
 
 from stepwell.errors import ConfigError
 from stepwell.simulate.point import NAMES
-from stepwell.simulate.sweep import Capacity
+from stepwell.simulate.sweep import SweepCapacity
 
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg%]?)", re.IGNORECASE)
@@ -32,7 +32,7 @@ def policies(text: str) -> list[str]:
     return names
 
 
-def capacities(text: str) -> list[Capacity]:
+def capacities(text: str) -> list[SweepCapacity]:
     """Tokens (`500000`, `1.5M`) or shares of the working set (`5%`), separated by commas. Raises ConfigError SW-125."""
     found = [_capacity(part.strip()) for part in text.split(",") if part.strip()]
     if not found:
@@ -40,7 +40,7 @@ def capacities(text: str) -> list[Capacity]:
     return list(dict.fromkeys(found))
 
 
-def _capacity(text: str) -> Capacity:
+def _capacity(text: str) -> SweepCapacity:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise _unusable(text, "it is no number of tokens and no share")
@@ -48,11 +48,11 @@ def _capacity(text: str) -> Capacity:
     if unit == "%":
         if not 0 < number <= 100:
             raise _unusable(text, "it is not over 0 and at most 100 %")
-        return Capacity(share=number / 100)
+        return SweepCapacity(share=number / 100)
     tokens = number * _UNITS[unit]
     if not 1 <= tokens <= 1e15:
         raise _unusable(text, "it is not from 1 to 10^15 tokens")
-    return Capacity(int(tokens))
+    return SweepCapacity(int(tokens))
 
 
 def _unusable(text: str, why: str) -> ConfigError:
