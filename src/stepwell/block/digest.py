@@ -15,7 +15,7 @@ from blake3 import blake3
 from stepwell.block.facts import lp
 
 RECIPE = b"stepwell digest 1"
-"""Version of everything below. Part of each digest, so another recipe never meets this one's blocks."""
+"""Version of the recipe in this module. It is part of each digest, so that blocks of different recipes never meet."""
 
 _NO_EXTRAS = lp(b"")
 

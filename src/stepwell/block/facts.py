@@ -21,11 +21,9 @@ def lp(data: bytes) -> bytes:
 
 
 def digest_of(facts: Mapping[str, str]) -> bytes:
-    """32-byte BLAKE3 over the pairs of `facts`, sorted by key, each key and value length-prefixed.
-
-    Independent of insertion order, process and machine. Any text is accepted, lone surrogates (as in file names that
-    are no UTF-8) included.
-    """
+    """BLAKE3 (32 bytes) over the pairs of `facts`, sorted by key, each key and value length-prefixed. Independent of
+    insertion order, process and machine. Any text is accepted, lone surrogates (as in file names that are no UTF-8)
+    included."""
     hasher = blake3()
     for key, value in sorted((_utf8(key), _utf8(value)) for key, value in facts.items()):
         hasher.update(lp(key) + lp(value))

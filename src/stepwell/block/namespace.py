@@ -68,7 +68,7 @@ class Namer:
         self._seeded = blake3(lp(namespace.encode()), key=id_key)
 
     def name(self, digest: bytes) -> BlockId:
-        """BLAKE3.keyed(id_key, lp(namespace) || digest)."""
+        """The block id of a digest: BLAKE3.keyed(id_key, lp(namespace) || digest)."""
         hasher = self._seeded.copy()
         hasher.update(digest)
         return BlockId(hasher.digest())

@@ -1,4 +1,4 @@
-"""Residency of a block in one tier: the only states and the only ways between them.
+"""Residency of a block in one tier: its states, and the only transitions between them.
 
 Every change of state in the project goes through `after`. The table is replayed by the model tests.
 """

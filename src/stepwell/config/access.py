@@ -87,7 +87,7 @@ Tenants = Annotated[
 def check_access(
     socket: Path | None, allow_uids: tuple[int, ...], tenants: Mapping[str, Tenant], metrics: str | None = None
 ) -> None:
-    """Raise ConfigError SW-102 if these settings contradict each other on any machine: users that cannot come in, and
+    """Raises ConfigError SW-102 if these settings contradict each other on any machine: users that cannot connect, and
     users or sockets that would have two tenants."""
     if allow_uids and socket is None:
         raise _closed("allow_uids", allow_uids)

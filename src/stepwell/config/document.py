@@ -50,7 +50,8 @@ def read(path: Path, *, missing_ok: bool = False) -> list[SettingEntry]:
 
 
 def _content(path: Path) -> bytes:
-    """Never waits for a pipe or a terminal. Raises OSError, and ValueError for what is no regular file."""
+    """Reads the file without ever waiting for a pipe or a terminal. Raises OSError, and ValueError if it is no regular
+    file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

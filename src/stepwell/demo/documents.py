@@ -42,7 +42,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class DemoDocument:
-    """`prompt` is the document's `tokens` tokens, then the question's."""
+    """A document with its question. `prompt`: the document's `tokens` tokens, then the question's."""
 
     name: str
     tokens: int

@@ -98,7 +98,7 @@ class EngineConfig:
 
 
 class EngineProcess:
-    """One running vLLM. A context manager: leaving it closes the engine, by force if need be."""
+    """One running vLLM, as a context manager: leaving it closes the engine, by force if need be."""
 
     def __init__(self, config: EngineConfig, log: Path) -> None:
         """Starts the processes and returns at once; call `wait_ready` before anything else. Appends to `log`."""
@@ -130,11 +130,11 @@ class EngineProcess:
         return engine
 
     def wait_ready(self, on_wait: Callable[[float], None] | None = None) -> None:
-        """`on_wait` is called about once a second with the seconds waited."""
+        """Waits for the engine. `on_wait` is called about once a second with the seconds waited."""
         self.version = self._receive(EngineReady, START_LIMIT_S, on_wait).version
 
     def ask(self, prompt: list[int] | str, max_tokens: int = 32, **sampling: Any) -> Answer:
-        """One request, alone in the engine."""
+        """Asks one question, alone in the engine."""
         return self.ask_all([Question(prompt, max_tokens, sampling=sampling)])[0]
 
     def ask_all(self, questions: list[Question]) -> list[Answer]:
@@ -162,11 +162,9 @@ class EngineProcess:
         return session_members(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to all processes of the engine at once; returns when none is left. Idempotent.
-
-        Only Python's resource trackers are left to see the others die and to remove their shared memory, as they do
-        when an engine crashes; they end by themselves, or are killed too after a few seconds.
-        """
+        """Sends SIGKILL to all processes of the engine at once; returns when none is left. Idempotent. Only Python's
+        resource trackers are left to see the others die and to remove their shared memory, as they do when an engine
+        crashes; they end by themselves, or are killed too after a few seconds."""
         if self._gone:
             return  # by now the number may name another session
         session = self._process.pid
@@ -177,7 +175,7 @@ class EngineProcess:
         self._close_pipes()
 
     def close(self) -> None:
-        """Shut down in good order within `CLOSE_LIMIT_S`, then kill what is left. Idempotent, never raises."""
+        """Shuts down in good order within `CLOSE_LIMIT_S`, then kills the rest. Idempotent, never raises."""
         if self._process.poll() is None:
             with contextlib.suppress(EngineFailed, subprocess.TimeoutExpired):  # then killed below
                 self._call(Shutdown(), CommandDone, CLOSE_LIMIT_S)
@@ -272,7 +270,7 @@ def session_members(session: int) -> list[int]:
 
 
 def is_tracker(pid: int) -> bool:
-    """Is this one of Python's resource trackers, which clean up after processes that died?"""
+    """True for Python's resource trackers, which clean up after processes that died."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -280,7 +278,8 @@ def is_tracker(pid: int) -> bool:
 
 
 def end_session(session: int, chosen: Callable[[int], bool], limit_s: float) -> None:
-    """SIGKILL to the chosen members until none of them is left, then wait up to `limit_s` for the others to end."""
+    """Sends SIGKILL to the chosen members until none of them is left, then waits up to `limit_s` for the others to
+    end."""
     deadline = time.monotonic() + limit_s
     while members := session_members(session):
         for pid in filter(chosen, members):

@@ -56,7 +56,7 @@ class PrefillCounts:
 
         class Logger(StatLoggerBase):
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                """Nothing to keep: the counts belong to the session."""
+                """Keeps nothing: the counts belong to the session."""
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
                 if iteration_stats is not None:
@@ -64,7 +64,7 @@ class PrefillCounts:
                     counts.external = iteration_stats.prompt_token_stats.external_kv_transfer
 
             def log_engine_initialized(self) -> None:
-                """Nothing to say."""
+                """Logs nothing."""
 
         return Logger
 
@@ -86,7 +86,8 @@ class Arrivals:
         self._waiting = sorted((question.after, at) for at, question in enumerate(questions))
 
     def due(self, steps: int, *, idle: bool) -> list[int]:
-        """Places of those that come after as many steps; of an engine with nothing else to do, one at least."""
+        """Indexes of the questions that come after this number of steps; at least one if the engine has nothing else to
+        do."""
         count = sum(after <= steps for after, _ in self._waiting)
         count = max(count, min(1, len(self._waiting)) if idle else 0)
         due, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -231,7 +232,7 @@ def _unanswered(live: Live, now: float) -> Answer:
 
 
 def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> None:
-    """Start the engine and obey until `Shutdown`."""
+    """Starts the engine and obeys until `Shutdown`."""
     import vllm
 
     def say(reply: Reply) -> None:

@@ -28,7 +28,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def cache_folder() -> Path:
-    """Where the demo keeps what is worth keeping: ${XDG_CACHE_HOME:-~/.cache}/stepwell."""
+    """Folder of the demo's cache: ${XDG_CACHE_HOME:-~/.cache}/stepwell."""
     # An empty or relative value counts as unset, as the XDG specification says.
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "stepwell"

@@ -17,20 +17,20 @@ LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
-    """Where a long task reports; all calls from one thread and cheap."""
+    """Progress of a long task; all calls come from one thread and are cheap."""
 
     def say(self, text: str) -> None:
         """A line that stays."""
 
     def waiting(self, text: str) -> Any:
-        """Context manager around something without steps."""
+        """A context manager around a stage without steps."""
 
     def steps(self, text: str, total: int) -> Any:
-        """Context manager giving a callable `step(what)`, to be called `total` times, after each step."""
+        """A context manager giving a callable `step(what)`, to be called `total` times, after each step."""
 
 
 class PlainProgress:
-    """One line at the start of each stage, and at most one every ten seconds after that."""
+    """Prints one line at the start of each stage, and at most one every ten seconds after that."""
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -224,14 +224,15 @@ def _engine_config(options: DemoOptions, model: Path, chosen: Sequence[DemoDocum
 
 
 def _host_bytes(model: Path, chosen: Sequence[DemoDocument]) -> int:
-    """Room for all documents and as much again: blocks of answers, and slabs that are not full."""
+    """Room for all documents and as much again: for blocks of answers, and partly filled slabs."""
     a_token = models.kv_bytes_per_token(models.read_config(model))
     tokens = sum(len(document.prompt) + ANSWER_TOKENS for document in chosen)
     return max(512 * MIB, 2 * tokens * a_token) if a_token else FALLBACK_HOST_BYTES
 
 
 def _small_host_bytes(model: Path, chosen: Sequence[DemoDocument]) -> int:
-    """Less than the documents' KV, so that they push each other out, and enough for one request's pins (half of it)."""
+    """Less room than the documents' KV, so that they push each other out, and enough for one request's pins (half of
+    it)."""
     a_token = models.kv_bytes_per_token(models.read_config(model))
     longest = max(len(document.prompt) + ANSWER_TOKENS for document in chosen)
     return max(128 * MIB, 3 * longest * a_token) if a_token else FALLBACK_HOST_BYTES // 4

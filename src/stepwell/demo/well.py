@@ -64,7 +64,7 @@ class DemoWell:
             return None
 
     def wait_until_written(self) -> bool:
-        """Everything spilled so far lies on disk, or was given up. False: not within a minute."""
+        """Waits until everything spilled so far is on disk or was given up. False: not within a minute."""
         deadline = time.monotonic() + WRITTEN_LIMIT_S
         while self.figure("disk_write_queue_bytes") != 0:
             if time.monotonic() > deadline:

@@ -101,7 +101,7 @@ class Metrics(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag=True):
-    """`ok` False: the engine declined, for example a reset while requests run."""
+    """The command has ended. `ok` False: the engine declined, for example a reset while requests run."""
 
     ok: bool = True
 

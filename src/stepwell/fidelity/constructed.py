@@ -30,7 +30,7 @@ _ADDED = 1 << 16
 """Tokens that are made and added at a time."""
 _OUTLIER_CHANNELS = 4
 _SPREAD = 2.0
-"""Standard deviation of the scaled logits of what no query needs."""
+"""Standard deviation of the scaled logits of records that no query needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`intensity`: independent facts of the prompt that the continuation needs."""
+    """A document. `intensity`: independent facts of the prompt that the continuation needs."""
 
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]

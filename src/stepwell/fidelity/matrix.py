@@ -1,5 +1,5 @@
-"""Goes through tasks, lengths, documents, budgets and policies. Each document is prefilled once, exactly, for all;
-documents of one length are then decoded side by side, each as a row of its own."""
+"""Runs all combinations of tasks, lengths, documents, budgets and policies. Each document is prefilled once, exactly,
+for all; documents of one length are then decoded side by side, each as a row of its own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class MatrixJob:
-    """Documents to run side by side, and what their rows are called. `tokens` and `intensity`: 0 where each has its
+    """Documents to run side by side, and the names of their rows. `tokens` and `intensity`: 0 where each has its
     own."""
 
     task: str
@@ -84,7 +84,7 @@ def run(model: Any, text: Text, plan: Plan, say: Say = lambda line: None) -> lis
 
 
 def _jobs(text: Text, plan: Plan) -> Iterator[MatrixJob]:
-    """Some documents of every task and length first, so that a run that is stopped early has something of each."""
+    """Jobs, some documents of every task and length first, so that an interrupted run has something of each."""
     for own in plan.own:
         yield MatrixJob(own.task, 0, 0, False, [own.document])
     wanted = list(product(range(plan.documents), range(plan.seeds)))

@@ -43,7 +43,7 @@ class Prefilled:
 
     @property
     def common_steps(self) -> int:
-        """Steps that all documents have."""
+        """Number of steps that all documents have."""
         return min(len(logits) for logits in self.logits)
 
     @property
@@ -58,8 +58,8 @@ class Prefilled:
 
 @torch.no_grad()
 def prefill(model: Any, documents: Sequence[Document]) -> Prefilled:
-    """One after the other, so that a document's KV does not depend on its neighbours. Raises ValueError for prompts of
-    different lengths."""
+    """Prefills one document after the other, so that a document's KV does not depend on its neighbours. Raises
+    ValueError for prompts of different lengths."""
     if len({document.tokens for document in documents}) != 1:
         raise ValueError("prompts side by side have one length")
     feeds = [(document.prompt[-1], *document.continuation[:-1]) for document in documents]

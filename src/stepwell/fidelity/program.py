@@ -1,4 +1,4 @@
-"""`stepwell fidelity`: from what a person asked for to rows. Nothing is downloaded."""
+"""`stepwell fidelity`: from its arguments to rows. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = {
     "documents": 5,
     "seeds": 1,
 }
-"""400 digits: 5 documents of 16 rows of 5."""
+"""Arguments for 400 digits: 5 documents of 16 rows of 5."""
 _OPTIONS = {"own": "--tasks", "tasks": "--tasks-named", "limit_s": "--limit-seconds"}
 
 

@@ -46,7 +46,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`logits`: of each document [its steps, V] float32."""
+    """Outcome of a run. `logits`: of each document [its steps, V] float32."""
 
     logits: Sequence[torch.Tensor]
     moved: Moved
@@ -58,7 +58,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Full attention, all of it hot, one token at a time: what remains between it and the reference is rounding."""
+    """Full attention, all of it hot, one token at a time: it differs from the reference by rounding alone."""
 
     model: Any
 

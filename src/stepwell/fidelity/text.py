@@ -72,8 +72,8 @@ class Text:
             ) from error
 
     def encode(self, text: str, *, first: bool = False) -> Encoded:
-        """`first`: the text begins the sequence, so that what the tokenizer puts before one (BOS) is there too; what it
-        would put behind one is not."""
+        """Encodes text. `first`: the text begins the sequence, so that the tokenizer's first token (BOS) is included; a
+        last one (EOS) is not."""
         found = self._tokenizer.encode(text, add_special_tokens=first)
         ids, offsets = list(found.ids), list(found.offsets)
         while ids and found.special_tokens_mask[len(ids) - 1]:

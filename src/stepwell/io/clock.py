@@ -1,4 +1,4 @@
-"""Time as something that is handed in, so that tests can stop it, skip ahead and replay it."""
+"""An injected clock, so that tests can stop it, skip ahead and replay it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that may block, as something that is handed in: threads in the well, a seeded order in tests.
+"""An injected executor of blocking work: threads in the well, a seeded order in tests.
 
 A state machine submits jobs and gets their completions on its own thread; it never waits and needs no lock.
 """

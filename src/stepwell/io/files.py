@@ -1,7 +1,7 @@
-"""Files of one directory, as something that is handed in: the kernel's in the well, simulated or failing ones in tests.
+"""Files of one injected directory: the kernel's in the well, simulated or failing ones in tests.
 
-All calls block and raise OSError. Names are single components below one open directory: no path of ours ever follows
-a symbolic link or leaves it.
+All calls block and raise OSError. Names are single components below one open directory: no path of ours ever follows a
+symbolic link or leaves it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ZEROS = memoryview(mmap.mmap(-1, 1 << 20))  # aligned for O_DIRECT
 
 class File(Protocol):
     def read(self, into: Bytes, offset: int) -> int:
-        """Bytes read from `offset`: fewer than `into` has at the end of the file only. Offset, length and address are
-        multiples of 4096."""
+        """Reads from `offset` and returns the number of bytes: fewer than `into` has at the end of the file only.
+        Offset, length and address are multiples of 4096."""
 
     def write(self, data: Bytes, offset: int) -> None:
-        """Writes all of it, or raises."""
+        """Writes all of `data`, or raises."""
 
     def blank(self) -> bool:
         """True if the file has space but no data, as far as the filesystem reports."""
 
     def zero(self, offset: int, nbytes: int) -> int:
-        """This range reads as zeros from now on; the file keeps its space. How many bytes had to be written for that.
+        """Makes this range read as zeros; the file keeps its space. Returns the bytes that had to be written for that.
         Offset and length are multiples of 4096, and the range lies within the file."""
 
     def sync(self) -> None:
@@ -54,13 +54,13 @@ class File(Protocol):
 
 class Files(Protocol):
     direct: bool
-    """I/O goes past the page cache."""
+    """True if I/O goes past the page cache."""
 
     def names(self) -> list[str]:
         """Names of everything in the directory."""
 
     def create(self, name: str, nbytes: int) -> File:
-        """A new file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
+        """Creates a file, 0600, with its space allocated where the filesystem can. FileExistsError if there is one."""
 
     def open(self, name: str) -> File:
         """An existing regular file (OSError EINVAL for anything else), for reading and writing; where it may not be
@@ -147,7 +147,7 @@ class SystemFiles:
             raise
 
     def _takes_direct(self) -> bool:
-        """Some filesystems refuse the flag, some only the first write."""
+        """True if the filesystem takes O_DIRECT: some refuse the flag, some only the first write."""
         try:
             probe = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         except OSError as error:
@@ -209,7 +209,7 @@ class SystemFiles:
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
     def lock(self, name: str) -> bool:
-        """Takes the lock file `name` for as long as this object lives; False: another process holds it."""
+        """Takes the lock file `name` for as long as this object lives. False: another process holds it."""
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         for pause in (*_LOCK_PAUSES, None):
             try:
@@ -240,7 +240,7 @@ class FilesToRead:
         return os.listdir(self._fd)
 
     def open(self, name: str) -> SystemFile:
-        """An existing regular file. Past the page cache where that can be: it is not ours to fill."""
+        """Opens an existing regular file, past the page cache where possible: the cache is not ours to fill."""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECT | _SAFE, dir_fd=self._fd)
         except OSError as error:
@@ -263,8 +263,8 @@ def _regular(fd: int) -> int:
 
 
 def allocate(fd: int, offset: int, nbytes: int) -> None:
-    """Space for this range, up to which the file then reaches, now or ENOSPC now; where the filesystem cannot, length
-    only. Not os.posix_fallocate, which would write all of it there."""
+    """Allocates this range, up to which the file then reaches, or raises ENOSPC; where the filesystem cannot allocate,
+    sets the length only. (os.posix_fallocate would write the whole range there.)"""
     code = _fallocate(fd, 0, offset, nbytes)
     if not code:
         return

@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=lambda: _parents.extend(_private))
 
 
 def keep_private(mapped: mmap.mmap) -> None:
-    """Out of forks and core dumps. Raises OSError."""
+    """Keeps a mapping out of forks and core dumps. Raises OSError."""
     _private.add(mapped)
     for advice in (_MADV_DONTFORK, _MADV_DONTDUMP):
         mapped.madvise(advice)
@@ -112,7 +112,7 @@ class SharedMemory:
         return self.mapping.bytes
 
     def populate(self, start: int, length: int) -> None:
-        """First touch of [start, start + length), zero-filled. Blocking; raises CapacityError."""
+        """Touches [start, start + length) for the first time, zero-filled. Blocks; raises CapacityError."""
         self.mapping.populate(start, length, write=True)
 
     def punch(self) -> None:

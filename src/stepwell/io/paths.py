@@ -98,10 +98,10 @@ def home_dir(env: Mapping[str, str]) -> Path:
 
 
 def prepare_home(home: Path, system: Path = SYSTEM) -> None:
-    """Create `home` (0700) if it is missing and check that it is safe to keep keys in; leave a README for strangers.
+    """Creates `home` (0700) if it is missing, checks that it is safe to keep keys in, and leaves a README in it.
 
-    Raises AccessDenied: SW-601 (cannot be created, read or written), SW-602 (belongs to another user, can be written
-    by group or others, or is a symbolic link), SW-603 (on a network filesystem). `system` replaces "/" in tests.
+    Raises AccessDenied: SW-601 (cannot be created, read or written), SW-602 (belongs to another user, can be written by
+    group or others, or is a symbolic link), SW-603 (on a network filesystem). `system` replaces "/" in tests.
     """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def prepare_home(home: Path, system: Path = SYSTEM) -> None:
 
 
 def check_home(home: Path, system: Path = SYSTEM) -> None:
-    """The checks of `prepare_home`, of a home that is there; nothing is created. Raises as it does."""
+    """Checks an existing home as `prepare_home` does, and creates nothing. Raises as it does."""
     try:
         status = home.lstat()
     except (OSError, ValueError) as error:
@@ -195,8 +195,8 @@ def _unused(directory: Path) -> Path:
 
 
 def trusted_owners(socket: Path) -> set[int]:
-    """Users whose well may be believed to be the one that is meant by `socket`: ourselves, and the owner of its
-    directory if only he, his group and root could have put it there."""
+    """Users whose well at `socket` can be trusted: this user, and the owner of its directory if only the owner, the
+    owner's group and root could have put the socket there."""
     owners = {os.geteuid()}
     try:
         directory = Path(os.path.realpath(socket.parent))

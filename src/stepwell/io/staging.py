@@ -44,7 +44,7 @@ class Staging:
 
 
 def make(nbytes: int) -> Bytes:
-    """Memory of its own, aligned to 2 MiB and populated. Freed with its last view."""
+    """A buffer of its own mapping, aligned to 2 MiB and populated; freed with its last view."""
     whole = -(-nbytes // HUGE) * HUGE
     mapped = mmap.mmap(-1, whole + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong

@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def replace(folder: Path, name: str, new_name: str, text: str) -> None:
-    """From now on the file `name` of `folder` holds this text, ASCII, for its owner only. On disk when this returns;
-    raises OSError. It is made as `new_name`, which a killed process leaves behind and the next one writes over."""
+    """Replaces the file `name` of `folder` by this text, ASCII, for its owner only. On disk when this returns; raises
+    OSError. The text is written as `new_name` first, which a killed process leaves behind and the next call
+    overwrites."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(folder / new_name, flags, 0o600), "w", encoding="ascii") as file:
         file.write(text)

@@ -24,7 +24,7 @@ class DraftLength:
         return min(range(1, self._most + 1), key=self._cost)
 
     def learn(self, drafted: int, accepted: int, draft_cost: float, check_cost: float) -> None:
-        """Costs in any one unit; if nothing was moved at all, they stay as they were."""
+        """Learns from one round. Costs are in any one unit; if nothing was moved at all, they stay as they were."""
         asked = min(accepted + 1, drafted)
         self._agreed = self._agreed * _MEMORY + accepted
         self._asked = self._asked * _MEMORY + asked

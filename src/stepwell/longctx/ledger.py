@@ -26,9 +26,9 @@ class Ledger:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """fetch: reading and decoding; stall: time that the model waited for it."""
     steps: int = 0
-    """Decode steps of a layer, in all layers together."""
+    """Number of decode steps of a layer, in all layers together."""
     exact_passes: int = 0
-    """Forward passes over all pages: parts of prompts, exact steps, checks of drafts."""
+    """Number of forward passes over all pages: parts of prompts, exact steps, checks of drafts."""
     verifies: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -53,8 +53,8 @@ class Ledger:
             self.seconds["fetch"] += seconds
 
     def uncovered(self, share: float, alarm: float) -> bool:
-        """Notes the estimated share of attention that a step left out. Whether that is the moment at which the recent
-        ones' average has gone above `alarm`."""
+        """Notes the estimated share of attention that a step left out. True when the average of recent ones has just
+        risen above `alarm`."""
         self._recent.append(share)
         self.uncovered_sum += share
         self.uncovered_max = max(self.uncovered_max, share)

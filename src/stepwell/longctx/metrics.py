@@ -17,7 +17,7 @@ _HELP = {
 
 
 def prometheus(ledger: Ledger) -> str:
-    """Exposition text, with metrics `stepwell_longctx_...`. No prompt, no names."""
+    """Exposition text, with metrics `stepwell_longctx_...`. It has no prompts and no names."""
     values: dict[str, list[tuple[str, float]]] = {name: [] for name in _HELP}
     for (source, target, kind), nbytes in sorted(ledger.bytes.items()):
         values["bytes_total"].append((f'{{from="{source}",to="{target}",kind="{kind}"}}', nbytes))

@@ -19,7 +19,7 @@ class Mode(Enum):
     VERIFIED = "verified"
     """Tokens are drafted with the sparse parts and checked in exact passes: the greedy tokens of full attention."""
     SPARSE = "sparse"
-    """Steps attend over what is hot and what the selector chose."""
+    """Steps attend over hot tokens and the pages that the selector chose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def _round(run: _Run, tokens: torch.Tensor, length: DraftLength, going: torch.Tensor) -> torch.Tensor:
-    """Drafts and checks: what was accepted, [B, 1 to k + 1]. All drafts are in the cache then."""
+    """Drafts and checks one round: the accepted tokens, [B, 1 to k + 1]. All drafts are in the cache then."""
     ledger, count = run.cache.ledger, length.best()
     before = ledger.cold_to_hot()
     drafted = tokens
@@ -115,7 +115,7 @@ class _Run:
         self._mask, self._process = mask, processor
 
     def forward(self, tokens: torch.Tensor, exact: bool = False) -> torch.Tensor:
-        """Logits of all of `tokens`, which come behind what is in the cache: [B, q, vocabulary]."""
+        """Logits of all of `tokens`, which follow the content of the cache: [B, q, vocabulary]."""
         past = self.cache.get_seq_length()
         mask, positions = self._mask, None
         if mask is not None:

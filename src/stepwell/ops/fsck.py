@@ -74,7 +74,7 @@ class FsckReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing is damaged and everything could be read."""
+        """True if no block is damaged and everything could be read."""
         return not (self.blocks["damaged"] or self.segments["damaged"] or self.segments["unreadable"])
 
 

@@ -21,8 +21,8 @@ Facts = dict[str, str | int | float | list[float] | dict[str, str] | None]
 
 
 def facts(*measuring: Path) -> Facts:
-    """Taken at the start of a run: the load average is that of the minutes before. `measuring`: folders of the
-    repository, beside stepwell's own, whose changes are changes of what was run."""
+    """Facts of this machine, to be taken at the start of a run: the load average covers the minutes before.
+    `measuring`: folders of the repository, beside stepwell's own, whose changes are changes of the measured code."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(Path("/proc/cpuinfo").read_text()),

@@ -51,7 +51,7 @@ class Cohorts:
                     self._expect(cohort)
 
     def add(self, now: float, row: int, blocks: int) -> None:
-        """Used now: at risk from now on."""
+        """Adds blocks that are used now: they are at risk from now on."""
         last = self._cohorts[-1] if self._cohorts else None
         if last is None or last.bin or now - last.start > self._edges[0] / 2:
             last = _Cohort(now, len(self._risk))

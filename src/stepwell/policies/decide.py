@@ -50,7 +50,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive blocks of a run that lie in the same tier, `nbytes` of them all."""
+    """Consecutive blocks of a run in one tier, with `nbytes` bytes in all."""
 
     tier: str
     blocks: int
@@ -113,8 +113,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Recall the first `blocks`, and give up after `limit_s`. `chosen`, `none` and `whole` are what was expected of
-    this, of recalling nothing and of recalling all; None where nothing was known."""
+    """The decision to recall the first `blocks` and to give up after `limit_s` seconds. `chosen`, `none` and `whole`:
+    expected costs of it, of recalling nothing and of recalling all; None while costs are unknown."""
 
     blocks: int
     why: Why

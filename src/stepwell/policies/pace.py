@@ -1,4 +1,4 @@
-"""Time as it counts for how soon things are used again."""
+"""Time for the ages of blocks, which is bounded in bursts and in silence."""
 
 from __future__ import annotations
 

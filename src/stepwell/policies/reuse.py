@@ -36,7 +36,7 @@ turn has to outweigh PRIOR."""
 Rates = npt.NDArray[np.float64]
 
 EDGES: Final[Rates] = YOUNGEST_S * 2.0 ** (np.arange(BINS) / 2)
-"""Where each bin but the first begins; the first begins at 0."""
+"""Beginning of each bin but the first, which begins at 0."""
 
 
 _ENDS: Final = EDGES[1:].copy()
@@ -70,7 +70,7 @@ class Reuse:
         self.rates = self._best()
 
     def tick(self, now: float) -> None:
-        """Once for each request, before its uses: `now` in seconds."""
+        """Advances the time to `now`, in seconds. Once for each request, before its uses."""
         self._cohorts.advance(now)
         self._requests += 1
         if self._requests >= self._due:

@@ -1,6 +1,7 @@
-"""`stepwell simulate`: what would be kept and recalled if policies, tiers or loads were others. A program.
+"""`stepwell simulate`: what other policies, tiers or loads would keep and recall. A program.
 
-`trace` is what is replayed; `load` reads one from a file (`formats`) or makes one (`generator`).
+`traces` holds the requests, read from files (`formats`) or made (`generator`); `replay` plays them against one tier,
+`sweep` against many, `fleet` against a whole fleet.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ LOCAL = "local"
 def each(
     address: str, work: Callable[[Shared, Task], Answer], shared: Shared, tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, Answer]]:
-    """`work(shared, task)` for every task, as they end; `shared` is sent to each node once. `address`: of the cluster,
-    `auto` for the one of this machine, `local` for one that lasts as long as this. A task whose node is lost is done
-    again. Raises ConfigError SW-127 where there is no Ray or no cluster, and what `work` raises."""
+    """Runs `work(shared, task)` for every task and yields answers as they come; `shared` is sent to each node once.
+    `address`: of the cluster, `auto` for the one of this machine, `local` for one that lasts as long as this. A task
+    whose node is lost is done again. Raises ConfigError SW-127 without Ray or a cluster, and the exceptions of
+    `work`."""
     try:
         ray: Any = import_module("ray")
     except ImportError:

@@ -1,4 +1,4 @@
-"""One tier, one policy, one trace."""
+"""Replay of one trace on one tier with one policy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Replayed:
 
 
 class Replay:
-    """Requests come one after the other, each with all its blocks; each finds the leading run of them that the tier
-    holds, and then the rest is computed and offered to it."""
+    """A replay. Requests come one after the other, each with all its blocks; each finds the leading run of them that
+    the tier holds, and then the rest is computed and offered to it."""
 
     def __init__(self, trace: Trace, policy: TierPolicy, capacity: int, cost: Cost) -> None:
         """`capacity` in blocks."""

@@ -11,7 +11,7 @@ from stepwell.simulate.traces.forest import BlockRun, Cost, Forest
 from stepwell.simulate.traces.trace import Trace
 
 MOMENT_S: Final = 1e-6
-"""Between two requests that come at the same time: policies tell them apart."""
+"""Seconds between two requests that come at the same time, so that policies can order them."""
 
 
 class Store:
@@ -74,7 +74,7 @@ class Store:
         return [run for run in came if run.held]
 
     def settle(self, path: Sequence[BlockRun]) -> None:
-        """Nothing more of these runs comes in for now."""
+        """No more blocks of these runs come in for now."""
         for run in reversed(path):
             if run.held:
                 self._eviction.offer(run)
@@ -129,7 +129,7 @@ class Store:
             self._left(run)
 
     def _without(self, parent: BlockRun | None) -> None:
-        """One child of it less is held."""
+        """One child less of this run is held."""
         if parent is not None:
             parent.children -= 1
             if parent.held:

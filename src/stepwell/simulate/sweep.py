@@ -24,7 +24,7 @@ _BEGINS = b'{"key":"'  # every line of the file
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """Every policy at every capacity, in tokens, on every trace."""
+    """A sweep: every policy at every capacity, in tokens, on every trace."""
 
     traces: Sequence[Trace]
     policies: Sequence[str]
@@ -32,7 +32,7 @@ class SweepRequest:
     cost: str
 
     def points(self) -> list[SweepPoint]:
-        """Each once: of a small working set, several shares may be the same number of tokens."""
+        """The points, each once: of a small working set, several shares may be the same number of tokens."""
         points = (
             SweepPoint(index, policy, capacity.tokens(trace))
             for index, trace in enumerate(self.traces)
@@ -55,7 +55,7 @@ class SweepCapacity:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """`trace`: its place among those wanted."""
+    """A point of the table. `trace`: its index among the traces."""
 
     trace: int
     policy: str

@@ -25,7 +25,7 @@ from stepwell.testing.sparse import SparseMemory
 SLOT = 2 * MiB
 SLOTS = 8
 SLAB = SlabLayout(SLOT, SLOTS).nbytes
-"""Large slots make slabs of few: where `host` has room for one to fifteen of these, a slab is exactly this."""
+"""Size of a slab of few, large slots: where `host` has room for one to fifteen of these, a slab is exactly this."""
 
 MEMBER = frozenset({1})
 

@@ -36,8 +36,8 @@ class Kept:
 
 
 class DictTier:
-    """Holds at most `limit` bytes and evicts what was written first. `left` is what an earlier life left. Reads and
-    writes are jobs of the executor; `reads` counts blocks that were read."""
+    """A tier of at most `limit` bytes that evicts the oldest writes first. `left`: content left by an earlier life.
+    Reads and writes are jobs of the executor; `reads` counts blocks that were read."""
 
     name = "dict"
 

@@ -32,7 +32,7 @@ class Node:
         self.price()
 
     def price(self) -> None:
-        """Late blocks cost more."""
+        """Makes late blocks cost more."""
         self.seconds = sum(1.0 + 0.1 * at for at in range(self.start, self.start + self.size))
 
     @property
@@ -44,7 +44,7 @@ class Node:
 
 
 class KitTier:
-    """Holds at most `capacity` blocks and remembers at most `memory` items that it does not hold."""
+    """A tier of at most `capacity` blocks that remembers at most `memory` items beside them."""
 
     def __init__(self, eviction: Eviction, seed: int = 0, *, capacity: int = 40, memory: int = 60) -> None:
         self.eviction = eviction
@@ -106,7 +106,7 @@ class KitTier:
         self._forget(node)
 
     def split(self, node: Node, size: int) -> Node:
-        """Leaves it `size` blocks and returns the rest."""
+        """Leaves the node `size` blocks and returns the rest."""
         tail = Node(node.start + size, node.size - size, node)
         node.size = size
         node.price()
@@ -217,7 +217,7 @@ class KitTier:
 
 
 def entries(eviction: Eviction) -> int:
-    """Objects that it keeps, items and what they have noted among them."""
+    """Number of objects that the policy keeps, items and their notes included."""
     passed = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
     seen: dict[int, object] = {}
     todo: list[object] = [eviction]
@@ -234,7 +234,7 @@ MOST_ENTRIES = 30
 """Most entries for each item that is held or remembered."""
 
 MOST_OVERHEAD = 2_500
-"""Beside them: tables, and records that are void but not yet found."""
+"""Objects beside them: tables, and records that are void but not yet found."""
 
 
 class EvictionKit(ABC):

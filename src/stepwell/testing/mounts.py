@@ -35,8 +35,8 @@ def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0
 
 
 def unmount(point: Path, *, lazily: bool = True) -> None:
-    """`lazily`: the point is free at once, and the filesystem goes when its last file is closed. Else waits a moment
-    for that. Quiet if nothing is mounted there; raises OSError."""
+    """Unmounts a filesystem. `lazily`: the point is free at once, and the filesystem ends when its last file is closed;
+    else waits a moment for that. Does nothing if nothing is mounted there; raises OSError."""
     deadline = time.monotonic() + _BUSY_S
     while _libc.umount2(os.fsencode(point), ctypes.c_int(_DETACH if lazily else 0)):
         number = ctypes.get_errno()

@@ -20,7 +20,7 @@ RESAMPLES = 2000
 
 
 class Drop(StrEnum):
-    """Why a pair does not count."""
+    """Reasons why a pair does not count."""
 
     NOT_RECALLED = "nothing was recalled"
     PARTLY_LOCAL = "the engine still held part of it"

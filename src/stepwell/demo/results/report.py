@@ -16,12 +16,12 @@ def show(result: DemoResult, *, as_json: bool = False) -> None:
 
 
 def json_line(result: DemoResult) -> str:
-    """One flat object; intervals are [low, high], what could not be measured is null."""
+    """One flat JSON object; intervals are [low, high], and unmeasured values are null."""
     return msgspec.json.encode(asdict(result)).decode()
 
 
 def text(result: DemoResult) -> str:
-    """80 columns, no colour."""
+    """The report as text of 80 columns, without colour."""
     rows = [
         ("cold: everything computed", result.cold_ttft_s, 1.0 if result.cold_ttft_s else None, None, None, 0),
         ("engine hit: asked again at once", result.engine_hit_ttft_s, result.engine_hit_speedup, None, None, 0),

@@ -74,7 +74,7 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """Something was recalled before and after each restart, and always with the engine hit's answer."""
+        """True if blocks were recalled before and after each restart, and always with the engine hit's answer."""
         recalled = self.host_pairs > 0 and self.restart_pairs > 0 and (self.disk_pairs > 0 or self.disk_bytes is None)
         return self.identical is True and recalled
 

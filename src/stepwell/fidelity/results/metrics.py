@@ -36,7 +36,7 @@ class Compared:
 
 
 def compare(document: Document, full: torch.Tensor, policy: torch.Tensor) -> Compared:
-    """Logits [T, V] each, for the T tokens of the continuation."""
+    """Compares logits, [T, V] each, for the T tokens of the continuation."""
     gold = torch.tensor(document.continuation)
     kl, dnll = [], []
     for at in range(0, len(gold), _STEPS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Curves as SVG, drawn here: a logarithmic axis of bytes, a linear one of quality, a line with intervals a policy."""
+"""Curves as SVG: a logarithmic axis of bytes, a linear one of quality, a line with intervals for each policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlotMark:
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """`level`: no curve, but a horizontal line at the mark's height: what does not depend on bytes."""
+    """A line of a chart. `level`: a horizontal line at the mark's height, for a value that does not depend on bytes."""
 
     name: str
     marks: Sequence[PlotMark]
@@ -34,7 +34,7 @@ class PlotLine:
 
 
 def chart(title: str, x_label: str, y_label: str, lines: Sequence[PlotLine]) -> str:
-    """One SVG element. Marks with an x that is not positive are left out of curves."""
+    """A chart as one SVG element. Marks with an x that is not positive are left out of curves."""
     curves = [(line, [m for m in line.marks if line.level or m.x > 0]) for line in lines]
     xs = [mark.x for line, marks in curves if not line.level for mark in marks] or [1.0]
     ys = [y for _, marks in curves for mark in marks for y in (mark.low, mark.y, mark.high)] or [0.0, 1.0]

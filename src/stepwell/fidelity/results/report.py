@@ -43,7 +43,7 @@ def plain(rows: Sequence[FidelityRow]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[FidelityRow], about: RunFacts) -> str:
-    """80 columns and some, no colour."""
+    """The table as text, about 80 columns wide, without colour."""
     lines = [f"{about.model}, teacher-forced, beside full attention; 95 % intervals over documents"]
     for group in _groups(rows):
         first = group[0]
@@ -83,13 +83,13 @@ def write_html(path: Path, rows: Sequence[FidelityRow], about: RunFacts) -> None
 def write_json(
     path: Path, rows: Sequence[FidelityRow], about: RunFacts, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Rows with what they are of. Raises ConfigError SW-123."""
+    """Writes the rows with their origin. Raises ConfigError SW-123."""
     kept = {"benchmark": "fidelity", "model": about.model, "machine": dict(about.facts), **plain(rows), **(extra or {})}
     write(path, msgspec.json.format(msgspec.json.encode(kept), indent=1).decode() + "\n")
 
 
 def check(path: Path) -> None:
-    """Before a long run: raises ConfigError SW-123 if a file cannot be made there."""
+    """Raises ConfigError SW-123 if a file cannot be made at `path`; for use before a long run."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise _unwritable(path, "there is no such folder" if not path.is_dir() else "it is a folder")
 
@@ -185,7 +185,7 @@ def _title(row: FidelityRow) -> str:
 
 
 def _groups(rows: Sequence[FidelityRow]) -> list[list[FidelityRow]]:
-    """Rows that may be compared with each other, in the order that they came in."""
+    """Groups of rows that may be compared with each other, in the order of the rows."""
     found: dict[tuple[str, int, int], list[FidelityRow]] = {}
     for row in rows:
         found.setdefault((row.task, row.tokens, row.intensity), []).append(row)

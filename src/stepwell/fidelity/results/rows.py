@@ -89,7 +89,7 @@ class FidelityRow:
 
     @property
     def bytes_a_step(self) -> float:
-        """Fetched, for one document."""
+        """Bytes fetched in a step, for one document."""
         return self.bytes_cold_to_hot / self.moved_steps
 
     @property

@@ -46,7 +46,7 @@ def named(name: str) -> FidelityTask:
 
 
 def base_name(name: str) -> str:
-    """Without its number."""
+    """The task's name without its number."""
     return name.partition("(")[0]
 
 

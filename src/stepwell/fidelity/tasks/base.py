@@ -36,7 +36,7 @@ class Draft:
     marks: list[tuple[str, str, Span]] = field(default_factory=list)
 
     def add(self, text: str, kind: str = "", name: str = "") -> Draft:
-        """`kind` not empty: a part that counts."""
+        """Adds text. `kind`: not empty for a part that counts."""
         start = len(self.text)
         self.text += text
         if kind:

@@ -1,4 +1,4 @@
-"""Words in no order, hidden in English; then their beginning, and all of them have to follow."""
+"""Words in random order, hidden in English; then their beginning, which all of them must follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Natural English, going on as it does: no facts to find, but the distribution of every next token to keep."""
+"""Natural English and its continuation: no facts to find, but the distribution of every next token to keep."""
 
 from __future__ import annotations
 

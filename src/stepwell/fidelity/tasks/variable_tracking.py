@@ -1,7 +1,5 @@
-"""Variables that are assigned to one another, hidden in English; then what each chain's last one is worth.
-
-Each answer needs `hops` + 1 lines of the prompt, of which only the first has the number.
-"""
+"""Variables that are assigned to one another, hidden in English; then the value of each chain's last one. Each answer
+needs `hops` + 1 lines of the prompt, of which only the first has the number."""
 
 from __future__ import annotations
 

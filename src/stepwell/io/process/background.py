@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 
 class Background:
-    """Calls `work`, which may block and must not raise, once or more after each `wake`, never twice at the same time.
-    What there is to do, and how much of it may wait, is the owner's. The thread keeps no process alive. Raises OSError
-    EAGAIN where the system gives no thread."""
+    """Calls `work`, which may block and must not raise, at least once after each `wake`, never twice at the same time.
+    The owner keeps the work and bounds its queue. The thread keeps no process alive. Raises OSError EAGAIN where the
+    system gives no thread."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self._work = work
@@ -34,13 +34,13 @@ class Background:
             self._news.notify_all()
 
     def settle(self, seconds: float) -> bool:
-        """Waits until all that was asked for is done. False: it was not, in that time."""
+        """Waits until all requested work is done. False: it was not, in that time."""
         with self._news:
             asked = self._asked
             return self._news.wait_for(lambda: self._done >= asked, max(0.0, seconds))
 
     def close(self, seconds: float) -> bool:
-        """Ends the thread when all that was asked for is done. False: it hangs, and is not waited for any longer."""
+        """Ends the thread when all requested work is done. False: it hangs, and is not waited for any longer."""
         with self._news:
             self._closed = True
             self._news.notify_all()

@@ -52,5 +52,5 @@ def as_mask(selection: Selection, pages: int) -> torch.Tensor:
 
 
 def widen(pages: torch.Tensor, count: int) -> torch.Tensor:
-    """Pages that have stepped down since this was asked for are not among it."""
+    """Widens `pages` to `count` pages: later ones are not in it."""
     return torch.nn.functional.pad(pages, (0, count - pages.shape[1]))

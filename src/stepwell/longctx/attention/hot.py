@@ -12,7 +12,7 @@ from stepwell.longctx.kv.layer import LayerState
 
 
 def all_hot(layer: LayerState, query: torch.Tensor, asked: Asked) -> torch.Tensor:
-    """Nothing is cold: attention as transformers' own."""
+    """Attention as in transformers, for a layer without cold pages."""
     keys, values = layer.tail.keys, layer.tail.values
     seen = causal(query, keys.shape[2], asked.mask)
     if asked.softcap is None and asked.sinks is None:
@@ -60,7 +60,7 @@ def capped(
 
 
 def hot_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
-    """Sinks and tail, each query up to itself."""
+    """Attention over sinks and tail, each query up to itself."""
     assert layer.sinks is not None
     lanes, tail = layer.lanes, layer.tail
     count = len(tail)

@@ -102,5 +102,5 @@ def sink(logits: torch.Tensor, like: PartialAttention) -> PartialAttention:
 
 
 def _finite(peak: torch.Tensor) -> torch.Tensor:
-    """Nothing but -inf has no differences: exp(-inf - 0) is the 0 that is meant."""
+    """The peak, with 0 in place of -inf: exp(-inf - 0) is then 0, where exp(-inf + inf) would be NaN."""
     return torch.where(peak == -torch.inf, 0.0, peak)

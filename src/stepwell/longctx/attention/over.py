@@ -13,7 +13,7 @@ from stepwell.longctx.kv.layer import LayerState
 def over_pool(
     layer: LayerState, query: torch.Tensor, pages: torch.Tensor, valid: torch.Tensor | None, asked: Asked
 ) -> PartialAttention:
-    """Over those of `pages`, [L, n] bool, that are in the pool."""
+    """Attention over those of `pages`, [L, n] bool, that are in the pool."""
     assert layer.pool is not None
     there = layer.pool.tokens_of(pages)
     if valid is not None:
@@ -36,7 +36,7 @@ def over_piece(
     asked: Asked,
     pages: torch.Tensor | None = None,
 ) -> tuple[PartialAttention, tuple[torch.Tensor, torch.Tensor]]:
-    """Over a piece that was fetched, of it only what is True in `pages`, [L, n] (None: all); and its states."""
+    """Attention over the part of a fetched piece that is True in `pages`, [L, n] (None: all); and its states."""
     states = piece.states.result().states()
     count, tokens = query.shape[0], layer.shape.tokens
     (keys, there), (values, _) = (side_by_side(piece.lanes, each, count) for each in states)

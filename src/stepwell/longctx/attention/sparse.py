@@ -24,7 +24,7 @@ from stepwell.longctx.policy import Mode, Policy
 
 _log = logging.getLogger("stepwell.longctx")
 _EARLY = 4
-"""Pages of a lane in a piece that is fetched early: what is urgent meanwhile waits for no more than that."""
+"""Pages of a lane in a piece that is fetched early: an urgent fetch waits for no more than one piece."""
 
 
 def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
@@ -163,7 +163,8 @@ def _in_place(
     asked: Asked,
     change: Change | None,
 ) -> PartialAttention:
-    """Over `wanted` where it lies: on the CPU, which hands over partial results only; and pages that are to stay."""
+    """Attention over `wanted` where it lies, on the CPU, which returns partial results only; and the pages that are to
+    stay."""
     setting, source = layer.setting, layer.source(exact=False)
     setting.ledger.pages["in_place"] += int(wanted.sum())
     asking = query

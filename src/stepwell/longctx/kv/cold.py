@@ -74,7 +74,7 @@ class ColdPages:
                 self.count = self._stored = pages
 
     def rows(self, lanes: torch.Tensor) -> None:
-        """Lane i is what lane `lanes[i]` was; lanes that have the same past share its pages."""
+        """Makes lane i a copy of lane `lanes[i]`; copies of one lane share its pages."""
         with self._lock:
             self._finish()
             chosen = self._places.index_select(0, lanes.cpu())
@@ -95,7 +95,7 @@ class ColdPages:
             self.count = self._stored = 0
 
     def _finish(self, waiting: bool = True) -> None:
-        """Notes the places of what is stored, of everything if `waiting`; raises what storing raised."""
+        """Notes the places of stored pages, of all if `waiting`; raises the error of storing."""
         while self._pending and (waiting or self._pending[0][0].done):
             once, count = self._pending[0]
             places = once.result().view(-1, count)

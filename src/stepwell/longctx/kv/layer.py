@@ -76,7 +76,7 @@ class LayerState:
         self.scale = 1.0
         """Scale of logits in the model's attention; set with each attention."""
         self.steps = 0
-        """Decode steps so far."""
+        """Number of decode steps so far."""
         self.before_query: torch.Tensor | None = None
         """Query of the step before, [L, H, G, D]."""
         self.ahead = Ahead()
@@ -103,7 +103,7 @@ class LayerState:
 
     @property
     def hot_bytes(self) -> int:
-        """Sinks, tail, pool, and pages that are on their way."""
+        """Bytes of sinks, tail, pool, and pages that are being fetched."""
         held = self.tail.nbytes + (self.pool.nbytes if self.pool is not None else 0)
         held += sum(states.nbytes for states in self.sinks) if self.sinks is not None else 0
         coming = sum(fetch.count for fetch in self.ahead.fetches)
@@ -204,7 +204,7 @@ class LayerState:
         return ColdPages(made, store, lanes, device=self.tail.keys.device, fetcher=self.setting.fetcher)
 
     def _store(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Into all copies, or, if one has no room, into none."""
+        """Stores pages in all copies, or, if one has no room, in none."""
         before = self.pages
         for start in range(0, keys.shape[1], max(1, self.pages_at_once // keys.shape[0])):
             end = min(start + max(1, self.pages_at_once // keys.shape[0]), keys.shape[1])
@@ -331,8 +331,8 @@ class LayerState:
     # --- changes from outside ----------------------------------------------------------------
 
     def crop(self, count: int) -> None:
-        """Takes back the last `count` tokens, out of cold pages too. Tokens that come back from pages are as they were
-        stored: with a lossy codec, what attention has seen of them since."""
+        """Takes back the last `count` tokens, out of cold pages too. Tokens that return from pages are as they were
+        stored: with a lossy codec, in the form that attention has used since."""
         if count <= len(self.tail):
             self.tail.drop_back(count)
             return
@@ -367,7 +367,7 @@ class LayerState:
         self.release_pages()
 
     def rows(self, rows: torch.Tensor) -> None:
-        """Row i of the batch is what row `rows[i]` was."""
+        """Makes row i of the batch a copy of row `rows[i]`."""
         self.tail.rows(rows)
         lanes = self.lanes.rows(rows)
         if self.sinks is not None:
@@ -383,7 +383,7 @@ class LayerState:
                 setattr(self, name, kept.index_select(0, lanes))
 
     def release_pages(self) -> None:
-        """Gives back what lies in cold tiers, and all that knows of it."""
+        """Frees the cold pages and all state about them."""
         for copy in (self.exact, self.draft):
             if copy is not None:
                 copy.release()

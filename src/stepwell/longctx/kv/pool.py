@@ -13,7 +13,7 @@ _NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Pages that come in, in pairs with the slots that they take, [e] each, by lane and in ascending order of page."""
+    """Pages that enter the pool, each with its slot, [e] each, by lane and in ascending order of page."""
 
     lanes: torch.Tensor
     pages: torch.Tensor
@@ -25,7 +25,7 @@ class Change:
 
 
 class PagePool:
-    """`keys` and `values`: [L, H, C * P, D] in the model's dtype."""
+    """Pool of pages on the model's device. `keys` and `values`: [L, H, C * P, D] in the model's dtype."""
 
     def __init__(self, shape: PageShape, lanes: int, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self._shape = shape
@@ -76,7 +76,7 @@ class PagePool:
         return Change(lanes, pages, empty_first[lanes, nth])
 
     def install(self, change: Change, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Contents, [e, H, P, D], of pages that `exchange` has given slots to, before it is called again."""
+        """Puts the pages that `exchange` has given slots to into them, [e, H, P, D]; before it is called again."""
         tokens = self._shape.tokens
         of_keys = self.keys.unflatten(2, (self.slots, tokens))
         of_values = self.values.unflatten(2, (self.slots, tokens))
@@ -85,7 +85,7 @@ class PagePool:
         self._page_of[change.lanes, change.slots] = change.pages
 
     def resize(self, slots: int) -> None:
-        """From now on with so many slots; where that is fewer, what was in the others is forgotten."""
+        """Changes the number of slots; pages in slots that are removed are forgotten."""
         kept, tokens = min(slots, self.slots), self._shape.tokens
         for name in ("keys", "values"):
             old: torch.Tensor = getattr(self, name)

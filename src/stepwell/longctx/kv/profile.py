@@ -20,7 +20,7 @@ class Profile:
         self._selected: dict[int, list[torch.Tensor]] = {}
 
     def note(self, layer: int, selected: torch.Tensor) -> None:
-        """`selected`: [L, n] bool."""
+        """Notes a step's selection, [L, n] bool."""
         seen = self._selected.setdefault(layer, [])
         if len(seen) < self.steps:
             seen.append(selected.cpu())
@@ -30,8 +30,8 @@ class Profile:
         return bool(self._selected) and all(len(seen) >= self.steps for seen in self._selected.values())
 
     def divide(self, slots: dict[int, int]) -> dict[int, int]:
-        """Slots of each layer now to slots of each layer from now on, in all no more than now. Each layer can hold what
-        its own window held; what is left over goes to all alike."""
+        """Divides the slots anew: from the present slots of each layer to its new ones, in all no more than now. Each
+        layer gets what its own window held; the rest is divided evenly."""
         gains, costs = [], []
         for layer in slots:
             curve = hit_curve(self._whole(layer), WINDOWS)

@@ -13,7 +13,7 @@ class Tail:
     it is empty, so that what it takes stays in proportion to what it holds."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Takes the shapes (of all but the tokens), types and device of these; nothing of their contents."""
+        """Takes shapes (of all but the tokens), dtypes and device from these tensors, not their contents."""
         self._keys, self._values = keys[:, :, :0].clone(), values[:, :, :0].clone()
         self._start = self._end = 0
 
@@ -55,7 +55,7 @@ class Tail:
         self._end -= count
 
     def rows(self, rows: torch.Tensor) -> None:
-        """Row i is what row `rows[i]` was."""
+        """Makes row i a copy of row `rows[i]`."""
         self._keys, self._values = self._keys.index_select(0, rows), self._values.index_select(0, rows)
 
     def _move(self, room: int) -> None:

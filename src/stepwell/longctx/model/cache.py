@@ -79,7 +79,8 @@ class TieredLayer(CacheLayerMixin):
 
     @writable()
     def crop(self, tokens_to_remove: int) -> None:
-        """Negative: so many tokens leave at the end. Positive is transformers' older form: the length to crop to."""
+        """Removes tokens at the end: `-tokens_to_remove` of them if it is negative; positive is transformers' older
+        form, the length to crop to."""
         length = self.get_seq_length()
         count = -tokens_to_remove if tokens_to_remove < 0 else length - tokens_to_remove if tokens_to_remove else 0
         if self.state is not None and count > 0:
@@ -102,10 +103,10 @@ class TieredLayer(CacheLayerMixin):
             self.state.rows(rows.to(self.state.tail.keys.device))
 
     def offload(self) -> None:
-        """Pages step down by themselves."""
+        """Does nothing: pages step down by themselves."""
 
     def prefetch(self) -> None:
-        """Pages step up by themselves."""
+        """Does nothing: pages step up by themselves."""
 
     @property
     def batch_size(self) -> int:
@@ -256,7 +257,7 @@ class TieredCache(Cache):
         )
 
     def reset(self) -> None:
-        """Empty again, as a new one."""
+        """Empties the cache, which is then as new."""
         super().reset()
         hook.forget(self.setting)
         self.tokens = self.mask = None
@@ -278,7 +279,7 @@ class TieredCache(Cache):
             self._rows(torch.arange(len(self.tokens), device=indices.device)[indices])
 
     def _rows(self, rows: torch.Tensor) -> None:
-        """Row i of what is known of the tokens is what row `rows[i]` was."""
+        """Makes row i of the known tokens a copy of row `rows[i]`."""
         for name in ("tokens", "mask"):
             if (known := getattr(self, name)) is not None:
                 setattr(self, name, known[rows.to(known.device)] if int(rows.max()) < len(known) else None)
@@ -298,7 +299,7 @@ class TieredCache(Cache):
         self.setting.profile = None
 
     def measure(self) -> None:
-        """Notes in the ledger how many bytes are where now."""
+        """Notes in the ledger the bytes in each tier now."""
         states = [layer.state for layer in self.tiered if layer.state is not None]
         windows = [each for layer in self.layers if not isinstance(layer, TieredLayer) and layer.is_initialized
                    for each in (layer.keys, layer.values)]  # fmt: skip
@@ -317,7 +318,7 @@ class TieredCache(Cache):
         return _set(self.setting, "drafting")
 
     def close(self) -> None:
-        """Gives back memory and disk space. Idempotent; also happens when the cache is no longer referenced."""
+        """Frees memory and disk space. Idempotent; also happens when the cache is no longer referenced."""
         self.measure()
         self.reset()
         self._finish()

@@ -97,7 +97,7 @@ class ContextReader:
         return tuple(self._places)
 
     def read(self, name: str) -> torch.Tensor:
-        """This tensor. KeyError if there is none."""
+        """The tensor of this name. KeyError if there is none."""
         described, ordinal, offset = self._places[name]
         tensor = described.empty()
         raw = form.content(tensor)
@@ -164,7 +164,7 @@ def _append(fd: int, header: FrameHeader, key: SegmentKey, payload: Bytes) -> No
 
 
 def _read(fd: int, offset: int, nbytes: int) -> Bytes:
-    """Zeros where the file has ended: they do not pass for anything."""
+    """Reads bytes; zeros behind the end of the file, which pass no check."""
     into = np.zeros(nbytes, np.uint8)
     view, done = into.data, 0
     while done < nbytes and (got := os.preadv(fd, [view[done:]], offset + done)):

@@ -85,7 +85,7 @@ def _fill(layer: Any, length: int, keys: torch.Tensor, values: torch.Tensor, dev
 
 
 class _Tensors(Mapping[str, torch.Tensor]):
-    """Made one by one, when they are asked for."""
+    """Tensors that are made one by one, on demand."""
 
     def __init__(self, cache: TieredCache) -> None:
         self._cache = cache

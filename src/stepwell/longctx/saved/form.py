@@ -62,7 +62,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Half-open ranges of bytes, one for each frame: none for an empty tensor."""
+        """Half-open ranges of bytes, one for each frame; none for an empty tensor."""
         nbytes = self.nbytes
         return ((start, min(start + PIECE, nbytes)) for start in range(0, nbytes, PIECE))
 

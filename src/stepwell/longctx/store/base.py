@@ -1,4 +1,4 @@
-"""Where cold pages lie: fixed-size pages of bytes, addressed by places that the store gives out."""
+"""Stores of cold pages: fixed-size pages of bytes, addressed by places that the store gives out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class PageStore(Protocol):
         """[m] to [m, page_bytes] uint8, in this order; a place may be asked for twice."""
 
     def retain(self, places: torch.Tensor) -> None:
-        """One more owner for each of these (a place may be named twice): for rows of a batch that share a past."""
+        """Adds an owner to each of these places (a place may be named twice), for rows of a batch that share a past."""
 
     def free(self, places: torch.Tensor) -> None:
-        """One owner less for each; without owners a place is given out again."""
+        """Removes an owner from each; places without owners are given out again."""
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes in use by tier: "host", "disk"."""
 
     def close(self) -> None:
-        """Gives everything back. Idempotent."""
+        """Frees everything. Idempotent."""

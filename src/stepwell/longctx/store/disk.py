@@ -74,7 +74,7 @@ class DiskFile:
         self.direct = self._file.direct
         self.extent_bytes = aligned if self.direct else page_bytes
         self.bytes_read = 0
-        """From the file so far, with what lay between wanted extents."""
+        """Bytes read from the file so far, gaps between wanted extents included."""
         self.pinned = pinned and torch.cuda.is_available()
         self._cipher: AESGCM | None = AESGCM(cells.take(secrets.token_bytes(KEY_BYTES)))
         self._gate = StoreGate()
@@ -90,7 +90,7 @@ class DiskFile:
 
     @property
     def room(self) -> int:
-        """Pages that still fit, as far as the disk has space for them."""
+        """Number of pages that still fit, as far as the disk has space for them."""
         with self._lock:
             return min(self._places.room, self._budget.left // self.extent_bytes)
 
@@ -190,7 +190,7 @@ class DiskFile:
         self._reserved = ahead
 
     def _write(self, payload: Bytes, places: Numbers, ordinals: np.ndarray) -> Bytes:
-        """Seals and writes; the tags."""
+        """Seals and writes pages; returns the tags."""
         assert self._cipher is not None
         encrypt, page, extent = self._cipher.encrypt_into, self.page_bytes, self.extent_bytes
         tags = bytearray(TAG * len(places))
@@ -267,7 +267,7 @@ def _writing() -> Iterator[None]:
 
 
 def _nonces(ordinals: np.ndarray) -> bytes:
-    """12 bytes each: four zeros, then the ordinal of the write, big-endian."""
+    """Nonces of 12 bytes each: four zeros, then the ordinal of the write, big-endian."""
     whole = np.zeros((len(ordinals), NONCE), np.uint8)
     whole[:, NONCE - 8 :] = ordinals.astype(">u8").view(np.uint8).reshape(-1, 8)
     return whole.tobytes()

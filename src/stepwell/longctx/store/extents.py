@@ -15,7 +15,7 @@ SHARE = 32 << 10
 """Bytes that are worth handing to another thread: one costs some 30 us, a page that the disk is asked for some 50."""
 
 Run = tuple[int, int]
-"""Half-open: which of the sorted extents."""
+"""Half-open range of indexes into the sorted extents."""
 
 
 def runs(offsets: Numbers, extent: int, gap: int) -> list[Run]:

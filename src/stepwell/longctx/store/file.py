@@ -25,7 +25,7 @@ class ExtentFile(Protocol):
     """File of extents. All calls block, raise OSError, and may come from any thread."""
 
     direct: bool
-    """I/O goes past the page cache: offsets, lengths and addresses are multiples of 4096."""
+    """True if I/O goes past the page cache: offsets, lengths and addresses are multiples of 4096."""
 
     def read(self, into: memoryview, offset: int) -> int:
         """Bytes read; fewer than `into` has only where the file ends."""
@@ -34,10 +34,10 @@ class ExtentFile(Protocol):
         """Writes everything, or raises OSError."""
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Space for this range, or ENOSPC."""
+        """Allocates space for this range, or raises ENOSPC."""
 
     def clear(self) -> None:
-        """Gives all of its space back; it has no bytes then."""
+        """Frees all its space; it is then empty."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -109,7 +109,7 @@ def _open(directory: Path) -> int:
 
 
 def _made_direct(fd: int) -> bool:
-    """Some filesystems refuse the flag, some only the first write."""
+    """True if the file takes O_DIRECT: some filesystems refuse the flag, some only the first write."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)

@@ -8,8 +8,8 @@ import threading
 
 
 class StoreGate:
-    """`with gate:` around each use. Raises ValueError where the store is closed, and in a forked child: it would seal
-    with nonces that its parent uses too."""
+    """A gate around each use: `with gate:`. Raises ValueError if the store is closed, and in a forked child, which
+    would seal with nonces that its parent uses too."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

@@ -43,7 +43,7 @@ class HostPool:
 
     @property
     def room(self) -> int:
-        """Pages that still fit."""
+        """Number of pages that still fit."""
         with self._lock:
             return min(self._places.room, self._budget.left // self.page_bytes)
 

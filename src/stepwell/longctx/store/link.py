@@ -46,14 +46,16 @@ class LinkQueue:
         self._idle_from = float("-inf")
 
     def finish(self, arrival: float, nbytes: int) -> float:
-        """When a transfer is done that is asked for at `arrival`, behind all that were asked for before this call."""
+        """Time at which a transfer is done that is requested at `arrival`, behind all that were requested before this
+        call."""
         with self._lock:
             self._idle_from = max(arrival, self._idle_from) + nbytes / self.link.bandwidth
             return self._idle_from + self.link.latency
 
 
 def virtual(link: ModelledLink, requests: Iterable[tuple[float, int]]) -> list[float]:
-    """When each request (arrival in seconds, bytes), in order of arrival, would be done on this modelled link."""
+    """Time at which each request (arrival in seconds, bytes), in order of arrival, would be done on this modelled
+    link."""
     queue = LinkQueue(link)
     return [queue.finish(arrival, nbytes) for arrival, nbytes in requests]
 

@@ -61,7 +61,7 @@ class StorePlaces:
             raise ValueError("a place without owner: it was never given out, or was freed")
 
     def retain(self, places: Numbers) -> None:
-        """One more owner each, as often as a place is named. Raises as `check` does; then nothing changed."""
+        """Adds an owner to each place, as often as it is named. Raises as `check` does; then nothing changed."""
         self.check(places)
         np.add.at(self._owners, places, 1)
 

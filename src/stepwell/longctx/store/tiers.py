@@ -69,7 +69,7 @@ class Tiers:
 
     @property
     def room(self) -> int:
-        """Pages that still fit in all tiers together."""
+        """Number of pages that still fit in all tiers together."""
         return sum(store.room for store in self._stores)
 
     def on_disk(self, places: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from stepwell.errors import AccessDenied, BackendDown, CapacityError, IntegrityE
 from stepwell.units import format_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers that say: no room on this filesystem, for this user."""
+"""Error numbers for a lack of room on the filesystem, for this user."""
 
 
 def full(tier: str, why: str) -> CapacityError:

@@ -111,7 +111,7 @@ def space(settings: Settings, place: DiskPlace) -> Iterator[Check]:
 
 
 def measured(place: DiskPlace) -> Iterator[Check]:
-    """O_DIRECT and speed, measured with one temporary file without a name of at most 64 MiB."""
+    """Measures O_DIRECT and speed with one unnamed temporary file of at most 64 MiB."""
     found = _existing(place.path)
     of = os.statvfs(found)
     if of.f_blocks and of.f_bavail * of.f_frsize < 2 * speed.FILE_BYTES:  # without blocks it does not count them
@@ -156,7 +156,7 @@ def key_apart(settings: Settings, place: DiskPlace, home: Path) -> Iterator[Chec
 
 
 def all_of(settings: Settings, place: DiskPlace, home: Path, system: Path = SYSTEM) -> Iterator[Check]:
-    """Every check of one directory. Where it is not safe to write in it, or cannot be, it is not measured."""
+    """All checks of one directory. It is not measured if writing there is impossible or unsafe."""
     basic = [*directory(place), *kind(place, system)]
     yield from basic
     if not any(check.name == "disk-directory" and check.status == "fail" for check in basic):
@@ -171,7 +171,7 @@ def _check(name: str, status: Status, text: str, place: DiskPlace, fix: str = ""
 
 
 def _existing(path: Path) -> Path:
-    """`path`, or the nearest of its parents that is there."""
+    """`path`, or its nearest existing parent."""
     return next(candidate for candidate in (path, *path.parents) if os.path.exists(candidate))
 
 

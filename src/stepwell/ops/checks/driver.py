@@ -26,7 +26,7 @@ from stepwell.ops.checks.memory import SLAB_BYTES, populated
 
 LIBRARY = "libcuda.so.1"
 PATIENCE_SECONDS = 30.0
-"""Where nothing has used the GPUs for a while, some drivers take seconds a GPU to start."""
+"""Time limit: on idle GPUs some drivers take seconds a GPU to start."""
 
 NONE_THERE = frozenset({"CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY"})
 IN_USE = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE"})
@@ -41,7 +41,7 @@ Failure = Literal["absent", "refused", "lost"]
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """`unified`: host memory and the GPU's own have no address in common."""
+    """One GPU. `unified`: host memory and the GPU's own have no address in common."""
 
     name: str
     nbytes: int

@@ -52,13 +52,13 @@ class Software:
 
 
 def software() -> Software:
-    """Read from what is installed, as text: nothing of it is imported."""
+    """Installed software, read from package metadata as text: nothing of it is imported."""
     version = places.installed().get(places.GPU_ENGINE)
     return Software(f"{places.GPU_ENGINE} {version}" if version else "", _torch())
 
 
 def all_of(env: Mapping[str, str], has: Software, library: str = LIBRARY) -> Iterator[Check]:
-    """Every check; `env` is the environment that an engine would have. Raises OSError if no process can be started."""
+    """All checks; `env` is the environment that an engine would have. Raises OSError if no process can be started."""
     seen = look(library)
     yield visible(seen, has)
     if seen.gpus:

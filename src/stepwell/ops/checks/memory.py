@@ -89,7 +89,7 @@ def huge_pages(settings: Settings, system: Path = SYSTEM) -> Iterator[Check]:
 
 
 def limits(settings: Settings, *, gpu_engine: bool) -> Iterator[Check]:
-    """RLIMIT_NOFILE, and RLIMIT_MEMLOCK where an engine's driver may pin slabs."""
+    """Checks RLIMIT_NOFILE, and RLIMIT_MEMLOCK where an engine's driver may pin slabs."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{_number(files)} files may be open; two for each connection, one for each slab and segment"
     facts: Facts = {"open_files": files}

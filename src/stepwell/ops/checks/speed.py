@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 2 * _PHASE_SECONDS + 2.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """`direct`: O_DIRECT works here. Speeds in 10^9 bytes a second, of a new file, one request of 4 MiB at a time."""
+    """Speeds in 10^9 bytes a second, of a new file, one request of 4 MiB at a time. `direct`: O_DIRECT works here."""
 
     direct: bool
     write_gb_s: float

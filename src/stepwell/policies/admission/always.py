@@ -1,4 +1,4 @@
-"""Everything is let in: what a write-through tier does."""
+"""Lets everything in, as a write-through tier does."""
 
 from __future__ import annotations
 

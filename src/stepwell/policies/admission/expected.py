@@ -1,4 +1,4 @@
-"""Only what is expected to be worth as much as what it would displace, or not much less."""
+"""Lets in items that are expected to be worth about as much as their victim, or more."""
 
 from __future__ import annotations
 

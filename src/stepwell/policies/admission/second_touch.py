@@ -1,5 +1,5 @@
-"""Only what is asked for a second time, as far as is remembered (as with 2Q's first queue: Johnson, Shasha, "2Q: a low
-overhead high performance buffer management replacement algorithm", VLDB 1994)."""
+"""Lets in items that are asked for a second time, as far as remembered (as with 2Q's first queue: Johnson, Shasha, "2Q:
+a low overhead high performance buffer management replacement algorithm", VLDB 1994)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ HUBER = 1.0
 where one time in seven is 2 to 8 times too long, and no worse where none is."""
 
 LEAST_SPREAD = 0.02
-"""Relative. Even a machine that repeats itself is not known better."""
+"""Least relative spread: even the times of a quiet machine are not known better."""
 
 SHARED_NOISE = 0.25
 """Share of the spread that no number of samples removes: those that are near in time suffer from the same neighbour."""

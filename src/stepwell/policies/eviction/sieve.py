@@ -68,7 +68,7 @@ class Sieve(Eviction):
         return None if top is None else top[1]
 
     def _turn(self) -> None:
-        """From the newest to the oldest."""
+        """Moves the hand from the newest back to the oldest."""
         self._before, self._behind = self._behind, self._before
         self._hand = 0
 

@@ -1,1 +1,1 @@
-"""Where a block lies, between host memory and the tier below: one file for each policy."""
+"""Placement policies: host memory or the tier below; one file for each policy."""

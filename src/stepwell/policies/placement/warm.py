@@ -1,4 +1,4 @@
-"""Host memory is only the way to the tier below: for a host with little of it and a fast disk."""
+"""Blocks only pass through host memory to the tier below: for a host with little memory and a fast disk."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class EventClock:
         self._asked = 0
 
     def at(self, time: float, do: Callable[[], None]) -> None:
-        """`do()` at `time`, or now if that has passed."""
+        """Calls `do()` at `time`, or now if that has passed."""
         self._asked += 1
         heapq.heappush(self._events, (max(time, self.now), self._asked, do))
 

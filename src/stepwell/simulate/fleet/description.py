@@ -53,8 +53,8 @@ class Prefill(_Part):
 
 
 class EngineDescription(_Part):
-    """`kv_capacity`: of the GPU's KV pages, those of all its devices. `prefills`: prompts computed at a time, sharing
-    the GPU. `link`: bytes a second into one GPU, at most."""
+    """One engine. `kv_capacity`: bytes of KV pages, of all its devices. `prefills`: prompts computed at a time, sharing
+    the GPU. `link`: largest bandwidth into one GPU, in bytes a second."""
 
     kv_capacity: Size = 50_000_000_000
     prefix_caching: bool = True
@@ -113,7 +113,7 @@ class Failure(_Part):
 
 
 class Fleet(_Part):
-    """`speed`: how many times faster than it was recorded the trace comes."""
+    """The whole fleet. `speed`: factor by which the trace runs faster than it was recorded."""
 
     cost: CostName = "llama-3.1-8b@h100"
     prefill: Prefill = Prefill()

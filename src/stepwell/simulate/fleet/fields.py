@@ -16,7 +16,7 @@ from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.units import parse_size
 
 TIERS: Final = ("host", "disk", "shared")
-"""Below the GPU, the nearest first. `host` and `disk` are each host's own."""
+"""Tiers below the GPU, the nearest first. `host` and `disk` are each host's own."""
 
 ROUTES: Final = ("random", "round_robin", "prefix_affinity", "kv_aware")
 WRITES: Final = tuple(WRITE_POLICIES)
@@ -24,7 +24,7 @@ FAILURES: Final = ("engine_restart", "host_restart", "slow", "gone")
 
 
 def unknown(kind: str, name: object, names: Iterable[str]) -> ConfigError:
-    """SW-102, with the name that is nearest."""
+    """The error SW-102, with the name that is nearest."""
     known = ", ".join(names)
     near = difflib.get_close_matches(str(name), known.split(", "), 1)
     return ConfigError(

@@ -1,4 +1,4 @@
-"""Bringing the blocks of one prompt up: read from the tiers below the host, side by side, and copied into the GPU."""
+"""Recall of one prompt's blocks: read from the tiers below the host, side by side, and copied into the GPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Part = tuple[Level, int]
 """Consecutive blocks that come from one level."""
 
 Copy = Callable[[int, Callable[[], None]], None]
-"""Copies so many bytes from host memory into the GPU, then calls its second argument."""
+"""Copies this number of bytes from host memory into the GPU, then calls its second argument."""
 
 
 def parts_of(found: Sequence[tuple[Level, int]]) -> list[Part]:
-    """From levels and the positions up to which they are asked."""
+    """Parts from levels, each with the position at which its blocks end."""
     ends = [0, *(end for _, end in found)]
     return [(level, end - before) for (level, end), before in zip(found, ends, strict=False)]
 
@@ -31,8 +31,8 @@ class _Reading:
 
 
 class SimulatedRecall:
-    """`ready(blocks)` is called when the first so many are in the GPU: all up to the cut, or those before the first
-    that did not come, because its tier failed or was later than the limit."""
+    """Recalls blocks of a prompt. `ready(blocks)` is called when this number of leading blocks is in the GPU: all up to
+    the cut, or those before the first that did not arrive, because its tier failed or exceeded the limit."""
 
     def __init__(
         self,

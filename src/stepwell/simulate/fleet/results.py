@@ -100,7 +100,7 @@ class RequestRow:
 
 
 def simulate(fleet: Fleet, trace: Trace) -> tuple[FleetRow, list[RequestRow]]:
-    """Plays it twice: as described, and with nothing below the GPUs. Raises ConfigError SW-126 as `play` does."""
+    """Plays a trace twice: as described, and with nothing below the GPUs. Raises ConfigError SW-126 as `play` does."""
     played = play(fleet, trace)
     requests = [_request(prompt, trace.block_tokens) for prompt in played.prompts]
     bare = play(fleet.without_tiers(), trace) if fleet.tiers else played

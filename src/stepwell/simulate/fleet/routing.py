@@ -17,7 +17,7 @@ from stepwell.simulate.traces.trace import Trace
 class Router(ABC):
     @abstractmethod
     def choose(self, prompt: Prompt, up: Sequence[SimulatedEngine]) -> SimulatedEngine:
-        """One of those that are up, of which there is at least one; they come in the order of their numbers."""
+        """Chooses one of the engines that are up, at least one, in the order of their numbers."""
 
 
 class RandomRouter(Router):

@@ -11,11 +11,11 @@ from typing import Final
 from stepwell.simulate.fleet.clock import EventClock
 
 FASTEST: Final = 1e18
-"""Work a second that stands for no limit: infinities do not add up."""
+"""Rate that stands for no limit, in work a second: infinities do not add up."""
 
 
 class ServerJob:
-    """`work` still to do while it is served; until then, what is expected."""
+    """A job. `work`: what is left to do while it is served; before that, the expected work."""
 
     __slots__ = ("begin", "done", "lost", "work")
 
@@ -76,7 +76,7 @@ class SharedServer:
         return job.work
 
     def run_at(self, rate: float) -> None:
-        """From now on."""
+        """Sets the rate."""
         self._settle()
         self._rate = rate
         self._go_on()

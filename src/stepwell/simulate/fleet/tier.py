@@ -46,7 +46,7 @@ class Level:
 
     @property
     def held(self) -> int:
-        """Blocks."""
+        """Number of blocks held."""
         return self._store.held
 
     def refer(self, now: float, first: int, last: int) -> list[tuple[int, int]]:
@@ -55,7 +55,7 @@ class Level:
         return stretches(path) if self.up else []
 
     def leading(self, first: int, last: int) -> int:
-        """Blocks that this level alone holds of the beginning."""
+        """Number of leading blocks that this level alone holds."""
         held = stretches(self._store.path(first, last))
         return held[0][1] if held and not held[0][0] else 0
 
@@ -69,7 +69,7 @@ class Level:
         self._watch.lost()
 
     def _enter(self, path: list[BlockRun], most: int | None = None) -> int:
-        """Blocks that came in."""
+        """Lets blocks in; returns their number."""
         before = self._store.entered
         for run in self._store.offer(path, most):
             self._watch.changed(run, held=True)

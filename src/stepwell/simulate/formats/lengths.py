@@ -182,7 +182,7 @@ def _seconds(fields: _Fields, value: object) -> float:
 
 
 def _number(value: object) -> float:
-    """NaN for what is none."""
+    """The value as a number; NaN if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:

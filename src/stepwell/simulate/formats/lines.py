@@ -47,7 +47,7 @@ def lines_of(path: Path, problems: Problems) -> Lines:
 
 
 def writer(path: Path) -> IO[bytes]:
-    """`path` for writing, compressed if its name ends in .zst. Raises OSError, and ConfigError as `lines_of`."""
+    """Opens `path` for writing, compressed if its name ends in .zst. Raises OSError, and ConfigError as `lines_of`."""
     if path.suffix == ".zst":
         file: IO[bytes] = zstd().open(path, "wb")
         return file

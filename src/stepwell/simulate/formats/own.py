@@ -39,9 +39,8 @@ class _Row(msgspec.Struct, omit_defaults=True):
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Write `trace`, compressed if the name of `path` ends in .zst; reading it gives the same trace.
-
-    Raises OSError, and ConfigError SW-113 if what packs zstd is not installed."""
+    """Writes `trace`, compressed if the name of `path` ends in .zst; reading it gives the same trace. Raises OSError,
+    and ConfigError SW-113 if the package for zstd is not installed."""
     with writer(path) as file:
         file.writelines(_lines(trace))
 

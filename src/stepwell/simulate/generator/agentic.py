@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agentic:
-    """`conversations`, of which `open` are open at once, on average."""
+    """Parameters. `conversations`: their number, of which `open` are open at once, on average."""
 
     seed: int = number(0, 0, 2**63 - 1)
     conversations: int = number(346, 1, 20_000)

@@ -20,7 +20,7 @@ AFTER_COMPACTION = (8868, 9011, 9724, 10174, 15540, 32403, 52735, 94397, 105999,
 
 
 class Band(NamedTuple):
-    """Conversations whose first prompt lies in one range: they differ in how many requests follow."""
+    """Conversations whose first prompt lies in one range; bands differ in the number of requests that follow."""
 
     share: float
     first_context: tuple[int, ...]

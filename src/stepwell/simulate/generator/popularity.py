@@ -20,7 +20,7 @@ from stepwell.simulate.traces.trace import Ints
 
 @dataclass(frozen=True, slots=True)
 class Cyclic(DocumentsParameters):
-    """Round-robin over `documents`."""
+    """Asks for `documents` in turn."""
 
     requests: int = number(12_000, 1, 2_000_000)
 
@@ -31,7 +31,8 @@ class Cyclic(DocumentsParameters):
 
 @dataclass(frozen=True, slots=True)
 class Zipf(DocumentsParameters):
-    """Document of rank r with a chance of 1 / r**skew, behind a system prompt that all share."""
+    """Asks for the document of rank r with a probability proportional to 1 / r**skew, behind a system prompt that all
+    share."""
 
     documents: int = number(2_000, 1, 1_000_000)
     skew: float = number(1.0, 0, 10)
@@ -62,8 +63,8 @@ class Churn(DocumentsParameters):
 
 @dataclass(frozen=True, slots=True)
 class Scan(DocumentsParameters):
-    """`documents` that are used again, each as likely, and bursts of about `burst` others that are used once; these are
-    the share `once` of all requests."""
+    """Asks for `documents`, each as likely, and in bursts for about `burst` others, each once; these are the share
+    `once` of all requests."""
 
     once: float = number(0.5, 0, 1)
     burst: int = number(50, 1, 1_000_000)

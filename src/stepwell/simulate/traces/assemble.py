@@ -22,7 +22,7 @@ class Columns(NamedTuple):
 
 
 class Rows:
-    """Columns that grow line by line."""
+    """Columns that grow line by line, as a reader adds requests."""
 
     def __init__(self) -> None:
         self._times = array("d")

@@ -19,7 +19,7 @@ MAX_IDS = 1 << 27  # ids of a whole trace: 1 GiB, and a few times that while it 
 
 
 class Blocks(NamedTuple):
-    """Request i asks for `ids[starts[i]:starts[i + 1]]`."""
+    """Block ids by request: request i asks for `ids[starts[i]:starts[i + 1]]`."""
 
     starts: Ints  # [requests + 1]
     ids: Ints
@@ -36,12 +36,12 @@ def room_for(ids: int) -> None:
 
 
 def starts_of(counts: Ints) -> Ints:
-    """Where each of `counts` begins if they lie side by side, and the end: one more than `counts`."""
+    """Start of each of `counts` if they lie side by side, and the end: one more number than `counts`."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
 def within(counts: Ints) -> Ints:
-    """0 .. counts[0] - 1, then 0 .. counts[1] - 1, and so on."""
+    """The numbers 0 .. counts[0] - 1, then 0 .. counts[1] - 1, and so on."""
     starts = starts_of(counts)
     return np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
 

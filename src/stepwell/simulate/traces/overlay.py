@@ -16,7 +16,7 @@ DEFAULT_OPEN = 64
 
 
 def starts(clocks: Sequence[Floats], open_: int, rng: np.random.Generator) -> Floats:
-    """When each conversation starts, in seconds: increasing, uniform over a span in which `open_` of them are open on
-    average. `clocks` are the times of each one's requests since its first."""
+    """Start of each conversation, in seconds: increasing, uniform over a span in which `open_` of them are open on
+    average. `clocks`: times of each one's requests since its first."""
     span = sum(float(clock[-1]) for clock in clocks) / open_
     return np.sort(rng.uniform(0, span, len(clocks)))

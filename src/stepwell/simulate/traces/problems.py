@@ -34,7 +34,7 @@ class Problems:
     notes: list[str] = field(default_factory=list)  # assumptions that were made
 
     def line(self, number: int, why: str) -> None:
-        """Line `number` is left out. Raises ConfigError SW-122 if that is not wanted."""
+        """Counts line `number` as left out. Raises ConfigError SW-122 if strict."""
         if self.strict:
             raise unusable(f"{self.source}, line {number}", why, "mend the line, or do without --strict")
         self.malformed += 1
@@ -42,13 +42,13 @@ class Problems:
             self.first.append(Malformed(number, why))
 
     def ends(self, number: int, why: str) -> None:
-        """Nothing is read behind line `number`. Raises ConfigError SW-122 if strict."""
+        """Notes that nothing is read behind line `number`. Raises ConfigError SW-122 if strict."""
         if self.strict:
             raise unusable(f"{self.source}, behind line {number}", why, "get the whole file")
         self.cut = f"behind line {number}: {why}"
 
     def summary(self) -> list[str]:
-        """One sentence each, for people; none if all is well."""
+        """One sentence for each kind of problem, for people; empty if there is none."""
         lines = [f"line {bad.line}: {bad.why}" for bad in self.first]
         if self.malformed:
             lines.append(f"{_count(self.malformed, 'malformed line')} left out")

@@ -15,7 +15,8 @@ from stepwell.simulate.traces.trace import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Request i has the runs `starts[i]:starts[i + 1]`; run r is `firsts[r]`, `firsts[r] + 1`, ..., `counts[r]` ids."""
+    """Runs by request: request i has the runs `starts[i]:starts[i + 1]`; run r is `firsts[r]`, `firsts[r] + 1`, ...,
+    `counts[r]` ids."""
 
     starts: Ints  # [requests + 1]
     firsts: Ints  # >= 0
@@ -23,7 +24,7 @@ class Runs:
 
     @property
     def lengths(self) -> Ints:
-        """Ids of each request."""
+        """Number of ids of each request."""
         ends = starts_of(self.counts)
         lengths: Ints = ends[self.starts[1:]] - ends[self.starts[:-1]]
         return lengths

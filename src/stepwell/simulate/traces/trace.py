@@ -36,12 +36,12 @@ class Trace:
     ids: Ints  # [starts[-1]]
 
     def __len__(self) -> int:
-        """Requests."""
+        """Number of requests."""
         return len(self.times)
 
     @property
     def distinct(self) -> int:
-        """Blocks that are ever asked for: the working set. Ids lie below it."""
+        """Number of blocks that are ever asked for: the working set. Ids lie below it."""
         return int(self.ids.max()) + 1 if len(self.ids) else 0
 
     @property

@@ -63,7 +63,7 @@ class FaultyDisk:
         self._tell(msgspec.json.encode(rules))
 
     def heal(self) -> None:
-        """No faults from now on."""
+        """Removes all faults."""
         self.set()
 
     def report(self) -> FuseReport:

@@ -73,7 +73,7 @@ class _Wait:
 
 
 class FuseFaults:
-    """Thread-safe."""
+    """Present rules and waiting requests. Thread-safe."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -85,7 +85,7 @@ class FuseFaults:
         self._early: deque[int] = deque(maxlen=64)  # were interrupted before they waited, or when they had ended
 
     def set(self, rules: Sequence[Rule]) -> None:
-        """Instead of all rules before; what hangs goes on."""
+        """Replaces all rules; hanging requests go on."""
         with self._lock:
             self._rules, self._seen, self._hits = rules, [0] * len(rules), [0] * len(rules)
             for wait in self._waits.values():

@@ -293,7 +293,7 @@ class PassThrough:
         return wire.OPEN_OUT.pack(handle, 0, 0)
 
     def _readdir(self, request: FuseRequest) -> Answer:
-        """Who begins anew gets a new listing."""
+        """A reader that begins anew gets a new listing."""
         node, (handle, first, nbytes, *_) = self._node(request), request.fields(wire.READ)
         self._faults.strike(request.number, "readdir", node.name, first)
         if not first:

@@ -45,7 +45,7 @@ SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_FH = 1, 2, 4, 8, 64
 
 
 class Op(IntEnum):
-    """Kinds of requests. What is not here is answered with ENOSYS, which the kernel takes well."""
+    """Kinds of requests. Others are answered with ENOSYS, which the kernel accepts."""
 
     LOOKUP = 1
     FORGET = 2

@@ -48,8 +48,8 @@ def _places(
     depth: float | None,
     count: int,
 ) -> list[int]:
-    """Before which paragraphs: those that keep clear of the prompt's first and last tokens, if there are any. What the
-    text has too many of is cut off at its beginning."""
+    """Paragraphs before which needles are placed: away from the prompt's first and last tokens, if possible. A text
+    that is too long is cut off at its beginning."""
     whole = text.encode("".join(hay) + tail, first=True)
     starts = list(accumulate(map(len, hay), initial=0))
     before = [span_of(whole, start, part)[0] for start, part in zip(starts, hay, strict=False)]

@@ -74,5 +74,5 @@ def _timed(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each device: all that comes there shares one link."""
+    """The stream of a device, one for each: all transfers to it share one link."""
     return torch.cuda.Stream(device)

@@ -21,7 +21,7 @@ _WAITING_BYTES = 64 << 20
 
 
 class Fetch(Generic[T]):
-    """Something on its way."""
+    """A result that is on its way."""
 
     def __init__(self, future: Future[T], ledger: Ledger) -> None:
         self._future = future

@@ -1,4 +1,4 @@
-"""Pages on their way to the model's device, or there."""
+"""Pages that are being fetched, or have been."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepwell.longctx.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class FetchedPiece:
-    """`lanes` and `pages`: [m], by lane and in ascending order of page."""
+    """A piece of a fetch. `lanes` and `pages`: [m], by lane and in ascending order of page."""
 
     lanes: torch.Tensor
     pages: torch.Tensor
@@ -51,7 +51,7 @@ class PageFetch:
         self._started = [self._start(*part) for part in self._parts[:begin]]
 
     def pieces(self) -> Iterator[FetchedPiece]:
-        """Once only. Raises IntegrityError where a page did not come back as it was."""
+        """The pieces, once only. Raises IntegrityError for a page that was damaged."""
         for number in range(len(self._parts)):
             due = number + 2 if self._fetcher.beside else number + 1
             for part in self._parts[len(self._started) : due]:

@@ -14,7 +14,7 @@ MOST: Final = 4096
 
 
 class Leaves:
-    """Unordered. `listed` of an item is its place here, from 1."""
+    """An unordered list. `listed` of an item is its place here, from 1."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []

@@ -8,7 +8,7 @@ from stepwell.policies.item import Item
 
 
 class QueuePlace:
-    """Where an item stands. `queue` is None when it stands nowhere."""
+    """Place of an item. `queue`: None while it is in none."""
 
     __slots__ = ("item", "newer", "older", "queue")
 
@@ -20,7 +20,7 @@ class QueuePlace:
 
 
 class Queue:
-    """Doubly linked, so that every step is O(1). `size`: blocks of its items."""
+    """A doubly linked list, so that every step is O(1). `size`: blocks of its items."""
 
     __slots__ = ("newest", "oldest", "size")
 
@@ -30,7 +30,7 @@ class Queue:
         self.size = 0
 
     def upwards(self, place: QueuePlace | None) -> Iterator[Item]:
-        """From this place to the newest."""
+        """Items from this place to the newest."""
         while place is not None:
             yield place.item
             place = place.newer

@@ -11,7 +11,7 @@ from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.item import Item
 
 MOST_VOID = 64
-"""Void records that are not worth looking for, if they are not the half of all."""
+"""Void records that are kept before they are removed, unless they are more than half of all."""
 
 
 class Ranks:
@@ -72,7 +72,7 @@ class Ranked(Eviction):
 
     @abstractmethod
     def rank(self, item: Item) -> float:
-        """Lower goes first."""
+        """Rank of the item: the lowest leaves first."""
 
     def offer(self, item: Item) -> None:
         if item.evictable and not item.listed:
