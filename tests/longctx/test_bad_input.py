@@ -164,14 +164,14 @@ def inside():
 @pytest.mark.parametrize("where", ["host", "disk"])
 def test_full_tiers_end_a_generation_with_the_text_so_far(policy, where, tmp_path):
     model, ids = make(), tokens(150)
-    expected = model.generate(ids, **{**OPTIONS, "max_new_tokens": 200})
+    expected = model.generate(ids, **{**OPTIONS, "max_new_tokens": 90})
     page = 2 * 2 * 8 * 16 * 4  # K and V, KV heads, tokens, head size, float32
-    room = 4 * 22 * page
+    room = 4 * 12 * page
     sizes = {"host": room} if where == "host" else {"host": None, "disk": f"{tmp_path}:{room}"}
     before = inside()
     with attach(model, policy, hot_tokens=100, prefill_tokens=64, **sizes) as attached:
         with pytest.raises(CapacityError) as full:
-            model.generate(ids, **{**OPTIONS, "max_new_tokens": 200})
+            model.generate(ids, **{**OPTIONS, "max_new_tokens": 90})
         assert full.value.code == "SW-209"
         so_far = full.value.tokens
         assert so_far.shape[1] >= 150 and torch.equal(so_far, expected[:, : so_far.shape[1]])

@@ -39,7 +39,7 @@ from tests.longctx.store_kit import PAGES, StoreMachine, check_shapes
 from tests.longctx.test_exact import stepped
 
 HERE = Policy("here", index=RotatedKeys(4), selector=TopK(0.15), page_tokens=1, joint=False, window=16, draft_tokens=4)
-PARTS = [150, *[1] * 60]
+PARTS = [150, *[1] * 30]
 PAGE = 64
 
 
@@ -212,8 +212,8 @@ def test_a_kind_that_cannot_be_made_there_is_refused_before_anything_runs(kind):
     ({"residency": HitRate(), "attend_hot": False}, "qwen3", 1),
 ])  # fmt: skip
 def test_near_data_selects_what_a_fetch_would(change, kind, rows, tmp_path):
-    model, ids = make(kind), tokens(210, rows=rows)
-    mask = torch.ones(rows, 210, dtype=torch.long)
+    model, ids = make(kind), tokens(180, rows=rows)
+    mask = torch.ones(rows, 180, dtype=torch.long)
     mask[1:, :61] = 0
     found = []
     for executor in ("fetch", "near_data"):

@@ -23,7 +23,8 @@ from tests.longctx.tiny_text import tiny_tokenizer
 EVERYTHING = Policy(
     "everything", index=MinMax(), selector=All(), residency=LruPages(), page_tokens=8, window=16, draft_tokens=4
 )
-PARTS = [150, *[1] * 100]
+STEPS = 40
+PARTS = [150, *[1] * STEPS]
 
 
 @pytest.mark.parametrize("change", [
@@ -36,10 +37,10 @@ PARTS = [150, *[1] * 100]
 def test_selecting_everything_is_exact(change, rows, tmp_path):
     change = dict(change)
     places = {"host": None, "disk": f"{tmp_path}:64MiB"} if change.pop("disk", False) else {}
-    model, ids = make(), tokens(250, rows=rows)
+    model, ids = make(), tokens(150 + STEPS, rows=rows)
     mask = None
     if rows == 2:
-        mask = torch.ones(2, 250, dtype=torch.long)
+        mask = torch.ones(2, 150 + STEPS, dtype=torch.long)
         mask[1, :61] = 0
     expected = full(model, ids, mask)
     with attach(model, replace(EVERYTHING, **change), hot_tokens=120, **places) as attached:
@@ -48,7 +49,7 @@ def test_selecting_everything_is_exact(change, rows, tmp_path):
         off = (found - expected).abs()
         assert (off if mask is None else off[mask.bool()]).max() < 1e-4 * expected.abs().max()
         told = cache.ledger.snapshot()
-        assert told["uncovered_mass_max"] < 1e-5 and told["layer_steps"] == 4 * 100
+        assert told["uncovered_mass_max"] < 1e-5 and told["layer_steps"] == 4 * STEPS
         cache.close()
 
 
@@ -89,7 +90,7 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
     )
     with attach(model, policy, hot_tokens=140, host=None, disk=f"{tmp_path}:64MiB") as attached:
         cache = attached.new_cache()
-        found = stepped(model, ids, cache, PARTS)
+        found = stepped(model, ids, cache, [150, *[1] * 100])
         pages = cache.ledger.pages
         waited = pages["selected"] - pages["hits"] - pages["early"] - pages["late"]
         assert (waited == 0) == (late == 1.0) and pages["early"] > 0 and found.isfinite().all()
@@ -126,14 +127,14 @@ def test_named_policies_run_and_stay_within_their_budget(name):
     with attach(model, name, hot_tokens=400) as attached:
         cache = attached.new_cache()
         with cache.drafting():  # of a policy that verifies, what it drafts
-            stepped(model, ids, cache, [640, *[1] * 60])
+            stepped(model, ids, cache, [640, *[1] * 30])
         cache.measure()
         told = cache.ledger.snapshot()
         pool = sum(layer.state.pool.nbytes for layer in cache.tiered if layer.state.pool is not None)
         tails = sum(layer.state.tail.nbytes for layer in cache.tiered)
         per_token = 2 * 16 * 4 * 2 * 4  # K and V, head size, float32, KV heads, layers
         assert pool + tails <= (400 + 4 * 70) * per_token
-        assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 4 * 60 and 0 <= told["uncovered_mass"] <= 1
+        assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 4 * 30 and 0 <= told["uncovered_mass"] <= 1
         pages = cache.ledger.pages
         assert pages["selected"] == pages["hits"] + pages["fetched"] - pages["mispredicted"] + pages["in_place"] > 0
         cache.close()
@@ -179,13 +180,13 @@ def test_verified_tokens_are_full_attentions(change, rows):
     model, ids = make(), tokens(220, rows=rows)
     mask = torch.ones_like(ids)
     mask[-1, : 60 * (rows - 1)] = 0
-    options = {"max_new_tokens": 90, "do_sample": False, "attention_mask": mask}
+    options = {"max_new_tokens": 40, "do_sample": False, "attention_mask": mask}
     expected = model.generate(ids, **options)
     with attach(model, replace(verified(), **change), hot_tokens=100, prefill_tokens=64) as attached:
         found = model.generate(ids, **options)
         assert torch.equal(found, expected)
         told = attached.ledger.snapshot()
-        assert told["verifies"] > 0 and told["accepted"] <= told["drafted"] and told["generated"] == 90
+        assert told["verifies"] > 0 and told["accepted"] <= told["drafted"] and told["generated"] == 40
 
 
 def test_verified_goes_on_where_it_stopped():

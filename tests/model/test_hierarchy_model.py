@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -799,9 +800,32 @@ _ARGUMENTS: dict[str, Callable[[random.Random], object]] = {
 }
 
 
+def walk() -> None:
+    """The same rules drawn evenly, further than hypothesis goes."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    well = Well()
+    well.start(seed, draw.randint(12, 32))
+    rules = [rule for rule in well.rules if rule.function.__name__ != "join"]
+    for step in range(400):
+        if step % 40 == 0 and len(well.live) < 3:
+            well.join(draw.choice(KINDS))
+        able = [rule for rule in rules if all(holds(well) for holds in rule.preconditions)]
+        chosen = draw.choice(able)
+        chosen.function(well, **{name: _ARGUMENTS[name](draw) for name in chosen.arguments})
+        well.books_balance()
+    well.teardown()
+
+
 def test_long_walks() -> None:
-    """The same rules drawn evenly, further than hypothesis goes; they must reach what the model is there for: at least
-    24 walks, and up to 400 until the rarest of it was seen."""
+    for _ in range(8):
+        walk()
+
+
+@pytest.mark.nightly
+def test_long_walks_reach_what_the_model_is_there_for() -> None:
+    """At least 24 walks, and up to 400 until the rarest of it was seen."""
     reached = ("verified, leased", "verified", "generation changed", "zombie writes", "evicted", "retired", "kept",
                "rejoined", "waits: pins", "waits: filling", "ends: evicted", "restarted", "came up",
                "verified from below", "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down",
@@ -809,22 +833,9 @@ def test_long_walks() -> None:
                "tier: evicted_blocks", "remote: fail", "remote: hang", "remote: vanished", "remote: appeared",
                "from level 1", "from level 2")  # fmt: skip
     Well.seen.clear()
-    for walk in range(400):
-        if walk >= 24 and all(Well.seen[what] for what in reached):
+    for number in range(400):
+        if number >= 24 and all(Well.seen[what] for what in reached):
             break
-        seed = random.randrange(1 << 32)
-        print("seed", seed)
-        draw = random.Random(seed)
-        well = Well()
-        well.start(seed, draw.randint(12, 32))
-        rules = [rule for rule in well.rules if rule.function.__name__ != "join"]
-        for step in range(400):
-            if step % 40 == 0 and len(well.live) < 3:
-                well.join(draw.choice(KINDS))
-            able = [rule for rule in rules if all(holds(well) for holds in rule.preconditions)]
-            chosen = draw.choice(able)
-            chosen.function(well, **{name: _ARGUMENTS[name](draw) for name in chosen.arguments})
-            well.books_balance()
-        well.teardown()
+        walk()
     print(dict(Well.seen))
     assert all(Well.seen[what] for what in reached), f"the walks do not reach enough: {Well.seen}"

@@ -199,6 +199,7 @@ def test_a_tag_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     _finds("wrong", steps=800, cuts=100)
 
 
+@pytest.mark.nightly
 def test_a_block_that_is_published_before_all_ranks_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
     filled = Spills.filled
 
@@ -231,6 +232,7 @@ def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     _finds("books")
 
 
+@pytest.mark.nightly
 def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = Roster.leave
 
@@ -259,6 +261,7 @@ def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
     _finds("late")
 
 
+@pytest.mark.nightly
 def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's rule until a tier that hung beside hits in host memory was tried."""
 
@@ -295,6 +298,7 @@ def test_a_pause_that_the_next_life_has_forgotten(monkeypatch: pytest.MonkeyPatc
     assert "should be paused" in _finds("paused", pauses=True).what
 
 
+@pytest.mark.nightly
 def test_a_clear_that_leaves_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(self: DiskDirectory, done: Callable[[Forgotten], None], namespace: bytes = b"") -> None:
         for number in list(self.segments):
@@ -315,6 +319,7 @@ def test_a_tier_that_finds_nothing_again(monkeypatch: pytest.MonkeyPatch) -> Non
     _finds("warm", "books", steps=300)
 
 
+@pytest.mark.nightly
 def test_a_clear_that_does_not_sync_what_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier life of a file comes back with a power cut: found once, and mended."""
 
@@ -334,6 +339,7 @@ def test_segments_without_a_footer_in_which_nothing_is_found(monkeypatch: pytest
     assert "after a kill" in _finds("warm", steps=300).what
 
 
+@pytest.mark.nightly
 def test_a_directory_that_is_never_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a well that has itself seen faults can show it."""
     monkeypatch.setattr(Space, "ill", property(lambda self: self._ill_until > 0))
@@ -350,6 +356,7 @@ def test_a_capacity_that_shrinks_and_is_not_kept_to(monkeypatch: pytest.MonkeyPa
     assert "of at most" in _finds("books", first=50).what
 
 
+@pytest.mark.nightly
 def test_space_that_is_reserved_for_others_and_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "reserve", property(lambda self: 0, lambda self, nbytes: None), raising=False)
     assert "leaves others" in _finds("books", first=14).what
@@ -367,6 +374,7 @@ def test_files_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     _finds("books", steps=300)
 
 
+@pytest.mark.nightly
 def test_pins_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadQueue, "unwanted", lambda self, entry: self._arena.lease(entry))
     _finds("books")
