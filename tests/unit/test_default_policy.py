@@ -58,14 +58,14 @@ def test_it_does_the_same_again() -> None:
     assert (one.hits == again.hits).all() and one.entered == again.entered
 
 
-@pytest.mark.parametrize("apart_s", [0.0, 1e-4, 1e-3, 0.01, 0.1, 1.0, 3600.0])
+@pytest.mark.parametrize("apart_s", [0.0, 1e-3, 1.0, 3600.0])
 def test_it_is_as_good_at_any_rate(apart_s: float) -> None:
     """Also for requests that all have the same time: of a trace without times, or of one that was recorded coarsely."""
     times = apart_s * np.arange(6000)
     assert gained(recent(times), 25) >= 0.99
 
 
-@pytest.mark.parametrize("silence_s", [60.0, 3600.0, 86400.0])
+@pytest.mark.parametrize("silence_s", [60.0, 86400.0])
 def test_in_a_silence_nothing_grows_old(silence_s: float) -> None:
     """Bursts of 200 requests, and nothing between them."""
     at = np.arange(6000)

@@ -132,7 +132,7 @@ def test_it_is_a_dict(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SLICE", 4)
     monkeypatch.setattr(module, "_FEW", few)
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        AgainstADict, settings=settings(max_examples=60, stateful_step_count=50, deadline=None)
+        AgainstADict, settings=settings(max_examples=30, stateful_step_count=50, deadline=None)
     )
 
 

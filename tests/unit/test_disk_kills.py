@@ -23,7 +23,7 @@ from stepwell.tiers.base import Reading, Writing
 from stepwell.tiers.disk.site import take
 from stepwell.units import parse_amount
 
-ROUNDS = 30
+ROUNDS = 15
 MOST = 96  # blocks written by one life
 ENDED = 0xFFFFFFFF
 

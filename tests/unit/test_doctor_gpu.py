@@ -41,9 +41,23 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
+@pytest.fixture(scope="session")
+def looked() -> dict[tuple[str, str], Seen]:
+    """What was seen of a library with a trouble: it is the same each time, and each time is a process."""
+    return {}
+
+
 @pytest.fixture
-def doctor(driver: str, monkeypatch: pytest.MonkeyPatch) -> Doctor:
+def doctor(driver: str, looked: dict[tuple[str, str], Seen], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """What is found with a driver that has this trouble: checks by name."""
+
+    def once(library: str) -> Seen:
+        key = library, os.environ["FAKE_CUDA"]
+        if key not in looked:
+            looked[key] = look(library)
+        return looked[key]
+
+    monkeypatch.setattr(gpu, "look", once)
 
     def found(trouble: str = "", has: Software = NOTHING, **env: str) -> dict[str, Check]:
         monkeypatch.setenv("FAKE_CUDA", trouble)

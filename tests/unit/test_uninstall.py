@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wells import invoke
 
 from stepwell.client import control, start
 from stepwell.errors import BackendDown
@@ -213,10 +214,9 @@ def test_the_list_is_bounded_and_whatever_is_in_it_does_no_harm(base: Path) -> N
 
 
 def uninstall(base: Path, *arguments: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "stepwell", "uninstall", "--home", str(base / "home"), "--json", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout)
+    code, said = invoke("uninstall", "--home", str(base / "home"), "--json", *arguments)
+    assert code == 0, said
+    answer: dict[str, object] = json.loads(said)
     return answer
 
 

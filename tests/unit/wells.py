@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from typer.testing import CliRunner
 
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.cli.commands import app
+from stepwell.errors import StepwellError
 from stepwell.hierarchy.core import Limits
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.sealing import Sealing
@@ -180,6 +183,14 @@ class Raw:
 
     def close(self) -> None:
         self.sock.close()
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    """How the `stepwell` command with these arguments ends, and what it says; in this process, which is quicker."""
+    done = CliRunner().invoke(app, list(arguments))
+    if isinstance(done.exception, StepwellError):
+        return 1, f"{done.output}stepwell: {done.exception}\n"
+    return done.exit_code, done.output
 
 
 def open_files() -> set[str]:

@@ -19,6 +19,7 @@ from stepwell.vault.keyring import Epoch
 NO_GUARD = "import resource; from stepwell.io.process import dumps; dumps.forbid = lambda: " \
     "resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"  # fmt: skip
 
+pytestmark = pytest.mark.kernel
 forced = pytest.mark.skipif(bool(cores.can_force()), reason=cores.can_force())
 of_the_kernel = pytest.mark.skipif(not cores.goes_here(), reason="core_pattern gives cores to a program")
 

@@ -61,7 +61,7 @@ def life(folder: Path, change: Change, at: Statement | None, found: list[Stateme
     """An engine in which one request runs and one has ended, whose slots are granted after the change. Then an engine
     of the first weights asks for all that there was."""
     with engine(folder, batch_tokens=256, num_pages=61, max_seqs=4) as h:
-        running = h.add(LONG, max_tokens=40)
+        running = h.add(LONG, max_tokens=16)
         for _ in range(4):
             h.step()
         granted, late = h.client._granted, []
