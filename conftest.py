@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -12,6 +13,12 @@ from hypothesis import settings
 # Random on every run, so that many runs see more than one. A failure prints what repeats it.
 settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_collection_finish() -> None:
+    """What the engine and torch have loaded by now stays: no collection of a test looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
