@@ -83,7 +83,7 @@ class Pausing:
                     raise Violation("late", f"request {request.number} waits ({ask.reason}) while recalls are paused")
         if well._core.work.more or well._core.news.any:
             return  # it has not looked at all of them yet
-        if well._recalls._waiting or well._recalls._awaiting:
+        if well._recalls.waiting.any:
             raise Violation("late", "requests wait in a well whose recalls are paused")
         if self._reads is None:
             if all(order is None for level in well.stack.levels for order in level.reads.promoting.values()):

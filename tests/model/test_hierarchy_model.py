@@ -34,7 +34,7 @@ from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.levels.breaker import LONGEST_PAUSE_S
-from stepwell.hierarchy.requests import recalls
+from stepwell.hierarchy.requests import pins
 from stepwell.io.executor import Executor
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
@@ -76,7 +76,7 @@ def _chains() -> list[bytes]:
 
 
 CHAINS = _chains()
-AT_ONCE = recalls.AT_ONCE
+AT_ONCE = pins.AT_ONCE
 
 
 def _word(nonce: int, shard: int, place: int) -> int:
@@ -151,7 +151,7 @@ class Well(RuleBasedStateMachine):
         self.store: Store = {}  # of the remote tier, if there is one
         self.vanished: Store = {}  # what others have deleted from it
         self.open({})
-        recalls.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
+        pins.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
         self.engines: list[Engine] = []
 
     def open(self, left: dict[BlockId, Kept]) -> None:
@@ -721,7 +721,7 @@ class Well(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):
-            recalls.AT_ONCE = AT_ONCE
+            pins.AT_ONCE = AT_ONCE
             self.end()
 
     def end(self) -> None:

@@ -15,7 +15,8 @@ from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit, dispatch
 from stepwell.hierarchy.dispatch import MAX_RESERVE, MAX_TICKETS
-from stepwell.hierarchy.requests import recalls
+from stepwell.hierarchy.requests import pins
+from stepwell.hierarchy.requests.transfers import MOST_EARLY
 from stepwell.hierarchy.sessions import roster
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
@@ -234,10 +235,10 @@ def test_a_worker_may_have_copied_before_the_scheduler_said_so(rig: Rig) -> None
     assert (stats["pinned_bytes"], stats["leased_blocks"], stats["recalled_blocks"]) == (0, 2, 4)
     engine.workers[1].say(m.Recalled(transfers[1:]))
     assert rig.hierarchy.stats()["leased_blocks"] == 0
-    for first in (1000, 1000 + recalls.MOST_EARLY):
-        engine.workers[0].say(m.Recalled(list(range(first, first + recalls.MOST_EARLY))))
+    for first in (1000, 1000 + MOST_EARLY):
+        engine.workers[0].say(m.Recalled(list(range(first, first + MOST_EARLY))))
     (session,) = rig.hierarchy.roster.sessions.values()
-    assert len(session.early) == recalls.MOST_EARLY
+    assert len(session.early) == MOST_EARLY
 
 
 def test_what_is_pinned_or_leased_is_not_evicted() -> None:
@@ -485,7 +486,7 @@ def test_a_zombies_reads_stay_leased(rig: Rig) -> None:
 
 
 def test_pins_of_a_lost_session_end_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalls, "AT_ONCE", 0)
+    monkeypatch.setattr(pins, "AT_ONCE", 0)
     engine, digests = joined(rig), chain(3)
     engine.spill(digests)
     engine.ask(digests)
@@ -511,7 +512,7 @@ def test_a_turn_ends_when_its_time_is_up(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_long_runs_pins_are_let_go_in_slices(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalls, "AT_ONCE", 2)
+    monkeypatch.setattr(pins, "AT_ONCE", 2)
     engine, digests = joined(rig), chain(3)
     engine.spill(digests)
     short, long = engine.ask(at(digests, 0)), engine.ask(digests)
@@ -919,5 +920,5 @@ def test_however_small_the_share_for_pins_one_block_is_recalled() -> None:
     rig = make_rig()
     engine = joined(rig)
     engine.spill(chain(3))
-    rig.hierarchy._recalls.follow(pin_waiting=0.001)
+    rig.hierarchy._recalls.pins.follow(0.001)
     assert engine.found(chain(3)) == 1

@@ -230,7 +230,7 @@ class Hierarchy:
         """From now on it does as the parameters of the same names say."""
         self._members.follow(judge)
         self._weighing.follow(recall)
-        self._recalls.follow(pin_waiting)
+        self._recalls.pins.follow(pin_waiting)
         self.arena.follow(placement)
         self.migration.follow(write, prefetch=prefetch)
 
@@ -260,7 +260,7 @@ class Hierarchy:
     @property
     def leaving(self) -> Collection[Ticket]:
         """Tickets that have ended and still hold pins."""
-        return self._recalls.leaving
+        return self._recalls.pins.leaving
 
     @property
     def sessions(self) -> int:

@@ -10,7 +10,6 @@ pins) the ticket waits and is followed again when something changed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,32 +20,26 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
-from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.migration import Migration
-from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
+from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.probes import Probes
 from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
+from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import Canaries
-from stepwell.hierarchy.sessions.session import Phase, Session, Ticket, Transfer
+from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode, Why
-from stepwell.policies.probe import PROBE_BYTES
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
 SLICE = 128
 """Blocks told in one Found: bounds how long building it takes."""
-
-AT_ONCE = 32
-"""Pins let go without giving others a turn."""
-
-MOST_EARLY = 4096
-"""Transfers of a session that are acknowledged and not known: as many as may be under way."""
 
 
 class _Obstacle(NamedTuple):
@@ -84,8 +77,6 @@ class Recalls:
         self._emit = core.emit
         self._work = core.work
         self._pauses = core.pauses
-        self._host_bytes = core.limits.host_bytes
-        self._pin_waiting = core.limits.pin_waiting
         self._stack = stack
         self._migration = migration
         self._weighing = weighing
@@ -95,10 +86,9 @@ class Recalls:
         self._canaries = canaries
         self._ghosts = ghosts
         self._held = held
-        self.leaving: set[Ticket] = set()  # ended, and their pins are being let go
-        self._waiting: dict[Ticket, Session] = {}  # for anything that may change
-        self._awaiting: dict[Entry, dict[Ticket, Session]] = {}  # for this block to land
-        self._starved = False  # a ticket waits for slots that are held at the moment
+        self.pins = Pins(core, arena, stack)
+        self.waiting = Waiting()
+        self._transfers = Transfers(arena, core.news)
 
     def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
@@ -118,31 +108,18 @@ class Recalls:
         """Tickets that waited for what has happened since the last look go on, the earliest request first. Nothing
         lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
-        if news.tier_down:
-            self._await_nothing()
-        again: dict[Ticket, Session] = {}
         for entry in news.landed:
-            again |= self._awaiting.pop(entry, {})
             if entry.state is State.RESIDENT:
                 self._migration.promoted(entry)
+        again = self.waiting.take(news)
         if news.probed:
             again |= self._probes.answered()
-        freed = news.freed or bool(news.landed)
-        if news.changed or news.tier_down or (freed and self._starved):
-            self._starved = False
-            again |= self._waiting
-            self._waiting = {}
         self._work.add(*self._again(again))
-
-    def follow(self, pin_waiting: float) -> None:
-        """From now on waiting requests may pin this share of host memory together."""
-        self._pin_waiting = pin_waiting
-        self._news.changed = True  # there may be room for pins
 
     def pause(self, sessions: Sequence[Session]) -> Work:
         """Recalls are paused: who waits is answered now, and what a request was told of and was not offered yet is
         taken back."""
-        self._await_nothing()
+        self.waiting.no_blocks()
         self._news.changed = True
         for session in sessions:
             for ticket in list(session.tickets.values()):
@@ -152,12 +129,6 @@ class Recalls:
                 if ticket.told and scheduler is not None and session.tickets.get(ticket.number) is ticket:
                     scheduler.send(GiveWay(ticket.number, PAUSED), ())
                 yield Step.DONE
-
-    def _await_nothing(self) -> None:
-        """Tickets that wait for blocks of the tier are to look again, and find that they do not come."""
-        for tickets in self._awaiting.values():
-            self._waiting |= tickets
-        self._awaiting.clear()
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
         """A ticket that is queued already is not queued twice."""
@@ -185,7 +156,7 @@ class Recalls:
             if obstacle is _UNWEIGHED:
                 yield from self._survey.run(session, ticket, origins)
                 if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
-                    self._probe(session, ticket, origins)
+                    self._survey.probe(session, ticket, origins)
             elif obstacle is _UNPROBED:
                 yield from self._probes.run(session, ticket, origins)
             elif obstacle is not None and not self._goes_around(ticket):
@@ -198,13 +169,12 @@ class Recalls:
             obstacle = _Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
         ticket.queued = False
-        self._waiting.pop(ticket, None)  # something else has woken it
+        self.waiting.woken(ticket)
         reason, waits = obstacle
         if waits:
-            self._waiting[ticket] = session
-            self._starved = self._starved or reason == "no_room"
+            self.waiting.for_anything(ticket, session, starved=reason == "no_room")
         if ticket.landed < len(ticket.pinned):
-            self._awaiting.setdefault(ticket.pinned[ticket.landed], {})[ticket] = session
+            self.waiting.for_block(ticket.pinned[ticket.landed], ticket, session)
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
         new_wait = reason if waits else ""
@@ -241,11 +211,8 @@ class Recalls:
     def _cut(self, ticket: Ticket, blocks: int, reason: str) -> None:
         """Ends the run behind its first `blocks`, of which it may have been told."""
         ticket.ends = reason
-        self._await_no_more(ticket)
-        while len(ticket.pinned) > blocks:
-            ticket.staged.pop()
-            self._unpin(ticket.pinned.pop())
-            self._news.changed = True  # there is room for pins
+        self.waiting.no_block(ticket)
+        self.pins.cut(ticket, blocks)
 
     def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
@@ -257,26 +224,6 @@ class Recalls:
         ticket.landed = min(ticket.landed, worth)
         return _Obstacle(ticket.short, False)
 
-    def _probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
-        """A tier has just been refused: now and then a little is read all the same, so that it is known when it has
-        become faster. No request waits for it."""
-        left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
-        probed: Level | None = None
-        for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
-            named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}
-            source = self._stack.find(*named) if self._index.find(*named) is None else None
-            if left <= 0 or source is None or source.level is not (probed or source.level):
-                return
-            level = probed = source.level
-            if at == max(ticket.most, len(ticket.pinned)) and (
-                level.reads.promoting or level.down or not level.reads.speed.probe()
-            ):
-                return
-            entry = level.promote(session, named[source.id], source.id, parent, UNAWAITED)
-            if entry is None:
-                return
-            left, parent = left - entry.nbytes, entry
-
     def _see_landed(self, ticket: Ticket) -> None:
         """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
         pinned = ticket.pinned
@@ -284,10 +231,7 @@ class Recalls:
             state = pinned[ticket.landed].state
             if state is State.ABSENT:
                 ticket.ends = "not_readable"
-                self._news.changed = True  # there is room for pins
-                while len(pinned) > ticket.landed:
-                    ticket.staged.pop()
-                    self._unpin(pinned.pop())
+                self.pins.cut(ticket, ticket.landed)
                 return
             if state is State.FILLING:
                 return
@@ -320,9 +264,7 @@ class Recalls:
                 if ticket.weighed is None:
                     return _UNWEIGHED
                 self._stack.hasten(entry, ticket.order)
-        self._arena.pin(entry)
-        ticket.pinned.append(entry)
-        ticket.staged.append(entry.state is State.FILLING)
+        self.pins.add(ticket, entry)
         return None
 
     def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
@@ -332,7 +274,7 @@ class Recalls:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
-        if not entry.pins and not self._room(entry.nbytes):
+        if not entry.pins and not self.pins.room(entry.nbytes):
             return self._no_pins(session, ticket)
         return None
 
@@ -353,7 +295,7 @@ class Recalls:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None
-        if not self._room(owner.slot_bytes * shards):
+        if not self.pins.room(owner.slot_bytes * shards):
             return self._no_pins(session, ticket)
         if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
             return _Obstacle("mapping", True)
@@ -375,24 +317,10 @@ class Recalls:
             self._uses.note(session, id, depth, first=not ticket.counted)
             ticket.counted = depth + 1
 
-    def _room(self, nbytes: int) -> bool:
-        """For more pins; one block finds some however small their share is."""
-        would = self._arena.pinned_bytes + nbytes
-        return not self._arena.pins or would <= self._pin_waiting * self._host_bytes
-
     def _no_pins(self, session: Session, ticket: Ticket) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
-        self._ask_way(session, ticket)
-        return _Obstacle("pins", self._arena.pins > len(ticket.pinned))
-
-    @staticmethod
-    def _ask_way(session: Session, ticket: Ticket) -> None:
-        """Asks the session's last request in line that holds pins to give way to this earlier one."""
-        later = [t for t in session.tickets.values() if t.order > ticket.order and t.pinned and not t.asked_way]
-        if later and session.scheduler is not None:
-            last = max(later, key=lambda t: t.order)
-            last.asked_way = True
-            session.scheduler.send(GiveWay(last.number), ())
+        self.pins.ask_way(session, ticket)
+        return _Obstacle("pins", self.pins.others(ticket))
 
     def _tell(self, session: Session, ticket: Ticket, *, more: bool, reason: str = "") -> None:
         first, ticket.told = ticket.told, ticket.landed
@@ -423,18 +351,13 @@ class Recalls:
 
     def recall(self, session: Session, message: Recall) -> None:
         """Pins become leases. A ticket that is gone means a copy that will fail its generation check, or not: the
-        bytes are then still those it was told of. A worker's socket is another one than the scheduler's, so that its
-        acknowledgement may have come first."""
-        copied = session.early.pop(message.transfer, set())
+        bytes are then still those it was told of."""
         ticket = session.tickets.get(message.ticket)
         if ticket is None:
+            self._transfers.early(session, message.transfer)
             return
         entries = ticket.pinned[: ticket.told][message.first : message.first + message.count]
-        missing = {m.hello.rank for m in session.workers.values()} - copied
-        if missing:
-            for entry in entries:
-                self._arena.lease(entry)
-            session.transfers[message.transfer] = Transfer(entries, missing)
+        self._transfers.begin(session, message.transfer, entries)
         if ticket.weighed is not None and not message.compare:
             self._weighing.ended(ticket.weighed, len(entries), message.waited_s)
             ticket.weighed = None
@@ -443,23 +366,12 @@ class Recalls:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
     def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
-        for number in transfers:
-            transfer = session.transfers.get(number)
-            if transfer is None:
-                session.early.setdefault(number, set()).add(rank)
-                if len(session.early) > MOST_EARLY:
-                    del session.early[next(iter(session.early))]
-                continue
-            transfer.missing.discard(rank)
-            if not transfer.missing:
-                del session.transfers[number]
-                for entry in transfer.entries:
-                    self._arena.release(entry)
-                self._news.freed = True
+        """This rank's copies of these transfers have ended."""
+        self._transfers.ended(session, rank, transfers)
 
     def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
-        """Ends a ticket, for which its request has waited in vain so long. A long run's pins are let go in slices,
-        unless `at_once`."""
+        """Ends a ticket, for which its request has waited in vain so long. Its pins are let go, `at_once` or in
+        slices."""
         ticket = session.tickets.pop(number, None)
         if ticket is None:
             return
@@ -467,31 +379,7 @@ class Recalls:
             self._weighing.ended(ticket.weighed, 0, waited_s)
         if not ticket.queued:
             self._held.give(session, len(ticket.digests))
-        self._waiting.pop(ticket, None)
         self._probes.forget(ticket)
-        self._await_no_more(ticket)
-        self.leaving.add(ticket)
-        if at_once or len(ticket.pinned) <= AT_ONCE:
-            deque(self._let_go(ticket), maxlen=0)
-        else:
-            self._work.add(self._let_go(ticket))
-
-    def _await_no_more(self, ticket: Ticket) -> None:
-        if ticket.landed < len(ticket.pinned):
-            awaited = ticket.pinned[ticket.landed]
-            others = self._awaiting.get(awaited, {})
-            others.pop(ticket, None)
-            if not others:
-                self._awaiting.pop(awaited, None)
-
-    def _let_go(self, ticket: Ticket) -> Work:
-        while ticket.pinned:
-            self._unpin(ticket.pinned.pop())
-            yield Step.DONE
-        self.leaving.discard(ticket)
-        self._news.changed = True
-
-    def _unpin(self, entry: Entry) -> None:
-        self._arena.unpin(entry)
-        if not entry.pins and entry.state is State.FILLING:
-            self._stack.unwanted(entry)
+        self.waiting.woken(ticket)
+        self.waiting.no_block(ticket)
+        self.pins.let_go(ticket, at_once=at_once)

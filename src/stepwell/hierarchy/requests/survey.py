@@ -5,6 +5,8 @@ from __future__ import annotations
 from stepwell.block.state import State
 from stepwell.block.tier import HOST
 from stepwell.hierarchy.core import Index
+from stepwell.hierarchy.levels.level import Level
+from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.requests.weighing import Weighing
@@ -12,6 +14,7 @@ from stepwell.hierarchy.sessions.decision import EngineLoad
 from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Stretch
+from stepwell.policies.probe import PROBE_BYTES
 
 
 class Survey:
@@ -38,6 +41,26 @@ class Survey:
             yield Step.DONE
         if session.phase is Phase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
             self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
+
+    def probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
+        """A tier has just been refused: now and then a little is read all the same, so that it is known when it has
+        become faster. No request waits for it."""
+        left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
+        probed: Level | None = None
+        for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
+            named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}
+            source = self._stack.find(*named) if self._index.find(*named) is None else None
+            if left <= 0 or source is None or source.level is not (probed or source.level):
+                return
+            level = probed = source.level
+            if at == max(ticket.most, len(ticket.pinned)) and (
+                level.reads.promoting or level.down or not level.reads.speed.probe()
+            ):
+                return
+            entry = level.promote(session, named[source.id], source.id, parent, UNAWAITED)
+            if entry is None:
+                return
+            left, parent = left - entry.nbytes, entry
 
     def again(self, session: Session, ticket: Ticket, *, final: bool) -> int:
         """How many blocks of the ticket's run are worth having as things are now; those behind them are not, because of

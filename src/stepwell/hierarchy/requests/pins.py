@@ -1,0 +1,85 @@
+"""Pins of waiting requests: soft holds on the blocks of their runs, of which there may be a share of host memory."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stepwell.block.state import State
+from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.stack import Stack
+from stepwell.hierarchy.sessions.session import Session, Ticket
+from stepwell.hierarchy.work import Step, Work
+from stepwell.protocol.messages import GiveWay
+
+AT_ONCE = 32
+"""Pins let go without giving others a turn."""
+
+
+class Pins:
+    """`leaving`: tickets that have ended and whose pins are being let go."""
+
+    def __init__(self, core: Core, arena: Arena, stack: Stack) -> None:
+        self._arena = arena
+        self._stack = stack
+        self._news = core.news
+        self._work = core.work
+        self._host_bytes = core.limits.host_bytes
+        self._share = core.limits.pin_waiting
+        self.leaving: set[Ticket] = set()
+
+    def follow(self, share: float) -> None:
+        """From now on waiting requests may pin this share of host memory together."""
+        self._share = share
+        self._news.changed = True  # there may be room
+
+    def room(self, nbytes: int) -> bool:
+        """There is room for so many more bytes; one block finds some however small the share is."""
+        would = self._arena.pinned_bytes + nbytes
+        return not self._arena.pins or would <= self._share * self._host_bytes
+
+    def others(self, ticket: Ticket) -> bool:
+        """Other tickets have pins, which end."""
+        return self._arena.pins > len(ticket.pinned)
+
+    def ask_way(self, session: Session, ticket: Ticket) -> None:
+        """Asks the session's last request in line that holds pins to give way to this earlier one."""
+        later = [t for t in session.tickets.values() if t.order > ticket.order and t.pinned and not t.asked_way]
+        if later and session.scheduler is not None:
+            last = max(later, key=lambda t: t.order)
+            last.asked_way = True
+            session.scheduler.send(GiveWay(last.number), ())
+
+    def add(self, ticket: Ticket, entry: Entry) -> None:
+        """The next block of the ticket's run."""
+        self._arena.pin(entry)
+        ticket.pinned.append(entry)
+        ticket.staged.append(entry.state is State.FILLING)
+
+    def cut(self, ticket: Ticket, blocks: int) -> None:
+        """Only the first `blocks` of the ticket's run stay pinned."""
+        while len(ticket.pinned) > blocks:
+            ticket.staged.pop()
+            self._unpin(ticket.pinned.pop())
+            self._news.changed = True  # there is room
+
+    def let_go(self, ticket: Ticket, *, at_once: bool) -> None:
+        """The ticket has ended. A long run's pins are let go in slices, unless `at_once`."""
+        self.leaving.add(ticket)
+        if at_once or len(ticket.pinned) <= AT_ONCE:
+            deque(self._let_go(ticket), maxlen=0)
+        else:
+            self._work.add(self._let_go(ticket))
+
+    def _let_go(self, ticket: Ticket) -> Work:
+        while ticket.pinned:
+            self._unpin(ticket.pinned.pop())
+            yield Step.DONE
+        self.leaving.discard(ticket)
+        self._news.changed = True
+
+    def _unpin(self, entry: Entry) -> None:
+        self._arena.unpin(entry)
+        if not entry.pins and entry.state is State.FILLING:
+            self._stack.unwanted(entry)
