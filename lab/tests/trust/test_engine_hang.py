@@ -16,7 +16,7 @@ from lab.trust.engine.well import TestedWell
 from lab.trust.report import Row
 from stepwell.demo.engine import EngineFailed
 from stepwell.demo.wire import Answer, Question
-from stepwell.testing.fuse import Report
+from stepwell.testing.fuse import FuseReport
 
 PROMPTS = [Prompt((n,), (), ()) for n in range(4)]
 SMALL = replace(Budget(1), scale=4 / 1400)
@@ -35,8 +35,8 @@ class FakeDisk:
     def heal(self) -> None:
         self.hangs = False
 
-    def report(self) -> Report:
-        return Report([1], 0)
+    def report(self) -> FuseReport:
+        return FuseReport([1], 0)
 
 
 class FakeEngine:
