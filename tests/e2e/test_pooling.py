@@ -59,7 +59,7 @@ def difference(one: Any, other: Any) -> float:
     return float(abs(one - other))
 
 
-@pytest.mark.parametrize("pooling", ["MEAN", "CLS"])
+@pytest.mark.parametrize("pooling", ["MEAN", pytest.param("CLS", marks=pytest.mark.nightly)])
 def test_an_engine_that_needs_its_prompts_whole_is_left_alone(
     model: Path, folder: Path, well: Well, texts: list[list[int]], pooling: str
 ) -> None:

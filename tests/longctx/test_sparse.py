@@ -27,14 +27,19 @@ STEPS = 40
 PARTS = [150, *[1] * STEPS]
 
 
-@pytest.mark.parametrize("change", [
-    {}, {"joint": False}, {"page_tokens": 1, "joint": False}, {"residency": None}, {"executor": "in_place"},
-    {"query": "previous"}, {"prefetch": True}, {"query": "ahead", "prefetch": True}, {"attend_hot": False},
-    {"prefetch": True, "disk": True}, {"query": "ahead", "prefetch": True, "disk": True, "joint": False},
+@pytest.mark.parametrize("rows, change", [
+    *[(1, change) for change in [
+        {}, {"joint": False}, {"page_tokens": 1, "joint": False}, {"residency": None}, {"executor": "in_place"},
+        {"query": "previous"}, {"prefetch": True}, {"query": "ahead", "prefetch": True}, {"attend_hot": False},
+        {"prefetch": True, "disk": True}, {"query": "ahead", "prefetch": True, "disk": True, "joint": False},
         {"prefetch": True, "disk": True, "lookahead": 2},
+    ]],
+    *[(2, change) for change in [
+        {}, {"page_tokens": 1, "joint": False}, {"executor": "in_place"}, {"query": "previous"},
+        {"query": "ahead", "prefetch": True, "disk": True, "joint": False},
+    ]],
 ])  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 2])
-def test_selecting_everything_is_exact(change, rows, tmp_path):
+def test_selecting_everything_is_exact(rows, change, tmp_path):
     change = dict(change)
     places = {"host": None, "disk": f"{tmp_path}:64MiB"} if change.pop("disk", False) else {}
     model, ids = make(), tokens(150 + STEPS, rows=rows)

@@ -101,7 +101,7 @@ def test_threads_read_while_another_writes(make: Make) -> None:
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for number in range(200):
+    for number in range(80):
         places = store.put(torch.full((1 + number % 8, store.page_bytes), number % 256, dtype=torch.uint8))
         assert (store.get(places) == number % 256).all()
         store.free(places)

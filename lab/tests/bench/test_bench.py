@@ -276,6 +276,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("vllm") is None, reason="the adapter's halves need vLLM")
 @pytest.mark.parametrize("name", ["lookup", "hooks", "firstspill"])
 def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, runtime: None) -> None:
@@ -287,6 +288,7 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, runtime: 
     assert str(tmp_path) not in json.dumps(kept)
 
 
+@pytest.mark.nightly
 def test_a_blocks_cost_is_measured_for_each_operation(tmp_path: Path, runtime: None) -> None:
     assert main(["blockcost", "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "blockcost.json").read_text())

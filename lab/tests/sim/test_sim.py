@@ -102,6 +102,7 @@ def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(brought)
 
 
+@pytest.mark.nightly
 def test_walks_in_which_a_tier_hangs_beside_traffic() -> None:
     """Requests whose blocks are in host memory come all the time and keep none of the others waiting."""
     seen = _sum(walk(seed, 1500, traffic=True) for seed in _seeds(3))
@@ -116,6 +117,7 @@ def test_two_levels_in_foul_weather() -> None:
     assert sum(seen[f"remote: {what}"] for what in ("fail", "flip", "swap", "lose", "hang")) > 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("write", ["through", "back", "second_touch"])
 def test_walks_of_wells_that_are_paused_and_resumed(write: str) -> None:
     """Nothing that is paused begins, nobody waits for it, it outlives the well, and in the end all is as ever."""
@@ -124,6 +126,7 @@ def test_walks_of_wells_that_are_paused_and_resumed(write: str) -> None:
     assert seen["ended: paused"] and seen["paused spills"] and seen["ended: recalled"]
 
 
+@pytest.mark.nightly
 def test_states_after_power_cuts() -> None:
     walked = [walk(seed, 800, cuts=60) for seed in _seeds(4)]
     _sum(iter(walked))

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.kernel
 SEED = 11
 
 
+@pytest.mark.nightly
 def test_devices() -> None:
     rows = {row.promise: row for row in devices.run(Budget(SEED, scale=0.004))}
     assert {name: row.evidence for name, row in rows.items() if row.violations} == {}
@@ -35,6 +36,7 @@ needs_image = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 @needs_image
 def test_power_cuts() -> None:
     rows = {row.promise: row for row in powercut.run(Budget(SEED, scale=0.01))}

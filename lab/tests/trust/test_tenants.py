@@ -24,6 +24,7 @@ def budget(seed: int, scale: float) -> Budget:
     return Budget(seed, scale, tell=lambda text: None)
 
 
+@pytest.mark.nightly
 def test_tenants_do_not_meet_and_the_walks_go_where_they_could() -> None:
     first, reached = int.from_bytes(os.urandom(4), "big"), [0, 0, 0]
     for seed in range(first, first + 200):  # what is drawn for one may leave room for all; one in six does not
@@ -63,6 +64,7 @@ def test_the_area_is_that_of_all_pairs_and_its_interval_holds_it() -> None:
     assert auc([2.0, 3.0], [0.0, 1.0]).value == 1.0
 
 
+@pytest.mark.nightly
 def test_a_well_that_shares_is_seen_by_asking_and_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """B comes in by A's socket: then it is A."""
     apart = strangers._well
@@ -78,6 +80,7 @@ def test_a_well_that_shares_is_seen_by_asking_and_by_the_clock(monkeypatch: pyte
     assert (host.cases, host.violations) == (50, 1), host
 
 
+@pytest.mark.nightly
 def test_a_clock_that_tells_nothing_apart_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = strangers.Session.found
     monkeypatch.setattr(strangers.Session, "found", lambda self, prefix: (found(self, prefix)[0], 1.0))

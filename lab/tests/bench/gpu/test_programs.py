@@ -91,6 +91,7 @@ def test_what_cannot_be_asked_of_a_gpu_is_none() -> None:
 # --- the tiny shape ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_everything_runs_in_a_tiny_shape_and_is_kept_where_it_is_told(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     with apart():
