@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.rig.left import shared_memory
 from stepwell.demo import documents
 from stepwell.demo import model as models
 from stepwell.demo.progress import PlainProgress
 
-from .wells import Well, eventually, leftovers
+from .wells import Well, eventually
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,11 +62,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 @pytest.fixture(scope="module")
 def well(folder: Path, runtime: Path) -> Iterator[Well]:
     """The module's well; an engine starts it. Whatever its tests did, nothing may be left of it when they are done."""
-    before = leftovers()
+    before = shared_memory()
     well = Well(folder / "home")
     yield well
     well.stop()
-    eventually(lambda: leftovers() <= before, "shared memory is as it was")
+    eventually(lambda: shared_memory() <= before, "shared memory is as it was")
     eventually(lambda: well.processes() == [], "the well's process has ended")
     assert names(well.home) <= {
         "keyring",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lab.rig import left
 from stepwell.client import control
 from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.wire import Answer, Question
@@ -63,26 +64,7 @@ class Well:
 
     def processes(self) -> list[int]:
         """Living processes that name this home on their command line."""
-        return [pid for pid in living() if str(self.home).encode() in _read(f"/proc/{pid}/cmdline")]
-
-
-def living() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def leftovers() -> set[str]:
-    """Names in shared memory that no living process has mapped: what the dead have left. Semaphores do not tell who has
-    them; they are multiprocessing's, which stepwell does not use."""
-    names = {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
-    mapped = b"\n".join(_read(f"/proc/{pid}/maps") for pid in living())
-    return {name for name in names if f"/dev/shm/{name}".encode() not in mapped}
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""  # it ended meanwhile
+        return left.processes(self.home)
 
 
 def config(model: Path, connector: dict[str, Any] | None, **changes: Any) -> EngineConfig:

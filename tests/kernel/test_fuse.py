@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.rig.well import eventually
 from stepwell.io.files import SystemFiles
 from stepwell.io.mounts import mounts
 from stepwell.io.staging import make
@@ -50,13 +51,6 @@ def refused(number: int, call: Callable[[], object]) -> None:
     with pytest.raises(OSError) as caught:
         call()
     assert caught.value.errno == number
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_without_rules_it_is_the_directory_below(disk: FaultyDisk, tmp_path: Path) -> None:

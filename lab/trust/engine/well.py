@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.rig.left import processes
 from stepwell.client import control
 from stepwell.engines.vllm.plugin import NAME
 from stepwell.errors import BackendDown, StepwellError
@@ -102,7 +103,7 @@ class TestedWell:
 
     def left(self) -> list[str]:
         """What there still is although no well should be: processes, and files that no well leaves."""
-        found = [f"process {pid}" for pid in _processes() if str(self.home).encode() in _read(f"/proc/{pid}/cmdline")]
+        found = [f"process {pid}" for pid in processes(self.home)]
         if self.home.is_dir():
             found += sorted(str(path) for path in self.home.iterdir() if path.name not in _KEPT)
         runtime = self.folder / "run" / "stepwell"
@@ -144,14 +145,6 @@ def tested_well(seed: int) -> Iterator[TestedWell]:
             well.kill()
 
 
-def shared_memory() -> set[str]:
-    """Names in shared memory that no living process has mapped: what the dead have left. Semaphores do not tell who has
-    them; they are multiprocessing's, which stepwell does not use."""
-    names = {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
-    mapped = b"\n".join(_read(f"/proc/{pid}/maps") for pid in _processes())
-    return {name for name in names if f"/dev/shm/{name}".encode() not in mapped}
-
-
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
@@ -163,14 +156,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""  # it ended meanwhile
