@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.client import control
-from stepwell.demo.engine import Engine
+from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 
 from .wells import Well, config, eventually, forget, in_one_process, recalled, receipt, start, warm_up
@@ -30,7 +30,7 @@ class Story:
 
     well: Well
     disk: Path
-    engine: Engine
+    engine: EngineProcess
     cold: list[Answer] = field(default_factory=list)
 
     def written(self) -> None:
