@@ -146,6 +146,27 @@ def test_memory_that_is_refused_is_not_asked_for_again_and_again(monkeypatch: py
     assert len(rig.memory.made) < 5
 
 
+def test_a_well_sleeps_while_what_is_to_be_written_waits_for_a_tier_that_is_down() -> None:
+    rig = written(8, 4)
+    engine = rig.join()
+    rig.faulty.faults = HUNG
+    ticket = engine.ask(chain(4))
+    rig.turns()
+    rig.clock.advance(OVERDUE_S)
+    fill(engine, chain(2, 500))
+    rig.settle()
+    assert rig.stat("dict_write_queue_bytes") > 0 and rig.stat("dict_reads_up") == 0
+    due = rig.hierarchy.next_moment
+    assert due is None or due > rig.clock.now()
+    engine.release(ticket)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+    rig.clock.advance(FIRST_PAUSE_S)
+    rig.settle()
+    assert rig.stat("dict_write_queue_bytes") == 0
+
+
 # a tier that hangs ---------------------------------------------------------------------------------------------------
 
 

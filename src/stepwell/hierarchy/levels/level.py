@@ -167,8 +167,8 @@ class Level:
         """Gives the tier as much to do as it should have. Due whenever `next_moment` says so."""
         self._moves = False
         self.reads.begin()
-        if not self.down and not self.recovering:
-            self.writes.begin(1 if self.reads.reading else WRITERS)
+        may_write = not (self.down or self.recovering)
+        self.writes.begin((1 if self.reads.reading else WRITERS) if may_write else 0)
         if self._when_idle is not None and self.writes.idle:
             call, self._when_idle = self._when_idle, None
             call()

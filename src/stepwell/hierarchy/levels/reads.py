@@ -113,6 +113,7 @@ class ReadQueue:
         if self._lower is None or not entry.pins or not self._lower.take_over(entry, self._orders[entry]):
             return False
         self._leave(entry)
+        self._index.add(entry)  # it may have been disowned
         return True
 
     def _give_up(self, entry: Entry) -> None:
