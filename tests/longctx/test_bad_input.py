@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -212,12 +213,19 @@ def test_a_page_that_did_not_come_back_as_it_was_ends_the_generation(tmp_path):
         stepped(model, ids[:, :250], cache, [250])
         files = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
         unnamed = [path for path in files if os.path.exists(path) and str(tmp_path) in os.readlink(path)]
-        assert until(lambda: os.stat(unnamed[0]).st_size > 5000, 20)  # it is written beside the model's steps
-        with open(unnamed[0], "r+b", buffering=0) as file:
-            file.seek(5000)
-            byte = file.read(1)
-            file.seek(5000)
-            file.write(bytes([byte[0] ^ 1]))
+        file = os.open(unnamed[0], os.O_RDWR)
+
+        def damaged_for_good() -> bool:
+            """Pages are written beside the model's steps, in any order: what comes late writes over the damage."""
+            if not any(os.pread(file, 512, 5000)):
+                return False
+            wrong = bytes([os.pread(file, 1, 5000)[0] ^ 1])
+            os.pwrite(file, wrong, 5000)
+            time.sleep(0.2)
+            return os.pread(file, 1, 5000) == wrong
+
+        assert until(damaged_for_good, 20)
+        os.close(file)
         with pytest.raises(IntegrityError) as damaged:
             stepped(model, ids, cache, [1])
         assert damaged.value.code == "SW-305"
