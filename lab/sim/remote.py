@@ -24,13 +24,12 @@ class Remote:
         self._store = world.around.store
         self._dice = Random(f"remote {seed}")
         self._vanished: Store = {}
-        self._clears = 0
         world.setup = world.around.setup = world.setup.with_remote()
 
     def step(self) -> None:
-        if self._clears != self._world.clears:  # what others still have of it would come back
-            self._clears = self._world.clears
+        if self._world.clearing:  # others have nothing of it that could come back
             self._vanished.clear()
+            return
         draw = self._dice.random()
         if draw < CHANGES:
             fault, often = self._dice.choice(_FAULTS), self._dice.choice((0.02, 0.3, 1.0))

@@ -49,7 +49,7 @@ class World:
         self.fills: dict[tuple[int, int], Fill] = {}  # by session and lease
         self.sessions: set[int] = set()  # of the well that there is
         self.requests = 0
-        self.clears = 0
+        self.clearing = 0  # clears that are under way in this life
         self.whims = True  # engines give some of their spills up
         self.life: Life | None = None
 
@@ -116,6 +116,7 @@ class World:
             line.well_gone()
         self.watched.clear()
         self.sessions.clear()
+        self.clearing = 0
         self.life = None
 
     # connections ------------------------------------------------------------------------------------------------------
@@ -372,10 +373,11 @@ class World:
         if tag is None:
             return
         concerned = self.oracle.clearing(kind, epoch)
-        self.clears += 1
+        self.clearing += 1
 
         def done(sums: dict[str, Sum]) -> None:
             whole = all(each.whole for each in sums.values())
+            self.clearing -= 1
             self.trace("cleared", whole, len(concerned))
             self.seen["cleared" if whole else "cleared in part"] += 1
             lied = any(disk.lied for disk in self.disks)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from deep import HEALTHY, HUNG, DeepRig, at, chain, fill, told
 
 from lab.rig.members import FakeEngine
-from stepwell.hierarchy.levels.breaker import OVERDUE_S
+from stepwell.hierarchy.levels.breaker import FAILURES, OVERDUE_S
 from stepwell.hierarchy.levels.reads import MAX_PROBES
 from stepwell.hierarchy.pauses import Pause
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.protocol import messages as m
+from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.remote_tier import Store
+from stepwell.tiers.base import Incoming, ReadDone, Reading
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import Keyring
 
@@ -251,6 +254,68 @@ def test_a_level_that_is_down_is_not_read_while_another_has_the_block() -> None:
     rig.settle()
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before", "meanwhile"])
+def test_a_shared_tier_is_probed_before_a_run_ends_at_a_tier_that_is_down(before: bool) -> None:
+    """It was not asked yet what it has: nothing of this run was missing above it."""
+    rig, engine = both(4)
+    rig.remote.known.clear()
+    rig.faulty.faults = HUNG
+    first = engine.ask(chain(BLOCKS))
+    rig.turns()
+    if before:
+        engine.release(first)
+    rig.clock.advance(OVERDUE_S)
+    rig.settle()
+    ticket = engine.ask(chain(BLOCKS)) if before else first
+    rig.settle()
+    assert told(engine, engine.answer(ticket).refs) == list(range(100, 100 + BLOCKS))
+    engine.release(ticket)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+
+
+def test_probes_that_are_answered_say_nothing_of_reads_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled({})
+    engine = rig.join()
+
+    def fail(blocks: Sequence[Incoming], done: ReadDone) -> None:
+        rig.executor.submit(lambda: None, lambda _: done([Reading.FAILED] * len(blocks)))
+
+    monkeypatch.setattr(rig.remote, "read", fail)
+    for _ in range(2 * FAILURES):
+        rig.remote.known.clear()
+        assert words(engine, chain(1)) == []
+    assert rig.stat("remote_reads_stopped") > 0
+
+
+def test_who_waits_is_told_what_the_next_level_allows() -> None:
+    rig, engine = both()
+    rig.level.reads.healthy._before = 0.001
+    rig.faulty.faults, rig.far.faults = FAILS, HUNG
+    ticket = engine.ask(chain(BLOCKS))
+    rig.settle()
+    engine.answer(ticket)
+    assert [found.allow_s for found in engine._found[ticket]] == [0.001, MOST_ALLOWED_S]
+    engine.release(ticket)
+    rig.faulty.faults = rig.far.faults = HEALTHY
+    rig.far.release()
+    rig.settle()
+
+
+def test_a_read_that_runs_is_waited_for_by_the_earliest_that_wants_it() -> None:
+    rig, engine = both()
+    rig.faulty.faults = HUNG
+    tickets = [engine.ask(chain(BLOCKS), order=order) for order in (50, 1)]
+    rig.turns()
+    assert rig.level.reads.ahead(2) > 0
+    for ticket in tickets:
+        engine.release(ticket)
+    rig.faulty.faults = HEALTHY
+    rig.faulty.release()
+    rig.settle()
+
+
 def test_without_another_level_a_run_ends_at_a_tier_that_is_down() -> None:
     rig, engine = both()
     rig.far.faults = rig.faulty.faults = HUNG
@@ -357,6 +422,16 @@ def test_a_well_ends_when_each_level_has_what_waits() -> None:
     assert done == [True] and len(store) == len(rig.below.blocks) == BLOCKS
 
 
+def test_what_is_promoted_when_the_well_ends_is_not_written() -> None:
+    """A tier may be settled by then."""
+    rig = filled({})
+    engine = rig.join()
+    rig.hierarchy.drain(lambda: None)
+    rig.settle()
+    assert len(words(engine, chain(BLOCKS))) == BLOCKS
+    assert not rig.below.blocks
+
+
 # clearing and forgetting ----------------------------------------------------------------------------------------------
 
 
@@ -381,6 +456,14 @@ def test_after_all_was_cleared_nothing_comes_back() -> None:
         rig.settle()
         assert not rig.below.blocks and not rig.remote.blocks
         assert words(engine, chain(BLOCKS)) == []
+
+
+def test_a_tier_that_is_never_clear_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, _ = both()
+    monkeypatch.setattr(rig.remote, "clear", lambda done, namespace=b"": None)
+    rig.hierarchy.operator.drop(frozenset(("host", "dict", "remote")), b"", lambda sums: None)
+    rig.settle()
+    assert not rig.below.blocks
 
 
 def test_what_an_engine_found_wrong_is_forgotten_on_each_level() -> None:

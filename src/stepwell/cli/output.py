@@ -19,6 +19,10 @@ def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
     typer.echo(msgspec.json.encode(values, enc_hook=os.fspath).decode() if as_json else text)
 
 
+_CAPACITY = "_capacity_bytes"
+"""What only tiers below the host tier have a figure of, behind their names."""
+
+
 def stats_table(values: Mapping[str, int | float | str]) -> str:
     """The flat table of `stats`, grouped for reading."""
     v = dict(values)
@@ -41,9 +45,9 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
-    for tier in str(v.pop("tiers", "")).split(",")[1:]:
-        if f"{tier}_capacity_bytes" in v:
-            lines += _below(v, tier)
+    v.pop("tiers", None)
+    for tier in [key.removesuffix(_CAPACITY) for key in v if key.endswith(_CAPACITY)]:  # also of an older version
+        lines += _below(v, tier)
     clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
     if clean or mismatched:
         lines.append(f"canaries: {clean} clean, {mismatched} not")

@@ -37,7 +37,7 @@ class RemoteTier(DictTier):
             found.extend(id for id in ids if id in self.blocks)
 
         def ended(error: BaseException | None) -> None:
-            self.known.update(found)
+            self.known.update(id for id in found if id in self.blocks)  # not what was cleared meanwhile
             done(Reading.FAILED if error is not None else Reading.GOOD if found else Reading.ABSENT)
 
         self._executor.submit(job, ended)

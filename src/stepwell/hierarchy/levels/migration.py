@@ -30,6 +30,7 @@ class Migration:
         self._canaries = canaries
         self._writers = [Writer(core, arena, level, write) for level in stack.levels]
         self.prefetch = self._prefetch() if prefetch else None
+        self._ending = False
 
     def _prefetch(self) -> Prefetch:
         return Prefetch(self._core, self._arena, self._stack, self._canaries)
@@ -64,7 +65,9 @@ class Migration:
             self.prefetch.spilled(entry)
 
     def promoted(self, entry: Entry) -> None:
-        """The block has just been promoted: levels above the one that it came from may want it."""
+        """The block has just been promoted: levels above the one that it came from may want it, until the well ends."""
+        if self._ending:
+            return
         for writer in self._writers[: entry.source]:
             writer.promoted(entry)
 
@@ -107,6 +110,7 @@ class Migration:
 
     def drain(self, done: Callable[[], None]) -> None:
         """What is still to be written is written, and `done` is called when each tier has it in its best form."""
+        self._ending = True
         left = set(self._stack.levels)
         if not left:
             done()

@@ -92,11 +92,13 @@ class ReadQueue:
 
     def hasten(self, entry: Entry, order: int) -> None:
         """Another request wants a block that is being promoted, perhaps earlier than the one before."""
-        before = self.promoting.get(entry)
-        if before is not None and order < before:
-            self._no_more_asked(entry)
-            self.promoting[entry] = self._orders[entry] = order
-            self._asked[order] += entry.nbytes
+        if order >= self._orders[entry]:
+            return
+        self._no_more_asked(entry)
+        self._orders[entry] = order
+        self._asked[order] += entry.nbytes
+        if self.promoting[entry] is not None:
+            self.promoting[entry] = order
             heapq.heappush(self._line, (order, next(self._numbers), entry))  # the other record is skipped
 
     def ahead(self, order: int) -> int:
@@ -114,6 +116,7 @@ class ReadQueue:
             return False
         self._leave(entry)
         self._index.add(entry)  # it may have been disowned
+        self._news.landed.append(entry)  # who waits for it is told what the other level allows
         return True
 
     def _give_up(self, entry: Entry) -> None:
@@ -207,7 +210,7 @@ class ReadQueue:
 
         def answered(found: Reading) -> None:
             self._probes -= 1
-            self._breaker.ended(number, verdict(found is not Reading.FAILED, found is Reading.FAILED))
+            self._breaker.ended(number, verdict(False, found is Reading.FAILED))  # a good one says nothing of reads
             done()
 
         tier.probe(ids, answered)

@@ -34,6 +34,8 @@ class Stack:
             lower = Level(core, arena, tiers[number], sealing, number, lower)
             levels.insert(0, lower)
         self.levels = tuple(levels)
+        if len({level.name for level in levels}) < len(levels):
+            raise ValueError(f"two tiers have the same name: {[level.name for level in levels]}")
 
     @property
     def keeps(self) -> bool:
@@ -43,7 +45,7 @@ class Stack:
     @property
     def shared(self) -> bool:
         """There is a tier that others write to as well."""
-        return any(level.shared for level in self.levels)
+        return any(level.shared and level.keeps for level in self.levels)
 
     def named(self, name: str) -> Level | None:
         """The level of the tier with this name."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from stepwell.block.state import State
 from stepwell.block.tier import HOST
@@ -51,9 +52,9 @@ class Clearing:
     dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What engines are
     filling is not: it comes after this. `done` gets what went, by tier.
 
-    Host goes first, so that nothing of it is written behind the back of a tier that was just cleared. Then the levels
-    follow, the lowest first; after each goes what was promoted from it until it was clear, so that this is not written
-    to a level above that is clear already.
+    Host goes first, so that nothing of it is written behind the back of a tier that was just cleared. Then all levels
+    are cleared beside each other, so that one that hangs keeps no other from it. When they are clear, what was promoted
+    from them meanwhile goes, and the levels above the last are cleared once more: it may have been written there.
     """
 
     def __init__(
@@ -76,33 +77,37 @@ class Clearing:
     def run(self) -> Work:
         if HOST in self._tiers:
             yield from self._drop()
-        self._clear([level for level in self._stack.levels if level.name in self._tiers])
+        self._clear([level for level in self._stack.levels if level.name in self._tiers], once_more=True)
 
-    def _clear(self, levels: list[Level]) -> None:
-        """The last of these, then those above it."""
-        if not levels:
+    def _clear(self, levels: list[Level], *, once_more: bool) -> None:
+        left = {level.name for level in levels}
+        if not left:
             self._done(self._sums)
             return
-        level = levels.pop()
 
-        def gone(forgotten: Forgotten) -> None:
-            self._sums[level.name] = Sum(forgotten.blocks, forgotten.nbytes, forgotten.whole)
-            self._work.walk(self._finish(level, levels))
+        def gone(level: Level, forgotten: Forgotten) -> None:
+            total = self._sums.setdefault(level.name, Sum())
+            total.blocks, total.nbytes = total.blocks + forgotten.blocks, total.nbytes + forgotten.nbytes
+            total.whole = total.whole and forgotten.whole
+            left.discard(level.name)
+            if not left:
+                self._work.walk(self._finish(levels, once_more=once_more))
 
-        level.tier.clear(gone, self._namespace)
+        for level in levels:
+            level.tier.clear(partial(gone, level), self._namespace)
 
-    def _finish(self, level: Level, above: list[Level]) -> Work:
-        """The tier reads none of these blocks any more: what it read of them before is there, and goes."""
+    def _finish(self, levels: list[Level], *, once_more: bool) -> Work:
+        """The tiers read none of these blocks any more: what they read of them before is there, and goes."""
         if HOST in self._tiers:
-            yield from self._drop(level.number)
-        self._clear(above)
+            yield from self._drop(frozenset(level.number for level in levels))
+        self._clear(levels[:-1] if once_more else [], once_more=False)
 
-    def _drop(self, source: int | None = None) -> Work:
-        """All, or only what was promoted from this level."""
+    def _drop(self, sources: frozenset[int] | None = None) -> Work:
+        """All, or only what was promoted from these levels."""
         total = self._sums.setdefault(HOST, Sum())
         for entry in self._arena.walk():
             ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
-            if ours and entry.state is State.RESIDENT and source in (None, entry.source):
+            if ours and entry.state is State.RESIDENT and (sources is None or entry.source in sources):
                 total.add(entry.nbytes)
                 self._arena.drop(entry, "cleared")
             yield Step.DONE

@@ -22,10 +22,10 @@ class Probes:
         self._answered: dict[Ticket, Session] = {}
 
     def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
-        """Asks for all blocks behind those that are pinned, under each of the tenant's keys."""
+        """Asks for all blocks that are not here, under each of the tenant's keys."""
         ticket.probed = True
         named: list[list[BlockId]] = [[] for _ in origins]
-        for at in range(len(ticket.pinned), ticket.blocks):
+        for at in range(ticket.landed, ticket.blocks):
             for ids, origin in zip(named, origins, strict=True):
                 ids.append(origin.name(ticket.digests[32 * at : 32 * at + 32]))
             yield Step.DONE

@@ -160,11 +160,13 @@ class Recalls:
             elif obstacle is _UNPROBED:
                 yield from self._probes.run(session, ticket, origins)
             elif obstacle is not None and not self._goes_around(ticket):
-                break
+                if not self._is_stuck(ticket) or ticket.probed or not self._stack.shared:
+                    break
+                yield from self._probes.run(session, ticket, origins)
             yield Step.DONE
         self._stack.pump()
         self._see_landed(ticket)
-        if ticket.landed < len(ticket.pinned) and self._is_stuck(ticket.pinned[ticket.landed]):
+        if self._is_stuck(ticket) and not self._probes.awaits(ticket):
             self._cut(ticket, ticket.landed, "tier_down")
             obstacle = _Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
@@ -178,7 +180,8 @@ class Recalls:
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
         new_wait = reason if waits else ""
-        if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting:
+        slower = self._allowance_s(ticket) > ticket.allow_s
+        if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting or slower:
             ticket.waiting = new_wait
             self._tell(session, ticket, more=waits, reason=reason)
         if not waits:
@@ -186,17 +189,16 @@ class Recalls:
             missed = ticket.blocks - len(ticket.pinned)
             self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
 
-    def _is_stuck(self, entry: Entry) -> bool:
-        """It is to come from a tier that is down."""
-        level = self._stack.promoting(entry)
+    def _is_stuck(self, ticket: Ticket) -> bool:
+        """The next block of its run is to come from a tier that is down."""
+        level = self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
         return level is not None and level.down
 
     def _goes_around(self, ticket: Ticket) -> bool:
         """A run that waits for a block of a tier that is down lets it go, where another tier has the block."""
-        if ticket.landed == len(ticket.pinned) or ticket.ends:
+        if ticket.ends or not self._is_stuck(ticket):
             return False
-        awaited = ticket.pinned[ticket.landed]
-        source = self._stack.find(awaited.id) if self._is_stuck(awaited) else None
+        source = self._stack.find(ticket.pinned[ticket.landed].id)
         around = source is not None and not source.level.down
         if around:
             self._cut(ticket, ticket.landed, "")
@@ -230,7 +232,8 @@ class Recalls:
         while ticket.landed < len(pinned):
             state = pinned[ticket.landed].state
             if state is State.ABSENT:
-                ticket.ends = "not_readable"
+                if pinned[ticket.landed].id not in self._index:  # else it was filled anew meanwhile
+                    ticket.ends = "not_readable"
                 self.pins.cut(ticket, ticket.landed)
                 return
             if state is State.FILLING:
@@ -283,11 +286,12 @@ class Recalls:
     ) -> Entry | _Obstacle:
         """An entry that is being filled from below; or why there is none."""
         source = self._stack.find(*ids)
-        if source is None:
+        if source is None or source.level.down:
             if not ticket.probed and self._stack.shared:
                 return _UNPROBED
             if self._probes.awaits(ticket):
                 return _Obstacle("staging", True)  # its wait is one for a tier
+        if source is None:
             evicted = any(id in self._ghosts for id in ids)
             return _Obstacle("evicted" if evicted else "never_seen", False)
         level, id = source
@@ -329,6 +333,7 @@ class Recalls:
         again = [entry for entry, staged in zip(news, brought, strict=True) if not staged]
         self._arena.touch(again)
         self._migration.used(news, again)
+        ticket.allow_s = self._allowance_s(ticket)
         if session.scheduler is not None:
             found = Found(
                 ticket.number,
@@ -337,7 +342,7 @@ class Recalls:
                 more,
                 reason,
                 bytes(entry.source + 1 if here else 0 for entry, here in zip(news, brought, strict=True)),
-                self._allowance_s(ticket),
+                ticket.allow_s,
                 ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )
             session.scheduler.send(found, ())

@@ -24,13 +24,13 @@ class Survey:
         self._weighing = weighing
 
     def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
-        """Looks where the run goes on behind the blocks that are pinned, all of them in the arena, and decides how much
-        of it the ticket may have."""
+        """Looks where the blocks of the run are, those that are pinned and those behind them, and decides how much of
+        it the ticket may have."""
         assert session.owner is not None
         nbytes = session.owner.slot_bytes * session.shards
         ticket.extended = False
-        lies = [(HOST, len(ticket.pinned))]
-        for at in range(len(ticket.pinned), ticket.blocks):
+        lies = [(HOST, ticket.landed)]
+        for at in range(ticket.landed, ticket.blocks):
             tier = self.tier_of(ticket, at, origins)
             if tier is None:
                 break
@@ -45,7 +45,7 @@ class Survey:
     def probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
         """A tier has just been refused: now and then a little is read all the same, so that it is known when it has
         become faster. No request waits for it."""
-        left, parent = PROBE_BYTES, ticket.pinned[ticket.most - 1] if 0 < ticket.most <= len(ticket.pinned) else None
+        left, parent = PROBE_BYTES, ticket.pinned[-1] if ticket.pinned and ticket.most <= len(ticket.pinned) else None
         probed: Level | None = None
         for at in range(max(ticket.most, len(ticket.pinned)), ticket.blocks):
             named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}

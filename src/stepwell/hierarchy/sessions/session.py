@@ -110,6 +110,7 @@ class Ticket:
     weighed: OpenDecision | None = None  # what was decided, once it is known where its run lies
     most: int = MAX_DIGESTS  # blocks that are worth having
     short: str = ""  # why it is not to have more
+    allow_s: float = 0.0  # what its client was last told that the next block may take
     probed: bool = False  # tiers that others write to were asked for its run, if they could be
     extended: bool = False  # they had more of it than was weighed
 
