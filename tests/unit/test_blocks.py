@@ -286,19 +286,21 @@ def test_bytes_that_change_under_the_copy_count_as_missing(local: LocalWell, mon
     plain, copies = module._bytes, 0
     with client_of(local) as cache:
         assert cache.put(tokens, contents(SMALL, tokens)).blocks == 4
+        changed: list[Any] = []
 
         def bytes_of(row: Array) -> Any:
             nonlocal copies
             copies += 1
             if copies == 3:  # its slot is another block's from now on
-                (slab,) = cache._worker._slabs._known.values()
-                slab.generations += np.uint64(2)
+                changed.extend(cache._worker._slabs._known.values())
+                for slab in changed:
+                    slab.generations += np.uint64(2)
             return plain(row)
 
         monkeypatch.setattr(module, "_bytes", bytes_of)
         assert cache.get(tokens, buffers(SMALL, 4)) == module.BlocksRead(2, 4, "not_verified")
-        slab = next(iter(cache._worker._slabs._known.values()))
-        slab.generations -= np.uint64(2)
+        for slab in changed:
+            slab.generations -= np.uint64(2)
         monkeypatch.undo()
         assert cache.contains(tokens).blocks == 2, "it is dropped, as what is read at every try and never verified"
 
