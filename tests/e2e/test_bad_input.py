@@ -44,7 +44,7 @@ def test_a_misspelt_setting(model: Path, folder: Path, well: Well, texts: list[l
 
 def test_strict_refuses_to_start(model: Path, folder: Path, well: Well) -> None:
     with pytest.raises(EngineFailed) as failed:
-        start(config(model, well.connector(hosst="1GiB", strict=True)), folder, "strict").kill()
+        start(in_one_process(config(model, well.connector(hosst="1GiB", strict=True))), folder, "strict").kill()
     assert lines(failed.value.log, "SW-101")
 
 

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepwell.demo.engine import ENVIRONMENT, START_LIMIT_S, end_session, log_tail, session_members
 from stepwell.demo.wire import Question
 
-from .wells import RECALL_ATTEMPTS, Well, config, eventually, recalled, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, in_one_process, recalled, receipt, start, warm_up
 
 PROMPT, WHOLE = 530, 512
 BLOCKS = 4
@@ -223,7 +223,7 @@ def test_a_model_of_the_same_name_with_other_weights_recalls_nothing(
     other = folder / model.name
     shutil.copytree(model, other)
     change_one_value(other / "model.safetensors", "model.layers.0.self_attn.v_proj.weight")
-    with start(config(other, well.connector()), folder, "other") as engine:
+    with start(in_one_process(config(other, well.connector())), folder, "other") as engine:
         warm_up(engine, 128)
         for prompt in prompts:
             first = engine.ask(prompt, 32, **LOGPROBS)
