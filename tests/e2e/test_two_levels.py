@@ -45,8 +45,8 @@ class Story:
         forget(self.engine)
 
     def recalled_from(self, texts: list[list[int]], tier: str) -> None:
-        """Most comes from this tier, and each answer is what it was. On a machine that is too busy an attempt may be late:
-        what it had promoted is in host memory and on disk then, or the engine has computed and spilled it."""
+        """Most comes from this tier, and each answer is what it was. On a busy machine an attempt may be late: what it
+        had promoted is in host memory and on disk then, or the engine has computed and spilled it."""
         before = self.read()
         for text, cold in zip(texts[:TEXTS], self.cold, strict=True):
             answer = recalled(self.engine, text)
