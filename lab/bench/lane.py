@@ -21,7 +21,8 @@ from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.arena.slab import Owner, Slab
-from stepwell.hierarchy.levels.writes import MAX_BATCH, WRITERS
+from stepwell.hierarchy.levels.reads import MAX_BATCH
+from stepwell.hierarchy.levels.writes import WRITERS
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io import staging
 from stepwell.io.clock import MonotonicClock

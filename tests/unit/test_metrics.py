@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from wells import MIB, PATIENCE, InThread, Raw, eventually, home_apart, open_files
 
 from stepwell import events as e
+from stepwell.block.tier import tiers_below
 from stepwell.client import control, start
 from stepwell.config import Settings
 from stepwell.errors import BackendDown, ConfigError
@@ -36,7 +37,6 @@ from stepwell.serve.metric_table import (
     NOT_METRICS_OF_A_TIER,
     families,
     stats_of,
-    tiers_below,
 )
 from stepwell.serve.metrics import MAX_HEAD, MOST_REQUESTS, MetricsServer
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from stepwell.block.tier import tiers_below
 from stepwell.units import format_size
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
     typer.echo(msgspec.json.encode(values, enc_hook=os.fspath).decode() if as_json else text)
-
-
-_CAPACITY = "_capacity_bytes"
-"""What only tiers below the host tier have a figure of, behind their names."""
 
 
 def stats_table(values: Mapping[str, int | float | str]) -> str:
@@ -45,9 +42,10 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
+    for tier in tiers_below(v):
+        if f"{tier}_capacity_bytes" in v:  # not of one that keeps nothing
+            lines += _below(v, tier)
     v.pop("tiers", None)
-    for tier in [key.removesuffix(_CAPACITY) for key in v if key.endswith(_CAPACITY)]:  # also of an older version
-        lines += _below(v, tier)
     clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
     if clean or mismatched:
         lines.append(f"canaries: {clean} clean, {mismatched} not")

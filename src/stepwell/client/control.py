@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import socket as Socket
 from typing import TypeVar
 
+from stepwell.block.tier import HOST, tiers_below
 from stepwell.client.holder import is_locked
 from stepwell.client.socket import connect, peer, send_hello
 from stepwell.client.start import absent_at, meet, rendezvous
@@ -81,16 +82,9 @@ def decisions(home: Path, most: int, seconds: float = 10.0, socket: Path | None 
         return well.ask(DecisionsQuery(most), Decisions).rows
 
 
-_CAPACITY = "_capacity_bytes"
-
-
 def tiers(home: Path, socket: Path | None = None) -> list[str]:
     """Names of the well's tiers, the host tier first. Raises BackendDown as `stats` does."""
-    values = stats(home, socket=socket)
-    if "tiers" in values:
-        return str(values["tiers"]).split(",")
-    sizes = [key for key in values if key.endswith(_CAPACITY)]  # a well of an older version
-    return ["host", *(key.removesuffix(_CAPACITY) for key in sizes)]
+    return [HOST, *tiers_below(stats(home, socket=socket))]
 
 
 def clear(

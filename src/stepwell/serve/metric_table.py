@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from stepwell.block.tier import tiers_below
 from stepwell.serve.exposition import Family, Kind, Sample
 
 LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine"})
@@ -283,11 +284,6 @@ NOT_METRICS_OF_A_TIER = frozenset(
     }
 )
 """The same of a tier below the host tier, behind its name."""
-
-
-def tiers_below(values: Values) -> list[str]:
-    """Names of the tiers below the host tier, the uppermost first."""
-    return [tier for tier in str(values.get("tiers", "")).split(",")[1:] if tier]
 
 
 def families(values: Values) -> Iterator[Family]:

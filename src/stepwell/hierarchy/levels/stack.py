@@ -47,10 +47,6 @@ class Stack:
         """There is a tier that others write to as well."""
         return any(level.shared and level.keeps for level in self.levels)
 
-    def named(self, name: str) -> Level | None:
-        """The level of the tier with this name."""
-        return next((level for level in self.levels if level.name == name), None)
-
     def find(self, *ids: BlockId) -> Source | None:
         """Where the block with one of these ids is to be read: the uppermost level that has it and is not down, else
         the uppermost that has it. None: no level has it."""

@@ -17,11 +17,9 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import Breaker, verdict
+from stepwell.hierarchy.levels.reads import MAX_BATCH
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.tiers.base import Tier, Writing
-
-MAX_BATCH = 8 << 20
-"""Bytes of blocks in one call of the tier."""
 
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""

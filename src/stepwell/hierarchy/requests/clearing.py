@@ -73,6 +73,7 @@ class Clearing:
         self._work = work
         self._done = done
         self._sums: dict[str, Sum] = {}
+        self._forgotten: dict[str, Forgotten] = {}  # by tier, of all its clears
 
     def run(self) -> Work:
         if HOST in self._tiers:
@@ -86,9 +87,8 @@ class Clearing:
             return
 
         def gone(level: Level, forgotten: Forgotten) -> None:
-            total = self._sums.setdefault(level.name, Sum())
-            total.blocks, total.nbytes = total.blocks + forgotten.blocks, total.nbytes + forgotten.nbytes
-            total.whole = total.whole and forgotten.whole
+            total = self._forgotten[level.name] = self._forgotten.get(level.name, Forgotten()) + forgotten
+            self._sums[level.name] = Sum(total.blocks, total.nbytes, total.whole)
             left.discard(level.name)
             if not left:
                 self._work.walk(self._finish(levels, once_more=once_more))

@@ -20,6 +20,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.origin import Origin
@@ -180,8 +181,12 @@ class Recalls:
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
         new_wait = reason if waits else ""
-        slower = self._allowance_s(ticket) > ticket.allow_s
-        if ticket.landed > ticket.told or not waits or new_wait != ticket.waiting or slower:
+        if (
+            ticket.landed > ticket.told
+            or not waits
+            or new_wait != ticket.waiting
+            or self._allowance_s(ticket) > ticket.allow_s  # another level reads its next block now
+        ):
             ticket.waiting = new_wait
             self._tell(session, ticket, more=waits, reason=reason)
         if not waits:
@@ -191,8 +196,12 @@ class Recalls:
 
     def _is_stuck(self, ticket: Ticket) -> bool:
         """The next block of its run is to come from a tier that is down."""
-        level = self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
+        level = self._awaited(ticket)
         return level is not None and level.down
+
+    def _awaited(self, ticket: Ticket) -> Level | None:
+        """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""
+        return self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
 
     def _goes_around(self, ticket: Ticket) -> bool:
         """A run that waits for a block of a tier that is down lets it go, where another tier has the block."""
@@ -349,7 +358,7 @@ class Recalls:
 
     def _allowance_s(self, ticket: Ticket) -> float:
         """What the ticket may wait for its next block in addition to the usual patience: seconds."""
-        level = self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
+        level = self._awaited(ticket)
         return self._stack.allowance_s if level is None else level.allowance_s
 
     # recalling and letting go -----------------------------------------------------------------------------------------
