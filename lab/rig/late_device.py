@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import Direction, Event, Way
+from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places, pieces
 from stepwell.errors import CapacityError
@@ -92,7 +92,7 @@ class LateDevice:
                 ]
             return point
 
-    def hold_back(self, event: Event) -> None:
+    def hold_back(self, event: DeviceEvent) -> None:
         assert isinstance(event, Point)
         self._refuse()
         with self._lock:
@@ -102,8 +102,8 @@ class LateDevice:
                 self._engine.items.append(event)
 
     def enqueue(
-        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
-    ) -> tuple[Event, Event]:
+        self, direction: Direction, method: CopyMethod, where: Places, pool: Pool, after: Sequence[Mark | DeviceEvent]
+    ) -> tuple[DeviceEvent, DeviceEvent]:
         self._refuse()
         with self._lock:
             queue = self._lanes[direction]
@@ -122,7 +122,7 @@ class LateDevice:
                         queue.items.append(copy)
             return began, self._mark(queue)
 
-    def seconds(self, began: Event, ended: Event) -> float:
+    def seconds(self, began: DeviceEvent, ended: DeviceEvent) -> float:
         return 1e-3
 
     def memory(self, nbytes: int) -> Bytes:

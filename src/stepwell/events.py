@@ -42,7 +42,7 @@ class SlabServing:
 
 
 @dataclass(frozen=True, slots=True)
-class SlabRetired:
+class SlabRemoved:
     nbytes: int
 
 
@@ -248,7 +248,7 @@ Event = (
     | SessionEnded
     | MessageRefused
     | SlabServing
-    | SlabRetired
+    | SlabRemoved
     | RunAnswered
     | BlocksRecalled
     | BlockSpilled

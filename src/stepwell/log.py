@@ -28,7 +28,7 @@ logger.addHandler(logging.NullHandler())
 
 LOG_NAME = "stepwell.log"
 _ROTATE_BYTES = 8 << 20
-_MOST_WAITING = 1 << 20  # bytes of lines that are not written yet, for each place
+_MAX_WAITING = 1 << 20  # bytes of lines that are not written yet, for each place
 _END_SECONDS = 0.5  # for each place
 _MAX_KEYS = 256
 _CODE = re.compile(r"\[(SW-[0-9]{3})\]\s*\Z")
@@ -127,7 +127,7 @@ class _Beside(logging.Handler):
             self.handleError(record)
             return
         with self._counting:
-            if self._nbytes + len(line) > _MOST_WAITING:
+            if self._nbytes + len(line) > _MAX_WAITING:
                 self._left_out += 1
                 return
             self._nbytes += len(line)

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lab.bench.longctx import gpu
 from lab.bench.longctx.injected import Trace
 from lab.bench.longctx.stage import Stage
-from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
+from stepwell.longctx import AttentionMode, Policy, TieredCache, attach, policies
 from stepwell.longctx.kv.cold import ColdPages
 from stepwell.longctx.kv.fetch.arrival import arrive, timing
 from stepwell.longctx.kv.fetch.fetcher import Fetcher
@@ -30,7 +30,7 @@ from stepwell.longctx.shape import PageShape
 from stepwell.longctx.store.host import HostPool
 from stepwell.longctx.store.link import ModelledLink
 
-EXACT = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
+EXACT = Policy("exact-small", AttentionMode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 
 
 def _model(device: str) -> Any:

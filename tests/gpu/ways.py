@@ -12,10 +12,10 @@ import torch
 from lab.bench.gpu.kv import Kv
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Shard
-from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Direction
 from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.method import kernel_can
 from stepwell.engines.paged.pool import pool_of
-from stepwell.engines.paged.way import kernel_can
 from stepwell.io.memory import Bytes
 
 
@@ -23,9 +23,9 @@ def each_way(copies: Copies) -> Iterator[str]:
     """As they were opened; then, on a GPU, each way by itself."""
     yield "as opened"
     if isinstance(copies, GpuCopies):
-        for way in Way:
-            if way is Way.ENGINE or (kernel_can(copies.pool, copies.device) and find_spec("triton")):
-                copies.ways = dict.fromkeys(Direction, way)
+        for way in CopyMethod:
+            if way is CopyMethod.ENGINE or (kernel_can(copies.pool, copies.device) and find_spec("triton")):
+                copies.methods = dict.fromkeys(Direction, way)
                 yield way.value
 
 

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from lab.rig.well import until
 from stepwell.errors import CapacityError, ConfigError, IntegrityError, StepwellError, Unsupported
-from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
+from stepwell.longctx import AttentionMode, Policy, TieredCache, attach, policies
 from stepwell.longctx.model import hook as handshake
 from tests.longctx.models import CONFIGS, make, tokens
 from tests.longctx.test_exact import SMALL, stepped
@@ -101,14 +101,14 @@ def test_impossible_wishes(wish, code):
 
 @pytest.mark.parametrize(
     "wish",
-    [{"mode": Mode.SPARSE, "index": None}, {"page_tokens": 0}, {"draft_tokens": 0}, {"predicted_math": True}],
+    [{"mode": AttentionMode.SPARSE, "index": None}, {"page_tokens": 0}, {"draft_tokens": 0}, {"predicted_math": True}],
 )
 def test_impossible_policies(wish):
     with pytest.raises(ConfigError) as refused:
         replace(EVERYTHING, **wish)
     assert refused.value.code == "SW-129"
     with pytest.raises(ConfigError):
-        Policy("lossy", Mode.EXACT, codec=policies.named("yakv").codec)
+        Policy("lossy", AttentionMode.EXACT, codec=policies.named("yakv").codec)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_cancelled_generation_leaves_nothing(policy, tmp_path):
         expected = model.generate(ids, **OPTIONS)  # and the next one is as if nothing had happened
     gc.collect()
     assert inside()[0] <= before[0] and inside()[1] <= before[1] and not os.listdir(tmp_path)
-    if policy.mode is not Mode.SPARSE:
+    if policy.mode is not AttentionMode.SPARSE:
         assert torch.equal(model.generate(ids, **OPTIONS), expected)
 
 

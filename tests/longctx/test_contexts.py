@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepwell.errors import AccessDenied, CapacityError, ConfigError, IdentityMismatch, IntegrityError
-from stepwell.longctx import Mode, attach
+from stepwell.longctx import AttentionMode, attach
 from stepwell.longctx.parts.codec.quantised import Quantised
 from tests.longctx.models import make, tokens
 from tests.longctx.test_exact import SMALL
@@ -108,11 +108,13 @@ def test_what_sparse_steps_left_is_not_taken_for_exact(tmp_path):
             attached.save(tmp_path / "context", cache, key=KEY)
             again = attached.open(tmp_path / "context", key=KEY)
             attached.save(tmp_path / "context", again, key=KEY)  # nor after another time
-        for exact in (SMALL, replace(policy, mode=Mode.VERIFIED)):
+        for exact in (SMALL, replace(policy, mode=AttentionMode.VERIFIED)):
             with attach(model, exact, hot_tokens=120) as attached, pytest.raises(ConfigError) as refused:
                 attached.open(tmp_path / "context", key=KEY)
             assert refused.value.code == "SW-135"
-    with attach(model, replace(policy, mode=Mode.VERIFIED), hot_tokens=120) as attached:  # whose drafts leave nothing
+    with attach(
+        model, replace(policy, mode=AttentionMode.VERIFIED), hot_tokens=120
+    ) as attached:  # whose drafts leave nothing
         cache = attached.new_cache()
         model.generate(ids, past_key_values=cache, **OPTIONS)
         attached.save(tmp_path / "context", cache, key=KEY)

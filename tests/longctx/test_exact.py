@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from stepwell.longctx import Mode, Policy, TieredCache, attach
+from stepwell.longctx import AttentionMode, Policy, TieredCache, attach
 from stepwell.longctx.parts.codec.plain import Half
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.topk import TopK
 from tests.longctx.models import CONFIGS, make, tokens
 
-SMALL = Policy("exact-small", Mode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
+SMALL = Policy("exact-small", AttentionMode.EXACT, page_tokens=8, sinks=4, window=16, draft_tokens=4)
 
 
 def full(model, ids, mask=None):
@@ -216,7 +216,7 @@ def test_a_cache_of_its_own_works_where_the_implementation_is_set():
 def test_steps_of_a_verified_policy_in_a_loop_of_ones_own_are_exact(codec, tmp_path):
     """Also the first one, whose pages were asked for before anything was known of decoding."""
     policy = replace(
-        SMALL, mode=Mode.VERIFIED, index=MinMax(), selector=TopK(0.2), residency=StepWindow(3), codec=codec
+        SMALL, mode=AttentionMode.VERIFIED, index=MinMax(), selector=TopK(0.2), residency=StepWindow(3), codec=codec
     )
     model, ids = make(), tokens(250)
     expected = full(model, ids)

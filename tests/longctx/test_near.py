@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from stepwell.errors import BackendDown, CapacityError, ConfigError, StepwellError
-from stepwell.longctx import Mode, Policy, TieredCache, attach, policies
+from stepwell.longctx import AttentionMode, Policy, TieredCache, attach, policies
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.keys import NearKeys
@@ -238,7 +238,7 @@ def test_near_data_selects_what_a_fetch_would(change, kind, rows, tmp_path):
 
 def test_tokens_of_beams_and_of_verified_drafts_are_the_same():
     model, ids = make(), tokens(180)
-    verified = replace(HERE, mode=Mode.VERIFIED, executor="near_data")
+    verified = replace(HERE, mode=AttentionMode.VERIFIED, executor="near_data")
     options = {"max_new_tokens": 40, "do_sample": False}
     with attach(model, verified, hot_tokens=100, prefill_tokens=64) as attached:
         found = model.generate(ids, **options)
@@ -261,7 +261,7 @@ def test_how_much_is_told_follows_from_the_selector():
         with pytest.raises(ConfigError, match="SW-129"):
             replace(HERE, **wrong)
     with pytest.raises(ConfigError, match="SW-129"):
-        Policy("none", Mode.EXACT, executor="near_data")
+        Policy("none", AttentionMode.EXACT, executor="near_data")
 
 
 # --- what can go wrong -----------------------------------------------------------------------

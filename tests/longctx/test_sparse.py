@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from stepwell.longctx import Mode, Policy, attach, policies
+from stepwell.longctx import AttentionMode, Policy, attach, policies
 from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.residency.lru import LruPages
@@ -171,7 +171,7 @@ def test_the_alarm_is_raised_when_a_policy_leaves_much_out():
 
 
 def verified(**change):
-    return replace(EVERYTHING, mode=Mode.VERIFIED, selector=TopK(0.1), index=TrueKeys(), **change)
+    return replace(EVERYTHING, mode=AttentionMode.VERIFIED, selector=TopK(0.1), index=TrueKeys(), **change)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

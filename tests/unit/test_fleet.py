@@ -22,7 +22,7 @@ from stepwell.simulate.fleet.fields import ROUTES, WRITES
 from stepwell.simulate.fleet.results import FleetRow, RequestRow, simulate
 from stepwell.simulate.fleet.run import Played, play
 from stepwell.simulate.fleet.server import SharedServer
-from stepwell.simulate.fleet.tier import Level
+from stepwell.simulate.fleet.tier import SimulatedLevel
 from stepwell.simulate.fleet.view import View
 from stepwell.simulate.replay import Replay
 from stepwell.simulate.store import Store
@@ -173,7 +173,7 @@ def test_a_view_that_is_not_stale_is_what_is_held(words: list[list[int]], capaci
     )
     view = View(EventClock(), of, 2, 0.0)
     store = partial(Store, of, POLICIES["lru"](), capacity, lambda first, last: 1.0)
-    level = Level("gpu", store, view.watch(1))
+    level = SimulatedLevel("gpu", store, view.watch(1))
     for i in range(len(of)):
         first, last = int(of.starts[i]), int(of.starts[i + 1])
         held = np.zeros(last - first, bool)

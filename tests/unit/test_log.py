@@ -189,7 +189,7 @@ def test_a_place_that_hangs_holds_up_no_caller_and_not_the_other_one(
     last = logged.pop()
     assert "WARNING" in last and " lines that are missing here" in last
     assert len(logged) + int(last.rpartition(" ")[2]) == lines
-    assert len(logged) > log._MOST_WAITING // 1100, "what there was room for is not lost"
+    assert len(logged) > log._MAX_WAITING // 1100, "what there was room for is not lost"
     assert [line.split()[4] for line in logged] == [str(number) for number in range(len(logged))]
 
 

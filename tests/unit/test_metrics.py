@@ -99,7 +99,7 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
         e.SessionOpened(1, "m", 1),
         e.SessionEnded(1, 0),
         e.SlabServing(1),
-        e.SlabRetired(1),
+        e.SlabRemoved(1),
         e.RunAnswered(3, 1, 2, "never_seen"),
         e.RunAnswered(0, 0, 5, "evicted"),
         e.BlocksRecalled(3, 30),

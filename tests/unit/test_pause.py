@@ -29,7 +29,7 @@ from stepwell.client import control
 from stepwell.client.holder import HOLDER_NAME
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings
-from stepwell.engines.common import voice
+from stepwell.engines.common import log_messages
 from stepwell.engines.common.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -384,8 +384,8 @@ def test_a_script_that_pauses_and_resumes_without_end_does_not_fill_the_log(
 def test_an_engine_says_once_that_recalls_are_paused_and_once_that_they_are_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voice.log, "propagate", True)
-    tally = Tally(voice.Paused().answered)
+    monkeypatch.setattr(log_messages.log, "propagate", True)
+    tally = Tally(log_messages.PauseLog().answered)
     with caplog.at_level(logging.INFO, "stepwell"):
         for reason in ("end", PAUSED, PAUSED, "well_lost", PAUSED, "never_seen", "end"):
             tally.answered(reason)

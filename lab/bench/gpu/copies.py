@@ -16,9 +16,9 @@ from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged import open_copies
-from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Direction
 from stepwell.engines.paged.gpu import GpuCopies
-from stepwell.engines.paged.way import kernel_can
+from stepwell.engines.paged.method import kernel_can
 
 KINDS = ("gather", "scatter", "both")
 MIB = 1 << 20
@@ -122,13 +122,13 @@ def _point(stage: Stage, layout: Layout, block: Block, slab: Slab, peak: Peak, r
     ways: dict[str, dict[str, float]] = {}
     chosen: dict[str, str] = {}
     if isinstance(copies := lane.copies, GpuCopies):
-        before = copies.ways
+        before = copies.methods
         chosen = {direction.value: way.value for direction, way in before.items()}
         for way in _ways(copies):
-            copies.ways = dict.fromkeys(Direction, way)
+            copies.methods = dict.fromkeys(Direction, way)
             differing += lane.differing()
             ways[way.value] = {kind: stats.median([calls[kind]().gb_s for _ in range(3)]).value for kind in KINDS}
-        copies.ways = before
+        copies.methods = before
     passes: dict[str, list[tuple[Pass, Pass]]] = {kind: [] for kind in KINDS}
     for _ in range(repeats):
         for kind in KINDS:
@@ -137,8 +137,9 @@ def _point(stage: Stage, layout: Layout, block: Block, slab: Slab, peak: Peak, r
     return Point(layout, block, passes, ways, chosen, differing)
 
 
-def _ways(copies: GpuCopies) -> list[Way]:
-    return [Way.ENGINE, Way.KERNEL] if kernel_can(copies.pool, copies.device) and find_spec("triton") else [Way.ENGINE]
+def _ways(copies: GpuCopies) -> list[CopyMethod]:
+    both = kernel_can(copies.pool, copies.device) and find_spec("triton")
+    return list(CopyMethod) if both else [CopyMethod.ENGINE]
 
 
 def _judged(points: list[Point]) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from lab.bench.gpu.recalls import spill
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
-from stepwell.engines.common.room import LEAST_BYTES
+from stepwell.engines.common.room import MIN_BYTES
 
 NONE, RECALLS, SPILLS, BOTH = "nothing", "recalls", "spills", "both"
 BESIDE = (NONE, RECALLS, SPILLS, BOTH)
@@ -118,7 +118,7 @@ def _measure(stage: Stage, size: Size, home: Path, phases: dict[str, Phase], rem
     with open_halves(home, kv, block_tokens=stage.block_tokens) as halves:
         each = own // size.batch
         tables = [range(1 + n * each, 1 + (n + 1) * each) for n in range(size.batch)]
-        budget = max(size.page, LEAST_BYTES // kv.shape.page_bytes * size.page)
+        budget = max(size.page, MIN_BYTES // kv.shape.page_bytes * size.page)
         engine = Engine(kv, halves, Steady(decoder, tables, size.context), ahead=True, budget=budget)
         engine.pool.take(own)  # those of the tables
         halves.wait_ready()
@@ -128,7 +128,7 @@ def _measure(stage: Stage, size: Size, home: Path, phases: dict[str, Phase], rem
         graph = "a CUDA graph" if decoder.graph is not None else "no graph: this is no GPU"
         remarks += [
             f"{size.batch} requests of {size.context} tokens decode, in {graph}; {size.tokens} tokens a recall",
-            f"a step spills at most {LEAST_BYTES >> 20} MiB, as in the product where little is computed",
+            f"a step spills at most {MIN_BYTES >> 20} MiB, as in the product where little is computed",
         ]
         for taken in range(size.rounds):
             for what in BESIDE:

@@ -11,7 +11,7 @@ FULL, ORACLE, RECENCY, RANDOM = "full", "oracle", "recency", "random"
 CONTROLS = (FULL, ORACLE, RECENCY, RANDOM)
 _CONFIG = re.compile(r"([\w.-]+)(?::(token|page(\d+)))?")
 _LENGTH = re.compile(r"(\d+)([kK]?)")
-LEAST_LENGTH = 256
+MIN_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,8 @@ def lengths(listed: str) -> list[int]:
     for text in _parts(listed, "--lengths"):
         match = _LENGTH.fullmatch(text)
         tokens = int(match[1]) * (1024 if match[2] else 1) if match else 0
-        if tokens < LEAST_LENGTH:
-            raise _unusable(
-                f"{text!r} is no length of prompts", f"a length is a number of tokens from {LEAST_LENGTH} on"
-            )
+        if tokens < MIN_LENGTH:
+            raise _unusable(f"{text!r} is no length of prompts", f"a length is a number of tokens from {MIN_LENGTH} on")
         found.append(tokens)
     return found
 

@@ -129,7 +129,7 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
     what they select, and keep nothing of what they fetched: where that policy does, recency and chance have the newest
     tokens in the room for it, and the oracle, which selects tokens for each KV head, does without. Raises what
     `policies.named` raises for a name that it does not know."""
-    from stepwell.longctx import Mode, policies
+    from stepwell.longctx import AttentionMode, policies
     from stepwell.longctx.parts.index.exact import TrueKeys
     from stepwell.longctx.parts.select.controls import RandomPages, Recent
     from stepwell.longctx.parts.select.topk import TopK
@@ -145,7 +145,7 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
             RECENCY: {"selector": Recent(budget), **newest},
             RANDOM: {"selector": RandomPages(budget), **newest},
         }  # fmt: skip
-        plain = {"mode": Mode.SPARSE, "query": "actual", "executor": "fetch", "predicted_math": False}
+        plain = {"mode": AttentionMode.SPARSE, "query": "actual", "executor": "fetch", "predicted_math": False}
         alone = {"residency": None, "prefetch": False, "new_pages": None, "late_mass": None}
         policy = replace(policy, name=config.name, **plain, **alone, **controls[config.name])
     else:
@@ -157,9 +157,9 @@ def policy_of(config: Config, budget: float, like: Any = None) -> Any:
 def is_exact(policy: Any) -> bool:
     """True if the policy has no budget and fetches everything. A verified policy does so here too: no token is left to
     be drafted."""
-    from stepwell.longctx import Mode
+    from stepwell.longctx import AttentionMode
 
-    return policy.mode is not Mode.SPARSE
+    return policy.mode is not AttentionMode.SPARSE
 
 
 def _budgeted(selector: Any, budget: float) -> Any:

@@ -88,7 +88,7 @@ class Counters:
                 self.total["messages_refused"] += 1
             case e.SlabServing():
                 self.total["slabs_made"] += 1
-            case e.SlabRetired():
+            case e.SlabRemoved():
                 self.total["slabs_retired"] += 1
             case e.ArenaTroubled():
                 self.total["troubles"] += 1

@@ -18,7 +18,7 @@ try:
     from stepwell.longctx.attach import Attached, attach
     from stepwell.longctx.metrics import prometheus
     from stepwell.longctx.model.cache import TieredCache
-    from stepwell.longctx.policy import Mode, Policy
+    from stepwell.longctx.policy import AttentionMode, Policy
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
         raise
@@ -29,4 +29,4 @@ except ImportError as error:
         fix="pip install 'torch>=2.6' 'transformers>=5.17', or the extra `transformers` of stepwell",
     ) from error
 
-__all__ = ["Attached", "Mode", "Policy", "TieredCache", "attach", "policies", "prometheus"]
+__all__ = ["Attached", "AttentionMode", "Policy", "TieredCache", "attach", "policies", "prometheus"]

@@ -19,7 +19,7 @@ from stepwell.longctx.model.cache import TieredCache
 from stepwell.longctx.model.options import CallOptions
 from stepwell.longctx.model.support import layer_types
 from stepwell.longctx.policies import named
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.longctx.policy import AttentionMode, Policy
 from stepwell.longctx.saved import contexts
 
 PREFILL_TOKENS = 1024
@@ -136,7 +136,7 @@ class Attached:
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         seen = _Seen(cache.ledger)
         criteria = [*(kwargs.pop("stopping_criteria", None) or []), seen]
-        if cache.policy.mode is Mode.VERIFIED:
+        if cache.policy.mode is AttentionMode.VERIFIED:
             # generate withholds the streamer from custom decoding
             kwargs["custom_generate"] = partial(verified.decode, streamer=kwargs.get("streamer"))
             criteria += wishes.stop_strings()

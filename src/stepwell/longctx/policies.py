@@ -24,7 +24,7 @@ from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.controls import RandomPages, Recent
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.parts.select.topp import TopP
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.longctx.policy import AttentionMode, Policy
 
 GROUP = "stepwell.longctx.policies"
 
@@ -61,8 +61,8 @@ _NAMED = {
     for policy in (
         STEPWELL,
         _TOKENS,
-        Policy("exact", Mode.EXACT, window=None),
-        replace(_TOKENS, name="verified", mode=Mode.VERIFIED, selector=TopK(0.125), draft_tokens=32),
+        Policy("exact", AttentionMode.EXACT, window=None),
+        replace(_TOKENS, name="verified", mode=AttentionMode.VERIFIED, selector=TopK(0.125), draft_tokens=32),
         # Landmarks are means of pages, not of k-means clusters; windows are divided among layers, not heads.
         Policy(
             "kvdrive",

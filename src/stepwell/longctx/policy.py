@@ -13,7 +13,7 @@ from stepwell.longctx.parts.residency.base import ResidencyKind
 from stepwell.longctx.parts.select.base import Selector
 
 
-class Mode(Enum):
+class AttentionMode(Enum):
     EXACT = "exact"
     """Every step attends over all pages: equal to full attention up to rounding."""
     VERIFIED = "verified"
@@ -49,7 +49,7 @@ class Policy:
     """
 
     name: str
-    mode: Mode = Mode.SPARSE
+    mode: AttentionMode = AttentionMode.SPARSE
     index: IndexKind | None = None
     selector: Selector | None = None
     residency: ResidencyKind | None = None
@@ -72,9 +72,9 @@ class Policy:
     alarm: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.mode is not Mode.EXACT and (self.index is None or self.selector is None):
+        if self.mode is not AttentionMode.EXACT and (self.index is None or self.selector is None):
             raise self._impossible("it has no index or no selector", "name both, or use mode EXACT")
-        if self.mode is Mode.EXACT and self.codec is not None:
+        if self.mode is AttentionMode.EXACT and self.codec is not None:
             raise self._impossible("an exact policy keeps pages lossless", "leave `codec` out")
         if self.executor not in ("fetch", "in_place", "near_data"):
             raise self._impossible("executor is 'fetch', 'in_place' or 'near_data'", "name one of these")

@@ -17,7 +17,7 @@ from stepwell.io.process.parent import end_with_parent
 
 Work = Callable[[int], bytes]
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Largest answer in bytes: each is one message of a socket."""
 
 _DONE, _FAILED = b"+", b"-"
@@ -86,14 +86,14 @@ def _serve(pipe: socket.socket, parent: int, work: Work) -> None:
         try:
             answer = _DONE + work(int.from_bytes(task, "big"))
         except Exception:  # noqa: BLE001 - whatever it is, it is the parent's
-            answer = _FAILED + traceback.format_exc().encode(errors="backslashreplace")[-MOST_BYTES:]
-        assert len(answer) <= len(_DONE) + MOST_BYTES
+            answer = _FAILED + traceback.format_exc().encode(errors="backslashreplace")[-MAX_BYTES:]
+        assert len(answer) <= len(_DONE) + MAX_BYTES
         pipe.send(answer)
 
 
 def _answer(pipe: socket.socket, worker: BaseProcess) -> bytes:
     with suppress(ConnectionError):
-        if answer := pipe.recv(len(_DONE) + MOST_BYTES):
+        if answer := pipe.recv(len(_DONE) + MAX_BYTES):
             if answer[:1] == _FAILED:
                 raise RuntimeError(f"in a process of the sweep:\n{answer[1:].decode(errors='replace')}")
             return answer[1:]

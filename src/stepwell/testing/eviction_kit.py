@@ -230,10 +230,10 @@ def entries(eviction: Eviction) -> int:
     return len(seen)
 
 
-MOST_ENTRIES = 30
+MAX_ENTRIES = 30
 """Most entries for each item that is held or remembered."""
 
-MOST_OVERHEAD = 2_500
+MAX_OVERHEAD = 2_500
 """Objects beside them: tables, and records that are void but not yet found."""
 
 
@@ -248,7 +248,7 @@ class EvictionKit(ABC):
 
     def bounded(self, tier: KitTier) -> None:
         items = len(tier.held) + len(tier.remembered)
-        assert entries(tier.eviction) <= entries(self.make()) + MOST_OVERHEAD + MOST_ENTRIES * items
+        assert entries(tier.eviction) <= entries(self.make()) + MAX_OVERHEAD + MAX_ENTRIES * items
 
     def test_of_nothing_there_is_no_victim(self) -> None:
         tier = self.tier()

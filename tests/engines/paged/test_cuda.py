@@ -22,7 +22,7 @@ from stepwell.engines.paged import cuda as cuda_module
 from stepwell.engines.paged import kernel
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.cuda import CudaDevice
-from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Direction
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import pool_of
 from stepwell.errors import CapacityError, Unsupported
@@ -115,20 +115,22 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     return made
 
 
-def copies(device: CudaDevice, way: Way) -> tuple[GpuCopies, list[torch.Tensor]]:
+def copies(device: CudaDevice, method: CopyMethod) -> tuple[GpuCopies, list[torch.Tensor]]:
     tensors = [torch.arange(10 * 64, dtype=torch.int16).reshape(10, 64) + 1000 * n for n in range(2)]
     pool = pool_of({str(n): t for n, t in enumerate(tensors)}, 10)
-    return GpuCopies(pool, device, dict.fromkeys(Direction, way)), tensors
+    return GpuCopies(pool, device, dict.fromkeys(Direction, method)), tensors
 
 
-@pytest.mark.parametrize("way", list(Way))
-def test_each_way_copies_in_its_direction(device: CudaDevice, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", list(CopyMethod))
+def test_each_way_copies_in_its_direction(
+    device: CudaDevice, method: CopyMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton", reason="the kernel is Triton's")
     import triton
 
     kernel.copy_kernel.cache_clear()
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    gpu, tensors = copies(device, way)
+    gpu, tensors = copies(device, method)
     before = torch.stack(tensors)
     slots = np.zeros((2, 3 * gpu.page_bytes), np.uint8)
     shards = [Shard(Slot(slots, 0), 0, [2, 4, 6]), Shard(Slot(slots, 1), 0, [9, 0, 1])]
@@ -142,12 +144,12 @@ def test_each_way_copies_in_its_direction(device: CudaDevice, way: Way, monkeypa
     assert slots.tobytes() == expected and flight.seconds == 2e-3
     assert torch.equal(torch.stack(tensors)[:, [0, 1, 2, 4, 6, 9]], before[:, [0, 1, 2, 4, 6, 9]])
     assert not torch.stack(tensors)[:, [3, 5, 7, 8]].any()
-    assert device._runtime.kinds == ({TO_DEVICE, TO_HOST} if way is Way.ENGINE else set())
+    assert device._runtime.kinds == ({TO_DEVICE, TO_HOST} if method is CopyMethod.ENGINE else set())
     kernel.copy_kernel.cache_clear()
 
 
 def test_what_was_begun_has_ended_when_a_copy_is_refused(device: CudaDevice) -> None:
-    gpu, _ = copies(device, Way.ENGINE)
+    gpu, _ = copies(device, CopyMethod.ENGINE)
     device._runtime.code = 2
     slots = np.zeros((1, gpu.page_bytes), np.uint8)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -159,7 +161,7 @@ def test_what_was_begun_has_ended_when_a_copy_is_refused(device: CudaDevice) -> 
 def test_what_was_begun_has_ended_when_nobody_would_learn_of_its_end(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, _ = copies(device, Way.ENGINE)
+    gpu, _ = copies(device, CopyMethod.ENGINE)
     after, slots, made = gpu.now(), np.zeros((1, gpu.page_bytes), np.uint8), count()
 
     def record(self: Any, stream: Any) -> None:
@@ -173,7 +175,7 @@ def test_what_was_begun_has_ended_when_nobody_would_learn_of_its_end(
 
 
 def test_registration(device: CudaDevice) -> None:
-    gpu, _ = copies(device, Way.ENGINE)
+    gpu, _ = copies(device, CopyMethod.ENGINE)
     assert gpu.prepare is not None
     undo = gpu.prepare(np.zeros(4096, np.uint8))
     undo()

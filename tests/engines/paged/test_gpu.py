@@ -18,12 +18,12 @@ import torch
 from lab.rig.late_device import LateDevice
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Direction
 from stepwell.engines.paged.gpu import Flight, GpuCopies
 from stepwell.engines.paged.pool import pool_of
 
 LAYERS, PAGES, SIZE, PER_BLOCK, SLOTS = 2, 10, 48, 2, 6
-WAYS = {Direction.OUT: Way.ENGINE, Direction.IN: Way.ENGINE}
+WAYS = {Direction.OUT: CopyMethod.ENGINE, Direction.IN: CopyMethod.ENGINE}
 
 
 class Gpu:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lab.rig.late_device import LateDevice
-from stepwell.engines.paged.device import Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Direction
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
@@ -138,7 +138,7 @@ def late(seed: int | None, *, early: bool = False) -> Iterator[list[LateDevice]]
     def copier(kv_caches: Any, num_pages: int) -> GpuCopies:
         pool = pool_of(kv_caches, num_pages)
         devices.append(LateDevice(seed, at_once=True, early=pool if early else None))
-        return GpuCopies(pool, devices[-1], dict.fromkeys(Direction, Way.ENGINE))
+        return GpuCopies(pool, devices[-1], dict.fromkeys(Direction, CopyMethod.ENGINE))
 
     with (
         patch.object(StepwellConnector, "copier", staticmethod(copier)),

@@ -21,7 +21,7 @@ from vllm.v1.engine.core import EngineCore
 
 from stepwell.client.fingerprint import fingerprint
 from stepwell.engines.common import adapters as module
-from stepwell.engines.common.adapters import MOST_ADAPTERS, Adapter, Adapters, Unread, Unusable
+from stepwell.engines.common.adapters import MAX_ADAPTERS, Adapter, Adapters, Unread, Unusable
 from stepwell.engines.vllm.adapters import lora_facts, watch_loads
 from stepwell.errors import StepwellError
 
@@ -233,7 +233,7 @@ def test_there_is_room_for_so_many(known: Adapters, tmp_path: Path) -> None:
     one = make(tmp_path / "one")
     settled()
     assert isinstance(known.of(lora(one)), Adapter)
-    known._names.update({f"x{n}": known._names["n"] for n in range(MOST_ADAPTERS)})
+    known._names.update({f"x{n}": known._names["n"] for n in range(MAX_ADAPTERS)})
     unusable(known.of(lora(one, "one more", 9)), "too many")
     assert isinstance(known.of(lora(one)), Adapter)
 
@@ -243,7 +243,7 @@ def test_what_there_is_no_room_to_remember_is_believed_of_nobody(known: Adapters
     one, two = make(tmp_path / "one"), make(tmp_path / "two", b"two")
     found = known.of(lora(one))
     assert isinstance(found, Adapter)
-    known._names.update({f"x{n}": known._names["n"] for n in range(MOST_ADAPTERS)})
+    known._names.update({f"x{n}": known._names["n"] for n in range(MAX_ADAPTERS)})
     unusable(known.of(lora(two, "other", 9)), "too many")
     unusable(known.of(lora(one, "n", 9)), "too many")
     assert 9 not in known._numbers, "nor is it remembered now"
@@ -264,7 +264,7 @@ def test_a_folder_without_config_or_weights_is_no_adapter(
 
 def test_a_folder_of_too_many_files_is_not_followed(known: Adapters, tmp_path: Path, ripe: None) -> None:
     one = make(tmp_path / "one")
-    for n in range(module._MOST_FILES - 2):
+    for n in range(module._MAX_FILES - 2):
         (one / f"{n}.safetensors").touch()
     assert isinstance(known.of(lora(one)), Adapter)
     two = Path(shutil.copytree(one, tmp_path / "two"))

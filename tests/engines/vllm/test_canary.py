@@ -193,7 +193,7 @@ def test_blocks_are_compared_once_when_their_step_is_confirmed() -> None:
     tracked.confirmed += 1
     compare = of.ready(tracked)
     assert compare is not None and [pages for _, pages in compare.blocks] == [[n] for n in range(first, first + count)]
-    tracked.watch = None  # it is planned
+    tracked.canary_lease = None  # it is planned
     assert of.ready(tracked) is None
     of.give_up(tracked)
     assert not of.waits, "its lease is the workers' to end"
@@ -239,11 +239,11 @@ def test_a_canary_that_one_rank_could_not_compare_is_none() -> None:
 
 def test_canaries_that_nobody_answers_for_are_forgotten() -> None:
     of, client = by_hand()
-    transfers = [compared(of) for _ in range(canaries.MOST_OPEN + 1)]
-    assert len(of._open) == canaries.MOST_OPEN
+    transfers = [compared(of) for _ in range(canaries.MAX_OPEN + 1)]
+    assert len(of._open) == canaries.MAX_OPEN
     for transfer in (transfers[0], transfers[1], transfers[-1]):
         of.compared(0, transfer, [float(transfer)])
-    assert [said[-1] for said in client.told] == [[2.0], [canaries.MOST_OPEN + 1.0]]
+    assert [said[-1] for said in client.told] == [[2.0], [canaries.MAX_OPEN + 1.0]]
 
 
 def test_nothing_is_a_canary_where_numbers_cannot_be_compared() -> None:

@@ -43,7 +43,7 @@ from stepwell.engines.vllm.identity import (
     page_facts,
     unsupported,
 )
-from stepwell.engines.vllm.weights import Files, NoFiles, weight_files
+from stepwell.engines.vllm.weights import NoWeightFiles, WeightFiles, weight_files
 from stepwell.errors import Unsupported
 
 from .build import build
@@ -517,7 +517,7 @@ def touch(folder: Path, *names: str) -> None:
 
 def found(config: Any, folder: Path) -> list[str]:
     result = weight_files(config)
-    assert isinstance(result, Files), result
+    assert isinstance(result, WeightFiles), result
     return [str(path.relative_to(folder)) for path in result.paths]
 
 
@@ -560,7 +560,7 @@ def test_a_hub_id_is_looked_up_in_the_local_cache(tmp_path: Path) -> None:
     config.model_config.model = "some/model"
     assert found(config, hub / "snapshots" / commit) == ["model.safetensors"]
     config.model_config.revision = "another"
-    assert isinstance(weight_files(config), NoFiles)
+    assert isinstance(weight_files(config), NoWeightFiles)
 
 
 def _sharded(pattern: str) -> Callable[[Any], None]:
@@ -595,7 +595,7 @@ def test_weights_that_no_local_file_holds(tmp_path: Path, change: Callable[[Any]
     assert found(config, folder) == ["model.safetensors"]
     change(config)
     result = weight_files(config)
-    assert isinstance(result, NoFiles)
+    assert isinstance(result, NoWeightFiles)
     assert result.reason
 
 
@@ -611,7 +611,7 @@ def test_a_loader_of_a_plugin_reads_what_it_likes(tmp_path: Path, monkeypatch: p
     config = config_of(folder, load_format="safetensors")
     assert found(config, folder) == ["model.safetensors"]
     monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, "safetensors", Loader)
-    assert isinstance(weight_files(config), NoFiles)
+    assert isinstance(weight_files(config), NoWeightFiles)
 
 
 FORMATS = ["auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "pt"]
@@ -645,7 +645,7 @@ def test_whatever_other_files_the_loader_reads_is_another_namespace(tmp_path: Pa
             except (RuntimeError, FileNotFoundError):
                 continue  # that engine does not start
             files = weight_files(config)
-            assert isinstance(files, Files)
+            assert isinstance(files, WeightFiles)
             assert {Path(path) for path in chosen} <= set(files.paths), (names, load_format)
             read = tuple(sorted(os.path.relpath(path, folder) for path in chosen))
             namespace = fingerprint(files.paths, None), digest_of(model_facts(config))

@@ -13,7 +13,7 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.plan import Load, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
 from stepwell.engines.common.shape import Shape
-from stepwell.engines.common.steps import MOST_STEPS, Computes, Steps
+from stepwell.engines.common.steps import MAX_STEPS, Computes, Steps
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 
 TOKENS = 64
@@ -61,9 +61,9 @@ def test_a_step_of_an_earlier_life_confirms_nothing() -> None:
 
 def test_steps_that_nobody_reports_are_forgotten() -> None:
     steps = Steps(world=2)
-    for number in range(MOST_STEPS + 1):
+    for number in range(MAX_STEPS + 1):
         steps.begin(number, [Computes("r", 1, number, 1)])
-    assert len(steps._under_way) == MOST_STEPS
+    assert len(steps._under_way) == MAX_STEPS
     assert [*steps.ended({0: 2}), *steps.ended({1: 2})] == [("r", 1, 1, 1)]
 
 

@@ -21,7 +21,7 @@ STEP_BLOCKS = 16
 def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step may copy in any case is a sixteenth of what it computes at most: as of a model of 8 B parameters, a
     step of 8,192 tokens of which is 1 GiB of KV."""
-    monkeypatch.setattr("stepwell.engines.common.room.LEAST_BYTES", 1)
+    monkeypatch.setattr("stepwell.engines.common.room.MIN_BYTES", 1)
 
 
 class Watched:

@@ -22,7 +22,7 @@ from stepwell.engines.common.counts import FAMILIES, Tally
 from stepwell.engines.common.plan import StepReport
 from stepwell.engines.vllm import stats
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.stats import MOST_VALUES, EngineStats
+from stepwell.engines.vllm.stats import MAX_VALUES, EngineStats
 
 from .local import Engine, engine, open_well, prompt, setup_in
 from .test_recall import replace_more
@@ -231,11 +231,11 @@ def test_nothing_strange_raises_into_the_engine(tmp_path: Path, monkeypatch: pyt
 def test_values_of_a_label_are_bounded(tmp_path: Path) -> None:
     with engine(tmp_path) as h:
         prom = KVConnectorProm(h.config, LABELS, {0: ["m", "0"]})
-        for n in range(3 * MOST_VALUES):
+        for n in range(3 * MAX_VALUES):
             prom.observe({f"misses/{n}": 1})
         misses = {key[-1]: n for key, n in exposed().items() if key[0] == "stepwell_engine_misses_total"}
-        assert len(misses) == MOST_VALUES + 1
-        assert misses["other"] == 2 * MOST_VALUES
+        assert len(misses) == MAX_VALUES + 1
+        assert misses["other"] == 2 * MAX_VALUES
         prom.observe({"misses/0": 1})
         assert exposed()["stepwell_engine_misses_total", "0", "m", "0"] == 2
 

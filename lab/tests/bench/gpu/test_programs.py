@@ -32,7 +32,7 @@ from lab.rig.late_device import LateDevice
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import Direction, Event, Way
+from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places
@@ -230,9 +230,9 @@ class Idle(LateDevice):
     """Says that it gathers, and does not."""
 
     def enqueue(
-        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
-    ) -> tuple[Event, Event]:
-        if direction is Direction.OUT and way is Way.KERNEL:
+        self, direction: Direction, way: CopyMethod, where: Places, pool: Pool, after: Sequence[Mark | DeviceEvent]
+    ) -> tuple[DeviceEvent, DeviceEvent]:
+        if direction is Direction.OUT and way is CopyMethod.KERNEL:
             where = Places(where.host[:0], where.pages[:0], where.memory[:0])
         return super().enqueue(direction, way, where, pool, after)
 
@@ -242,7 +242,7 @@ def test_each_way_is_measured_and_what_it_leaves_undone_is_found(
     kind: type[LateDevice], wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(caches: Mapping[str, Any], pages: int) -> GpuCopies:
-        return GpuCopies(pool_of(caches, pages), kind(1, at_once=True), dict.fromkeys(Direction, Way.ENGINE))
+        return GpuCopies(pool_of(caches, pages), kind(1, at_once=True), dict.fromkeys(Direction, CopyMethod.ENGINE))
 
     monkeypatch.setattr(copies, "open_copies", late)
     stage, block = Stage("cpu", True, time.monotonic() + 60), copies.Block(2, 1, 16, 1)

@@ -6,7 +6,7 @@ steps, room     steps under way, what they confirm and cost, and how much one ma
 adapters        which adapter a request runs with, by the content of its files
 canaries        prefixes that are computed and compared instead of recalled
 worker_half     executes plans in a worker, as `tasks` that are each answered once
-counts, voice   what the engine's own metrics and log say of stepwell
+counts          what the engine's own metrics and log say of stepwell
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ from stepwell.client.fingerprint import Failed, Fingerprint, Known, Pending
 from stepwell.errors import IdentityMismatch, StepwellError
 from stepwell.io.mounts import mounts, unstamped
 
-MOST_ADAPTERS = 4096
+MAX_ADAPTERS = 4096
 """Numbers and names of adapters that are remembered; requests with others bypass."""
 
-_MOST_FILES = 64
-_MOST_LINKS = 40
+_MAX_FILES = 64
+_MAX_LINKS = 40
 _SLACK_NS = 100_000_000  # the system stamps files by a clock that runs in ticks
 _POLL_S = 0.02
 # Beside those that engines read (adapter_config.json and adapter_model.*) whatever else looks like weights.
@@ -144,7 +144,7 @@ class Adapters:
         by_number, by_name = self._numbers.get(number), self._names.get(name)
         record = by_number or by_name
         new = by_number is None or by_name is None
-        if new and max(len(self._numbers), len(self._names)) >= MOST_ADAPTERS:
+        if new and max(len(self._numbers), len(self._names)) >= MAX_ADAPTERS:
             if record is not None:  # the other one may have been anything's
                 self._spoil(record, "its name or number came with one that there is no room to remember")
             return None
@@ -248,7 +248,7 @@ def _state(folder: str) -> State | None:
         names = _names(folder)
         if _CONFIG not in names or not any(name.startswith("adapter_model.") for name in names):
             return None
-        if len(names) > _MOST_FILES:
+        if len(names) > _MAX_FILES:
             return None
         ways = [_way(folder), *(_way(f"{folder}/{name}") for name in names)]
         return tuple(_entry(path) for path in dict.fromkeys(step for way in ways for step in way))
@@ -272,7 +272,7 @@ def _way(path: str) -> list[str]:
             at = here
             continue
         found.append(here)
-        if len(found) > _MOST_LINKS:
+        if len(found) > _MAX_LINKS:
             raise OSError(f"too many links to {path}")
         target = os.readlink(here)
         at = "/" if target.startswith("/") else at

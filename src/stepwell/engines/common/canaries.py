@@ -21,7 +21,7 @@ from typing import Any
 
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.plan import Compare
-from stepwell.engines.common.requests import Tracked, Watch
+from stepwell.engines.common.requests import CanaryLease, Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.paged.compare import KINDS
@@ -29,13 +29,13 @@ from stepwell.engines.paged.compare import KINDS
 EVERY = 1000
 """Prefixes that could be recalled, of which one is a canary, if nothing else is said."""
 
-MOST_BLOCKS, MOST_BYTES = 4, 4 << 20
+MAX_BLOCKS, MAX_BYTES = 4, 4 << 20
 """Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""
 
 STEP_BYTES = 8 << 20
 """Bytes of one rank that a step compares, but one canary at least: some 10 ms."""
 
-MOST_OPEN = 256
+MAX_OPEN = 256
 """Canaries that workers were given and have not answered for; beyond that the earliest are given up."""
 
 
@@ -88,12 +88,12 @@ class Canaries:
         blocks = ask.blocks if ask is not None else 0  # once: none any more where the well is lost at this moment
         if ask is None or not tracked.canary or first >= blocks:
             return False
-        most = max(1, min(MOST_BLOCKS, MOST_BYTES // self._shape.shard_bytes, blocks - first))
+        most = max(1, min(MAX_BLOCKS, MAX_BYTES // self._shape.shard_bytes, blocks - first))
         at = random.randrange(first, blocks - most + 1)
-        tracked.watch = watch = Watch(ask.session, 0, at, [])
-        watch.transfer, refs = self._client.recall(ask, at, most, compare=True)
+        tracked.canary_lease = lease = CanaryLease(ask.session, 0, at, [])
+        lease.transfer, refs = self._client.recall(ask, at, most, compare=True)
         tracked.ask = None
-        watch.refs = refs.tolist()
+        lease.refs = refs.tolist()
         tokens = min(blocks * self._shape.block_tokens, tracked.request.num_tokens) - tracked.offered_from
         tracked.canary_tokens += tokens
         self._client.count("canaries")
@@ -102,16 +102,16 @@ class Canaries:
 
     def ready(self, tracked: Tracked) -> Compare | None:
         """What the workers are to compare in this step, if its blocks are computed and confirmed. The caller takes the
-        watch when it has planned that."""
-        watch = tracked.watch
-        if watch is None or watch.end * self._shape.block_tokens > tracked.confirmed:
+        lease when it has planned that."""
+        lease = tracked.canary_lease
+        if lease is None or lease.end * self._shape.block_tokens > tracked.confirmed:
             return None
         n = self._shape.pages_per_block
-        pages = [tracked.pages[at * n : (at + 1) * n] for at in range(watch.first, watch.end)]
-        self._open[watch.transfer] = _Open(watch.session, tracked.epoch)
-        while len(self._open) > MOST_OPEN:
+        pages = [tracked.pages[at * n : (at + 1) * n] for at in range(lease.first, lease.end)]
+        self._open[lease.transfer] = _Open(lease.session, tracked.epoch)
+        while len(self._open) > MAX_OPEN:
             del self._open[next(iter(self._open))]
-        return Compare(watch.session, watch.transfer, list(zip(watch.refs, pages, strict=True)))
+        return Compare(lease.session, lease.transfer, list(zip(lease.refs, pages, strict=True)))
 
     def cost(self, compare: Compare) -> int:
         """Bytes of one rank."""
@@ -119,10 +119,10 @@ class Canaries:
 
     def give_up(self, tracked: Tracked) -> None:
         """Its pages are the engine's again, or will not be computed: the lease ends. Idempotent."""
-        watch = tracked.watch
-        if watch is not None:
-            self._given_up.now.append(Compare(watch.session, watch.transfer, []))
-            tracked.watch = None
+        lease = tracked.canary_lease
+        if lease is not None:
+            self._given_up.now.append(Compare(lease.session, lease.transfer, []))
+            tracked.canary_lease = None
 
     def take_given_up(self) -> list[Compare]:
         return self._given_up.take()

@@ -17,7 +17,7 @@ Counts = dict[str, int | float]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CounterFamily:
     """A Prometheus counter; its exposed name ends in `_total`. `label` is "" for one without labels of ours; `expected`
     are values of it that are shown from the start, as 0."""
 
@@ -27,31 +27,31 @@ class Family:
     expected: tuple[str, ...] = ()
 
 
-FAMILIES: Mapping[str, Family] = {
-    "recalled_tokens": Family(
+FAMILIES: Mapping[str, CounterFamily] = {
+    "recalled_tokens": CounterFamily(
         "stepwell_engine_recalled_tokens", "Tokens that arrived in requests' pages.", "tier", ("host",)
     ),
-    "recalls": Family("stepwell_engine_recalls", "Recalls that brought tokens into a request."),
-    "recall_seconds": Family(
+    "recalls": CounterFamily("stepwell_engine_recalls", "Recalls that brought tokens into a request."),
+    "recall_seconds": CounterFamily(
         "stepwell_engine_recall_seconds",
         "Time of these recalls, added up: from the scheduler's first ask until the last rank had its bytes.",
     ),
-    "misses": Family(
+    "misses": CounterFamily(
         "stepwell_engine_misses",
         "Requests of which the well had less than was asked for, or was not asked, by why.",
         "reason",
     ),
-    "transfer_bytes": Family(
+    "transfer_bytes": CounterFamily(
         "stepwell_engine_transfer_bytes",
         "Bytes that workers copied from the host tier (recall) and into it (spill), all ranks together.",
         "op",
         ("recall", "spill"),
     ),
-    "canary_tokens": Family(
+    "canary_tokens": CounterFamily(
         "stepwell_engine_canary_tokens",
         "Tokens that could have been recalled and were computed instead, to be compared with what is stored.",
     ),
-    "errors": Family(
+    "errors": CounterFamily(
         "stepwell_engine_errors",
         "What went wrong and cost recalls or spills, never a request: failed loads of each rank, exceptions in hooks of"
         " the scheduler.",

@@ -14,7 +14,7 @@ from stepwell.engines.common.plan import Load, Ref, Save
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingSpill:
     """A reserved stretch of a request's blocks that is yet to be copied: blocks [first, first + spill.blocks)."""
 
     first: int
@@ -53,7 +53,7 @@ class Loading:
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class CanaryLease:
     """A canary: blocks from `first` on are leased by `transfer`, `refs` by block and rank, to be compared with what the
     request computes. `covered`: a step that completes them all is under way or has ended."""
 
@@ -90,14 +90,14 @@ class Tracked:
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     offered_from: int = 0
     canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask
-    watch: Watch | None = None
+    canary_lease: CanaryLease | None = None
     loading: Loading | None = None  # until the request is scheduled again
     failed: bool = False  # its load has; it is not offered another before it has been scheduled
     pages: list[int] = field(default_factory=list)
     known: int = 0
     confirmed: int = 0
     admitted: bool = False  # scheduled since its last (re)start
-    pending: list[Pending] = field(default_factory=list)
+    pending: list[PendingSpill] = field(default_factory=list)
     mute: bool = False  # no spills any more: it has KV of other weights, or on top of what failed to load
     ended_at: float = 0.0
     asked_at: float = 0.0
@@ -125,8 +125,8 @@ class Tracked:
     def unsaved(self, pages_per_block: int) -> Iterator[int]:
         """Pages that are yet to be copied or compared. The last page of a request, which is not full, is none."""
         blocks = [(pending.first + pending.next, pending.first + pending.spill.blocks) for pending in self.pending]
-        if self.watch is not None:
-            blocks.append((self.watch.first, self.watch.end))
+        if self.canary_lease is not None:
+            blocks.append((self.canary_lease.first, self.canary_lease.end))
         for first, end in blocks:
             yield from self.pages[first * pages_per_block : end * pages_per_block]
 

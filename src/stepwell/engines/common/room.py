@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-LEAST_BYTES = 64 << 20
+MIN_BYTES = 64 << 20
 """A step may copy so much, however little was computed: some 10 ms on a CPU, 3 ms beside a forward on a GPU."""
 
 
 class SaveRoom:
     """A step may copy as many bytes of KV as were computed by the steps that have been confirmed since the last plan
-    but one (slots may be granted a step late, and blocks end where steps do not), and `LEAST_BYTES` in any case. So
+    but one (slots may be granted a step late, and blocks end where steps do not), and `MIN_BYTES` in any case. So
     what is yet to be copied does not pile up, whatever the model and the size of its steps: a model of 8 B parameters
     computes 1 GiB in a step of 8,192 tokens. What is copied in urgency, before pages are taken, counts too: what is
     beyond it then is given up.
@@ -29,7 +29,7 @@ class SaveRoom:
 
     @property
     def left(self) -> float:
-        return max(LEAST_BYTES, self._earlier + self._computed) - self._spent
+        return max(MIN_BYTES, self._earlier + self._computed) - self._spent
 
     def spend(self, nbytes: int) -> None:
         self._spent += nbytes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from stepwell.policies.costs.prefill import pairs
 
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Steps whose reports may be outstanding; an older one will not come any more."""
 
 Work = tuple[int, float]
@@ -20,7 +20,7 @@ Work = tuple[int, float]
 DECODES = 8
 """A request with at most so many tokens in a step is decoding (some of them guessed), not computing a prompt."""
 
-LEAST_TOKENS, LEAST_SHARE = 16, 0.9
+MIN_TOKENS, MIN_SHARE = 16, 0.9
 """Of prompts in a step, for it to show what prefill costs."""
 
 
@@ -52,7 +52,7 @@ class Steps:
         if not computes:
             return
         self._under_way[number] = _Step(computes)
-        while len(self._under_way) > MOST_STEPS:
+        while len(self._under_way) > MAX_STEPS:
             del self._under_way[next(iter(self._under_way))]
 
     def ended(self, ranks: Mapping[int, int]) -> Iterator[Computes]:
@@ -83,9 +83,9 @@ class StepTimes:
             tokens += n
             prompts += n if n > DECODES else 0
             seen += pairs(n, before)
-        if prompts >= LEAST_TOKENS and prompts >= LEAST_SHARE * tokens:
+        if prompts >= MIN_TOKENS and prompts >= MIN_SHARE * tokens:
             self._under_way[number] = tokens, seen
-            if len(self._under_way) > MOST_STEPS:
+            if len(self._under_way) > MAX_STEPS:
                 del self._under_way[next(iter(self._under_way))]
 
     def ended(self, seconds: Mapping[int, float]) -> Iterator[tuple[int, float, float]]:

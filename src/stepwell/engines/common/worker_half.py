@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.common.plan import Ref, Save, StepPlan, StepReport
-from stepwell.engines.common.steps import MOST_STEPS
+from stepwell.engines.common.steps import MAX_STEPS
 from stepwell.engines.common.tasks import CompareTask, Handover, LoadTask, SaveTask, Step, Task
 from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
 from stepwell.engines.paged.lane import Job, Lane, Steps
@@ -62,7 +62,7 @@ class WorkerHalf:
         self._received: Handover[set[str]] = Handover(set)
         self._bad_pages: Handover[set[int]] = Handover(set)
         self._report: Handover[StepReport] = Handover(report)
-        self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MOST_STEPS)  # not known yet how long they took
+        self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MAX_STEPS)  # not known yet how long they took
         threaded_out = threaded and copies.overlaps
         self._out = Lane("stepwell-copy-out", threaded=threaded_out)  # has work only where copies overlap
         self._in = Lane("stepwell-copy", threaded=threaded)

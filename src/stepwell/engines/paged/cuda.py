@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import Direction, Event, Way
+from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.gpu import GpuCopies
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places, pieces, runs
@@ -92,12 +92,12 @@ class CudaDevice:
     def now(self) -> CudaEvent:
         return CudaEvent(self, self._torch.cuda.current_stream(self._index))
 
-    def hold_back(self, event: Event) -> None:
+    def hold_back(self, event: DeviceEvent) -> None:
         assert isinstance(event, CudaEvent)
         self._torch.cuda.current_stream(self._index).wait_event(event.event)
 
     def enqueue(
-        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
+        self, direction: Direction, method: CopyMethod, where: Places, pool: Pool, after: Sequence[Mark | DeviceEvent]
     ) -> tuple[CudaEvent, CudaEvent]:
         self.enter()
         stream = self._streams[direction]
@@ -106,7 +106,7 @@ class CudaDevice:
             stream.wait_event(event.event)
         began = CudaEvent(self, stream)
         try:
-            if way is Way.KERNEL:
+            if method is CopyMethod.KERNEL:
                 self._by_kernel(stream, direction, where, pool)
             else:
                 self._by_engine(stream, direction, where, pool)
@@ -135,7 +135,7 @@ class CudaDevice:
             source, target = (device, host) if direction is Direction.OUT else (host, device)
             launch(source, target, sizes, max(span.nbytes for span in pool.spans))
 
-    def seconds(self, began: Event, ended: Event) -> float:
+    def seconds(self, began: DeviceEvent, ended: DeviceEvent) -> float:
         assert isinstance(began, CudaEvent) and isinstance(ended, CudaEvent)
         return ended.seconds_after(began) or 0.0
 
@@ -211,7 +211,7 @@ def _unusable(why: str, fix: str) -> Unsupported:
 def open_cuda(kv_caches: Mapping[str, Any], num_pages: int) -> GpuCopies:
     """Copies for these tensors, in the way that is faster here for each direction. Raises Unsupported SW-707 as
     `pool_of` does, SW-714 as `CudaDevice`, and SW-703 for KV on several GPUs."""
-    from stepwell.engines.paged.way import measure
+    from stepwell.engines.paged.method import measure
 
     devices = {tensor.device.index for tensor in kv_caches.values()}
     if len(devices) != 1:

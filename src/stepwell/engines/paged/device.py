@@ -19,14 +19,14 @@ class Direction(Enum):
     IN = "scatter"
 
 
-class Way(Enum):
+class CopyMethod(Enum):
     """ENGINE: a copy engine, by evenly spaced runs. KERNEL: some of the GPU's processors read or write host memory."""
 
     ENGINE = "engine"
     KERNEL = "kernel"
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a queue of the device."""
 
     @property
@@ -45,18 +45,18 @@ class Device(Protocol):
     """A kernel finds memory that was registered at the address that it has here."""
 
     def now(self) -> Mark:
-        """The end of the engine's queue. It is an Event too."""
+        """The end of the engine's queue. It is a DeviceEvent too."""
 
     def enqueue(
-        self, direction: Direction, way: Way, where: Places, pool: Pool, after: Sequence[Mark | Event]
-    ) -> tuple[Event, Event]:
+        self, direction: Direction, method: CopyMethod, where: Places, pool: Pool, after: Sequence[Mark | DeviceEvent]
+    ) -> tuple[DeviceEvent, DeviceEvent]:
         """Copies between these places and their pages, once all of `after` has passed; (began, ended). Raises only
         where nothing was begun or all of it has ended."""
 
-    def seconds(self, began: Event, ended: Event) -> float:
+    def seconds(self, began: DeviceEvent, ended: DeviceEvent) -> float:
         """Between two that have passed."""
 
-    def hold_back(self, event: Event) -> None:
+    def hold_back(self, event: DeviceEvent) -> None:
         """The engine's queue goes on from here when the event has passed."""
 
     def memory(self, nbytes: int) -> Bytes:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from stepwell.engines.paged.base import Fetched, Mark, Shard
 from stepwell.engines.paged.compare import compare
-from stepwell.engines.paged.device import Device, Direction, Event, Way
+from stepwell.engines.paged.device import CopyMethod, Device, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places, check, check_whole, places
 from stepwell.io.memory import Bytes
@@ -31,8 +31,8 @@ class Flight:
         device: Device,
         direction: Direction,
         pages: frozenset[int],
-        began: Event,
-        ended: Event,
+        began: DeviceEvent,
+        ended: DeviceEvent,
         memory: Bytes | None = None,
     ) -> None:
         self.direction = direction
@@ -56,16 +56,16 @@ class Flight:
 
 
 class GpuCopies:
-    """Of one rank. `ways`: how each direction is copied, as it was measured to be faster."""
+    """Of one rank. `methods`: how each direction is copied, as it was measured to be faster."""
 
     inline_bytes = 0
     overlaps = True
 
-    def __init__(self, pool: Pool, device: Device, ways: dict[Direction, Way]) -> None:
+    def __init__(self, pool: Pool, device: Device, methods: dict[Direction, CopyMethod]) -> None:
         self.pool = pool
         self.num_pages = pool.num_pages
         self.page_bytes = pool.page_bytes
-        self.ways = dict(ways)
+        self.methods = dict(methods)
         self.device = device
         self._lock = threading.Lock()  # what is looked up in `_flights` is enqueued behind before another one is added
         self._flights: list[Flight] = []
@@ -95,12 +95,14 @@ class GpuCopies:
 
     def _fly(self, direction: Direction, where: Places, after: Mark, memory: Bytes | None = None) -> Flight:
         pages = frozenset(where.pages.tolist())
-        ended: Event | None = None
+        ended: DeviceEvent | None = None
         try:
             with self._lock:
                 # Its own direction keeps its order by itself.
                 others = [f.ended for f in self._touching(pages) if f.direction is not direction]
-                began, ended = self.device.enqueue(direction, self.ways[direction], where, self.pool, [after, *others])
+                began, ended = self.device.enqueue(
+                    direction, self.methods[direction], where, self.pool, [after, *others]
+                )
                 flight = Flight(self.device, direction, pages, began, ended, memory)
                 self._flights.append(flight)
                 return flight

@@ -42,7 +42,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LayerStack:
     """`count` spans of one size and buffer, each `step` bytes after the one before: a page's layers."""
 
     first: Span
@@ -78,7 +78,7 @@ class Pool:
         return tuple(spans)
 
 
-def stacks(spans: Sequence[Span]) -> Iterator[Stack]:
+def stacks(spans: Sequence[Span]) -> Iterator[LayerStack]:
     """All spans in order, as few stacks as they make."""
     at = 0
     while at < len(spans):
@@ -89,7 +89,7 @@ def stacks(spans: Sequence[Span]) -> Iterator[Stack]:
             if not alike or apart < first.nbytes or apart != (step or apart):
                 break
             count, step = count + 1, apart
-        yield Stack(first, count, step or first.nbytes)
+        yield LayerStack(first, count, step or first.nbytes)
         at += count
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.pool import Pool, Span, Stack, stacks
+from stepwell.engines.paged.pool import LayerStack, Pool, Span, stacks
 from stepwell.io.memory import Bytes
 
 Numbers = npt.NDArray[np.int64]
@@ -108,7 +108,7 @@ def _of_pages(where: Places, first: int, count: int, span: Span) -> Run:
     return Run(host + span.offset, host_pitch, device, device_pitch, span.nbytes, count)
 
 
-def _of_layers(where: Places, number: int, stack: Stack) -> Run:
+def _of_layers(where: Places, number: int, stack: LayerStack) -> Run:
     span = stack.first
     device = span.address + int(where.pages[number]) * span.stride
     return Run(int(where.host[number]) + span.offset, span.nbytes, device, stack.step, span.nbytes, stack.count)

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from stepwell.client.finder import finder
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.common import voice
+from stepwell.engines.common import log_messages
 from stepwell.engines.common.counts import Tally
 from stepwell.engines.common.plan import StepPlan, StepReport
 from stepwell.engines.common.worker_half import WorkerHalf
@@ -84,9 +84,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        voice.adopt_engine_log("vllm")
+        log_messages.adopt_engine_log("vllm")
         self._limited = RateLimited(log)
-        self._tally = Tally(voice.Paused().answered)
+        self._tally = Tally(log_messages.PauseLog().answered)
         self._sched: SchedulerHalf | None = None
         self._work: WorkerHalf | None = None
         self._plan: Any = None  # of the step under way, for the worker half
@@ -95,9 +95,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._strict = transfer.kv_connector_extra_config.get("strict") is True
         if self._is_scheduler and not is_tested(vllm.__version__):
-            voice.untested("vLLM", vllm.__version__, TESTED)
+            log_messages.untested("vLLM", vllm.__version__, TESTED)
         if self._is_scheduler and vllm_config.device_config.device_type == "cuda" and not VERIFIED_ON:
-            voice.unverified()
+            log_messages.unverified()
         try:
             if (maker := maker_of(self)) is not None:
                 raise part_of(maker)

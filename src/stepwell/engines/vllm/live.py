@@ -174,7 +174,7 @@ class LiveRequests:
             return None
         self.end_ask(tracked)
         receipt = {"stepwell": tracked.receipt(self._shape.token_bytes)}
-        covered = tracked.watch is not None and tracked.watch.covered
+        covered = tracked.canary_lease is not None and tracked.canary_lease.covered
         if (tracked.pending or covered) and tracked.pages and tracked.loading is None:
             tracked.ended_at = self.clock()
             self.lingering[request_id] = tracked

@@ -12,7 +12,7 @@ from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler, worker
 from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
-from stepwell.engines.common import voice
+from stepwell.engines.common import log_messages
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries, kind_of
 from stepwell.engines.common.counts import Tally
@@ -26,7 +26,7 @@ from stepwell.engines.vllm.page_sizes import page_bytes
 from stepwell.engines.vllm.plan import ConnectorPlan, ConnectorReport
 from stepwell.engines.vllm.scheduler_half import SchedulerHalf
 from stepwell.engines.vllm.settings import ConnectorSettings
-from stepwell.engines.vllm.weights import Files, weight_files
+from stepwell.engines.vllm.weights import WeightFiles, weight_files
 from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
 from stepwell.io.mounts import mounts, unstamped
 from stepwell.protocol.link import Dial
@@ -99,8 +99,8 @@ class Opening:
             weights,
             self._dialler(),
             wishes=self._settings.wishes,
-            trouble=voice.tell,
-            joined=lambda welcome: voice.welcome(welcome, who),
+            trouble=log_messages.tell,
+            joined=lambda welcome: log_messages.welcome(welcome, who),
             counted=tally.counted,
             threaded=self._threaded,
         )
@@ -115,7 +115,7 @@ class Opening:
         try:
             watch_loads()
             cache = self._settings.home / CACHE_NAME
-            self._adapters = Adapters(lora_facts(lora), cache, voice.tell_of_adapter, threaded=self._threaded)
+            self._adapters = Adapters(lora_facts(lora), cache, log_messages.tell_of_adapter, threaded=self._threaded)
         except (ImportError, AttributeError, StepwellError) as error:
             log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
         return self._adapters
@@ -132,9 +132,9 @@ class Opening:
             named = digest_of({"weights_id": self._settings.weights_id})
             return lambda: named
         files = weight_files(self._config)
-        if not isinstance(files, Files):
+        if not isinstance(files, WeightFiles):
             unique = secrets.token_bytes(32)
-            voice.tell(
+            log_messages.tell(
                 IdentityMismatch(
                     "SW-402",
                     what="the weights of this engine cannot be identified",
@@ -158,7 +158,7 @@ class Opening:
                     return digest
                 case Failed(reason) if not told:
                     told = True
-                    voice.tell(
+                    log_messages.tell(
                         IdentityMismatch(
                             "SW-403",
                             what="the weights could not be read",
@@ -197,7 +197,7 @@ class Opening:
         self.client = client = worker.WorkerClient(
             who,
             self._dialler(),
-            trouble=voice.tell_of_worker,
+            trouble=log_messages.tell_of_worker,
             wishes=self._settings.wishes,
             threaded=self._threaded,
             prepare=copies.prepare,

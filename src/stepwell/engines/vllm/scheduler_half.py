@@ -181,8 +181,8 @@ class SchedulerHalf:
             self._recalls.admitted(tracked)
         after = computed + scheduled
         computes.append(Computes(request_id, tracked.life, after, scheduled))
-        if tracked.watch is not None:
-            tracked.watch.covered = after >= tracked.watch.end * self._shape.block_tokens
+        if tracked.canary_lease is not None:
+            tracked.canary_lease.covered = after >= tracked.canary_lease.end * self._shape.block_tokens
         self._spills.reserve(request_id, tracked, chain, after)
 
     # a step has ended -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from stepwell.block.digest import Chain
 from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
 from stepwell.engines.common.plan import Save, StepPlan
-from stepwell.engines.common.requests import Pending, Tracked
+from stepwell.engines.common.requests import PendingSpill, Tracked
 from stepwell.engines.common.room import SaveRoom
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
@@ -61,7 +61,7 @@ class EngineSpills:
             spill = self._client.reserve(parent, chain.digests[32 * first : 32 * upto], tracked.epoch)
             if spill is None:
                 return
-            tracked.pending.append(Pending(first, spill))
+            tracked.pending.append(PendingSpill(first, spill))
             self._live.spilling[request_id] = tracked
             tracked.known = upto
 
@@ -104,9 +104,9 @@ class EngineSpills:
                 self._save(tracked, plan.saves)
                 if to_compare > 0 and (compare := self._canaries.ready(tracked)) is not None:
                     plan.compares.append(compare)
-                    tracked.watch = None
+                    tracked.canary_lease = None
                     to_compare -= self._canaries.cost(compare)
-                busy = tracked.pending or tracked.watch is not None
+                busy = tracked.pending or tracked.canary_lease is not None
                 if request_id in self._live.lingering:
                     if not busy or now - tracked.ended_at > LINGER_S:
                         self._live.forget(request_id)

@@ -23,7 +23,7 @@ from stepwell.log import RateLimited
 log = logging.getLogger("stepwell")
 _limited = RateLimited(log)
 
-MOST_VALUES = 32
+MAX_VALUES = 32
 """Values of one label that are told apart; the rest are "other"."""
 
 
@@ -101,7 +101,7 @@ class PromMetrics(KVConnectorPromMetrics):
     def _child(self, engine: int, key: str, value: str) -> Any:
         child = self._children.get((engine, key, value))
         if child is None:
-            if sum(1 for e, k, _ in self._children if (e, k) == (engine, key)) >= MOST_VALUES:
+            if sum(1 for e, k, _ in self._children if (e, k) == (engine, key)) >= MAX_VALUES:
                 value = "other"
             labels = [*self.per_engine_labelvalues[engine], *([value] if FAMILIES[key].label else [])]
             child = self._counters[key].labels(*labels)

@@ -43,20 +43,20 @@ _DEPTH = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class WeightFiles:
     """The files to fingerprint, sorted, at least one of them with weights."""
 
     paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NoFiles:
+class NoWeightFiles:
     """The weights cannot be identified by files; `reason` completes "no weight files: ..."."""
 
     reason: str
 
 
-def weight_files(vllm_config: VllmConfig) -> Files | NoFiles:
+def weight_files(vllm_config: VllmConfig) -> WeightFiles | NoWeightFiles:
     """The local files that the configured loader takes the weights from, or why there are none to look at.
 
     A hub id is looked up in the local hub cache only, never on the network. Raises nothing on purpose; a folder that
@@ -65,28 +65,28 @@ def weight_files(vllm_config: VllmConfig) -> Files | NoFiles:
     model, load = vllm_config.model_config, vllm_config.load_config
     load_format = str(load.load_format)
     if load_format not in _FILE_LOADERS:
-        return NoFiles(f"load format {load_format!r} does not read them from the model's folder")
+        return NoWeightFiles(f"load format {load_format!r} does not read them from the model's folder")
     if not _own_loader(load):
-        return NoFiles(f"the loader of load format {load_format!r} is not one of vLLM's own")
+        return NoWeightFiles(f"the loader of load format {load_format!r} is not one of vLLM's own")
     pattern = _extra(load).get("pattern")
     if isinstance(pattern, str) and (os.sep in pattern or not pattern.endswith(_WEIGHTS)):
-        return NoFiles(f"the loader's file name pattern {pattern!r} leads elsewhere or has no known ending")
+        return NoWeightFiles(f"the loader's file name pattern {pattern!r} leads elsewhere or has no known ending")
     source = getattr(model, "model_weights", "") or model.model
     if "://" in source:
-        return NoFiles("they are remote")
+        return NoWeightFiles("they are remote")
     if other := _second_source(model.hf_config):
-        return NoFiles(f"the model takes a part of them from another model ({other})")
+        return NoWeightFiles(f"the model takes a part of them from another model ({other})")
     path = Path(source)
     if path.is_file():
         # Beside a single file nothing else is loaded.
-        return Files((path.absolute(),))
+        return WeightFiles((path.absolute(),))
     folder = path if path.is_dir() else _snapshot(source, model.revision, load.download_dir)
     if folder is None:
-        return NoFiles(f"{source!r} is neither a local path nor in the local hub cache")
+        return NoWeightFiles(f"{source!r} is neither a local path nor in the local hub cache")
     return _in_folder(folder, code=bool(model.trust_remote_code))
 
 
-def _in_folder(folder: Path, *, code: bool) -> Files | NoFiles:
+def _in_folder(folder: Path, *, code: bool) -> WeightFiles | NoWeightFiles:
     weights: list[Path] = []
     beside: list[Path] = []
     folder = folder.absolute()
@@ -103,8 +103,8 @@ def _in_folder(folder: Path, *, code: bool) -> Files | NoFiles:
     # Loaders do not look into a repository's original/ unless it is all there is; it often doubles the reading.
     top = [path for path in weights if path.relative_to(folder).parts[0] != "original"]
     if not weights:
-        return NoFiles(f"{folder.name} holds none of {', '.join(_WEIGHTS)}")
-    return Files(tuple(sorted([*(top or weights), *beside])))
+        return NoWeightFiles(f"{folder.name} holds none of {', '.join(_WEIGHTS)}")
+    return WeightFiles(tuple(sorted([*(top or weights), *beside])))
 
 
 def _ignored_folder(name: str) -> bool:

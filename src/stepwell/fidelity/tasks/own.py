@@ -24,7 +24,7 @@ from stepwell.fidelity.tasks.json_extract import as_json, quoted
 from stepwell.fidelity.text import Text
 
 Scalar = str | int | float | bool
-LEAST_PROMPT = 2
+MIN_PROMPT = 2
 _MARK = b"\xef\xbb\xbf"
 """Byte order mark, which some editors put before UTF-8."""
 
@@ -70,8 +70,8 @@ def _own(path: Path, at: int, raw: bytes, text: Text) -> Own:
     if not draft.marks:
         raise _unusable(f"{where} has nothing to score", "its gold is empty, or its continuation uses none of it")
     prompt, continuation = text.encode(line.prompt, first=True), text.encode(draft.text)
-    if len(prompt.ids) < LEAST_PROMPT:
-        raise _unusable(f"the prompt of {where} is too short", f"it has fewer than {LEAST_PROMPT} tokens")
+    if len(prompt.ids) < MIN_PROMPT:
+        raise _unusable(f"the prompt of {where} is too short", f"it has fewer than {MIN_PROMPT} tokens")
     fields = draft.fields(continuation)
     return Own(line.task, at, Document(prompt.ids, continuation.ids, fields, intensity=len(fields)))
 

@@ -31,7 +31,7 @@ class SlabSharing:
             member.send(message, (slab.memory.fd,))
 
     def unshare(self, slab: Slab) -> None:
-        self._emit(e.SlabRetired(slab.layout.nbytes))
+        self._emit(e.SlabRemoved(slab.layout.nbytes))
         for session in self._roster.sessions.values():
             if session.owner == slab.owner:
                 for member in session.workers.values():

@@ -10,7 +10,7 @@ from stepwell.longctx.attention.merge import PartialAttention, merge
 from stepwell.longctx.attention.over import over_piece, over_pool
 from stepwell.longctx.kv.fetch.page_fetch import PageFetch
 from stepwell.longctx.kv.layer import LayerState
-from stepwell.longctx.policy import Mode
+from stepwell.longctx.policy import AttentionMode
 
 
 def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialAttention:
@@ -24,7 +24,9 @@ def everything(layer: LayerState, query: torch.Tensor, asked: Asked) -> PartialA
     if pages is None or pages.wanted.shape[1] != layer.pages:
         pages = _fetch(layer, urgent=True)
     following = _next_layer(layer)
-    if following is None and setting.policy.mode is Mode.EXACT:  # the next step is exact, too, and begins there
+    if (
+        following is None and setting.policy.mode is AttentionMode.EXACT
+    ):  # the next step is exact, too, and begins there
         following = layer.layers[setting.first]
     if setting.fetcher.beside and following is not None and following.pages:
         following.ahead.everything = _fetch(following, urgent=False)

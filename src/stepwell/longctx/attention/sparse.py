@@ -20,7 +20,7 @@ from stepwell.longctx.parts.residency.base import DecodeStep
 from stepwell.longctx.parts.select.base import Candidates, Selection
 from stepwell.longctx.parts.select.cap import cap
 from stepwell.longctx.parts.select.mass import estimate
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.longctx.policy import AttentionMode, Policy
 
 _log = logging.getLogger("stepwell.longctx")
 _EARLY = 4
@@ -51,7 +51,7 @@ def selected_part(layer: LayerState, query: torch.Tensor, asked: Asked) -> Parti
         selected &= ~later
         ledger.pages["late"] += int(later.sum())
         later &= as_mask(cap(selection, ~later, shown.score, layer.setting.late_pages), layer.pages)
-    layer.setting.approximate |= policy.mode is Mode.SPARSE
+    layer.setting.approximate |= policy.mode is AttentionMode.SPARSE
     ledger.steps += 1
     late = _fetch(layer, missing) if policy.executor != "in_place" else None
     part = hot

@@ -28,7 +28,7 @@ from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.residency.base import Residency
 from stepwell.longctx.parts.select.base import Candidates
 from stepwell.longctx.parts.select.mass import estimate
-from stepwell.longctx.policy import Mode
+from stepwell.longctx.policy import AttentionMode
 from stepwell.longctx.shape import PageShape
 
 _LAST_QUERIES = 16
@@ -179,11 +179,11 @@ class LayerState:
     def _open(self, keys: torch.Tensor) -> None:
         policy, lanes = self.setting.policy, keys.shape[0]
         lossy = policy.codec is not None
-        if policy.mode is not Mode.SPARSE or not lossy or not self.settled:
+        if policy.mode is not AttentionMode.SPARSE or not lossy or not self.settled:
             self.exact = self._copy(None)
-        if lossy and (policy.mode is Mode.VERIFIED or self.settled):
+        if lossy and (policy.mode is AttentionMode.VERIFIED or self.settled):
             self.draft = self._copy(policy.codec)
-        if policy.index is not None and policy.mode is not Mode.EXACT:
+        if policy.index is not None and policy.mode is not AttentionMode.EXACT:
             near = self.setting.near
             if near is None:
                 self.index = policy.index.build(self.shape)
@@ -248,9 +248,9 @@ class LayerState:
             return
         self.settled = True
         policy = self.setting.policy
-        if not self.pages or policy.mode is Mode.EXACT:
+        if not self.pages or policy.mode is AttentionMode.EXACT:
             return
-        if policy.mode is Mode.SPARSE and policy.codec is not None and self.exact is not None:
+        if policy.mode is AttentionMode.SPARSE and policy.codec is not None and self.exact is not None:
             self._transcode()
         if not self.warmed:
             self._warm_by_index(mask)

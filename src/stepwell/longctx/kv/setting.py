@@ -10,7 +10,7 @@ from stepwell.longctx.kv.fetch.fetcher import Fetcher
 from stepwell.longctx.kv.profile import Profile
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near.process import NearProcess
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.longctx.policy import AttentionMode, Policy
 from stepwell.longctx.store.base import PageStore
 
 _LATE_SHARE = 4
@@ -44,7 +44,8 @@ class CacheSetting:
     def sparse_now(self) -> bool:
         """Whether steps of one token attend over what the policy selects."""
         mode = self.policy.mode
-        return not self.exact_now and (mode is Mode.SPARSE or (mode is Mode.VERIFIED and self.drafting))
+        sparse = mode is AttentionMode.SPARSE or (mode is AttentionMode.VERIFIED and self.drafting)
+        return sparse and not self.exact_now
 
     @property
     def late_pages(self) -> int:

@@ -8,12 +8,12 @@ import torch
 
 from stepwell.errors import Unsupported
 from stepwell.longctx.model.cache import TieredCache
-from stepwell.longctx.policy import Mode, Policy
+from stepwell.longctx.policy import AttentionMode, Policy
 
 KNOWN = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"})
 """Types of models that the test-suite compares with full attention."""
 
-_POLICY = Policy("self-check", Mode.EXACT, page_tokens=4, sinks=4, window=8, draft_tokens=1)
+_POLICY = Policy("self-check", AttentionMode.EXACT, page_tokens=4, sinks=4, window=8, draft_tokens=1)
 _PARTS = (70, 1, 1, 9, 1)
 _OFF = {torch.float32: 1e-3, torch.float64: 1e-3}
 

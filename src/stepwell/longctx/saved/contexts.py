@@ -20,7 +20,7 @@ from stepwell.io.paths import home_dir
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.writable import writable
 from stepwell.longctx.model.cache import TieredCache, TieredLayer
-from stepwell.longctx.policy import Mode
+from stepwell.longctx.policy import AttentionMode
 from stepwell.longctx.saved.container import ContextReader, write_context
 from stepwell.longctx.saved.fingerprint import fingerprint
 from stepwell.longctx.saved.key import context_key
@@ -45,7 +45,7 @@ def open_into(model: Any, cache: TieredCache, path: Path, key: bytes | None) -> 
     reader = ContextReader(path, key if key is not None else context_key(home_dir(os.environ)), fingerprint(model))
     with contextlib.closing(reader):
         approximate = bool(reader.manifest["approximate"])
-        if approximate and cache.policy.mode is not Mode.SPARSE:
+        if approximate and cache.policy.mode is not AttentionMode.SPARSE:
             raise ConfigError(
                 "SW-135",
                 what=f"the policy {cache.policy.name!r} cannot go on with the saved context {path}",

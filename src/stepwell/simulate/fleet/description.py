@@ -33,7 +33,7 @@ from stepwell.simulate.fleet.fields import (
 from stepwell.simulate.traces.trace import Trace
 from stepwell.units import format_size
 
-MOST_ENGINES = 4096
+MAX_ENGINES = 4096
 Seconds = Annotated[float, Field(ge=0, le=1000)]
 """Seconds of a step or a token."""
 
@@ -118,7 +118,7 @@ class Fleet(_Part):
     cost: CostName = "llama-3.1-8b@h100"
     prefill: Prefill = Prefill()
     kv_token_bytes: int | None = Field(default=None, ge=1, le=1 << 30)
-    hosts: int = Field(default=1, ge=1, le=MOST_ENGINES)
+    hosts: int = Field(default=1, ge=1, le=MAX_ENGINES)
     engines_per_host: int = Field(default=1, ge=1, le=64)
     engine: EngineDescription = EngineDescription()
     tiers: Annotated[dict[str, TierDescription], NamedTiers] = {}
@@ -191,8 +191,8 @@ def _given(text: str) -> SettingEntry:
 
 
 def _possible(fleet: Fleet) -> None:
-    if fleet.engines > MOST_ENGINES:
-        raise _impossible(f"{fleet.engines:,} engines", f"at most {MOST_ENGINES:,} are simulated", "describe fewer")
+    if fleet.engines > MAX_ENGINES:
+        raise _impossible(f"{fleet.engines:,} engines", f"at most {MAX_ENGINES:,} are simulated", "describe fewer")
     measured = fleet.prefill
     if measured.model_fields_set and not (measured.token_s or measured.pair_s or measured.step_s):
         raise _impossible("prefill takes no time", "all its terms are 0", "set prefill.token_s, or leave prefill out")

@@ -12,7 +12,7 @@ from stepwell.policies.decide import Decision, KnownCosts, Mode, RecallQuestion,
 from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.recall import SimulatedRecall, parts_of
 from stepwell.simulate.fleet.server import SharedServer
-from stepwell.simulate.fleet.tier import GPU, Level, SimulatedTier
+from stepwell.simulate.fleet.tier import GPU, SimulatedLevel, SimulatedTier
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,14 @@ class SimulatedEngine:
     """One engine. `copies` copies blocks into its GPU; the engines of a host share it. `tiers`: the nearest first."""
 
     def __init__(
-        self, index: int, host: int, ways: Ways, gpu: Level | None, tiers: Sequence[SimulatedTier],
+        self, index: int, host: int, ways: Ways, gpu: SimulatedLevel | None, tiers: Sequence[SimulatedTier],
         copies: SharedServer, copy_speed: TierSpeed, prefills: int,
     ) -> None:  # fmt: skip
         self.index, self.host = index, host
         self.ways = ways
         self.gpu = gpu
         self.tiers = tiers
-        self.levels: list[Level] = [gpu, *tiers] if gpu is not None else list(tiers)
+        self.levels: list[SimulatedLevel] = [gpu, *tiers] if gpu is not None else list(tiers)
         self.copies, self.copy_speed = copies, copy_speed
         self.compute = SharedServer(ways.clock, 1.0, prefills, 1.0)
         self.up = True
@@ -89,11 +89,11 @@ class SimulatedEngine:
         self.copied_bytes += nbytes
         self.copies.submit(nbytes, lambda: self.ways.clock.after(self.copy_speed.latency_s, done))
 
-    def locate(self, first: int, last: int) -> list[tuple[Level, int]]:
+    def locate(self, first: int, last: int) -> list[tuple[SimulatedLevel, int]]:
         """The leading run of these ids: levels, and up to which position each is the nearest that has them."""
         now = self.ways.clock.now
         held = [(level, level.refer(now, first, last)) for level in self.levels]
-        found: list[tuple[Level, int]] = []
+        found: list[tuple[SimulatedLevel, int]] = []
         at = 0
         while True:
             end = last - first
@@ -118,7 +118,7 @@ class Visit:
 
     def __init__(self, engine: SimulatedEngine, prompt: Prompt) -> None:
         self.engine, self.prompt = engine, prompt
-        self._found: list[tuple[Level, int]] = []
+        self._found: list[tuple[SimulatedLevel, int]] = []
         self._recall: SimulatedRecall | None = None
         self._new = 0
         self._came = engine.ways.clock.now

@@ -9,16 +9,16 @@ from functools import partial
 from stepwell.block.tier import HOST
 from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.server import ServerJob
-from stepwell.simulate.fleet.tier import Level, SimulatedTier
+from stepwell.simulate.fleet.tier import SimulatedLevel, SimulatedTier
 
-Part = tuple[Level, int]
+Part = tuple[SimulatedLevel, int]
 """Consecutive blocks that come from one level."""
 
 Copy = Callable[[int, Callable[[], None]], None]
 """Copies this number of bytes from host memory into the GPU, then calls its second argument."""
 
 
-def parts_of(found: Sequence[tuple[Level, int]]) -> list[Part]:
+def parts_of(found: Sequence[tuple[SimulatedLevel, int]]) -> list[Part]:
     """Parts from levels, each with the position at which its blocks end."""
     ends = [0, *(end for _, end in found)]
     return [(level, end - before) for (level, end), before in zip(found, ends, strict=False)]

@@ -16,7 +16,7 @@ from stepwell.simulate.fleet.description import Failure, Fleet, fits
 from stepwell.simulate.fleet.engine import Prompt, SimulatedEngine, Ways
 from stepwell.simulate.fleet.routing import KvAware, PrefixAffinity, RandomRouter, RoundRobin, Router
 from stepwell.simulate.fleet.server import SharedServer
-from stepwell.simulate.fleet.tier import GPU, Level, SimulatedTier
+from stepwell.simulate.fleet.tier import GPU, SimulatedLevel, SimulatedTier
 from stepwell.simulate.fleet.view import LevelWatch, Unseen, View
 from stepwell.simulate.store import Store
 from stepwell.simulate.traces.trace import Trace
@@ -164,10 +164,12 @@ class _Play:
                 engines.append(SimulatedEngine(index, host, ways, gpu, tiers, copies, speed, fleet.engine.prefills))
         return engines
 
-    def _gpu(self, index: int) -> Level:
+    def _gpu(self, index: int) -> SimulatedLevel:
         capacity = self._fleet.engine.kv_capacity // self._block_bytes
         trace, cost = self._trace, self._cost
-        return Level(GPU, lambda left: Store(trace, POLICIES["lru"](), capacity, cost, left), self._watch(index))
+        return SimulatedLevel(
+            GPU, lambda left: Store(trace, POLICIES["lru"](), capacity, cost, left), self._watch(index)
+        )
 
     def _copies(self, tiers: list[SimulatedTier]) -> tuple[SharedServer, TierSpeed]:
         """The server that copies blocks into the GPUs of a host, and its speed: it reads the host's memory or passes

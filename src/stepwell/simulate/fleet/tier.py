@@ -32,7 +32,7 @@ class _Written(Admission):
         return self._write.at_spill(item.uses) and self._policy.admits(item, victim)
 
 
-class Level:
+class SimulatedLevel:
     """Common part of all levels, the GPU's pages included: a store, and the level below, which takes the blocks that
     leave it."""
 
@@ -81,7 +81,7 @@ class Level:
             self.below.take(run)
 
 
-class SimulatedTier(Level):
+class SimulatedTier(SimulatedLevel):
     """Reads and writes have a queue each and do not slow each other. What waits to be written can be read. Blocks that
     find no room in the queue of writes are dropped and counted."""
 

@@ -21,7 +21,7 @@ from stepwell.testing.fuse.passthrough import Answer, FuseRequest, PassThrough
 from stepwell.testing.fuse.wire import Op
 from stepwell.testing.mounts import mount, unmount
 
-MOST_THREADS = 128
+MAX_THREADS = 128
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)  # the kernel took the request back
 
 
@@ -54,7 +54,7 @@ class FuseServer:
                 return  # unmounted
             with self._lock:
                 self._idle -= 1
-                more = not self._idle and self._threads < MOST_THREADS
+                more = not self._idle and self._threads < MAX_THREADS
             if more:
                 self.start()
             self._handle(view[:nbytes])
@@ -96,9 +96,9 @@ def _agree(request: FuseRequest) -> bytes:
     if major != wire.MAJOR or minor < wire.MINOR:
         raise SystemExit(f"the kernel speaks FUSE {major}.{minor}, too old")
     flags = wire.WANTED & offered
-    pages = wire.MOST // 4096
+    pages = wire.MAX_TRANSFER // 4096
     return wire.INIT_OUT.pack(
-        wire.MAJOR, wire.MINOR, ahead, flags, MOST_THREADS, MOST_THREADS, wire.MOST, 1, pages, 0, *[0] * 8
+        wire.MAJOR, wire.MINOR, ahead, flags, MAX_THREADS, MAX_THREADS, wire.MAX_TRANSFER, 1, pages, 0, *[0] * 8
     )
 
 
@@ -108,7 +108,9 @@ def main() -> None:
     faults = FuseFaults(seed)
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     files = PassThrough(directory, faults)
-    mount("faulty", point, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={wire.MOST}")
+    mount(
+        "faulty", point, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={wire.MAX_TRANSFER}"
+    )
     try:
         FuseServer(fd, files, faults).start()
         _report(faults)

@@ -14,10 +14,10 @@ MAJOR, MINOR = 7, 31
 ROOT = 1
 """The node of the mounted directory itself."""
 
-MOST = 1 << 20
+MAX_TRANSFER = 1 << 20
 """Bytes of data in one request: 256 pages, the kernel's default maximum."""
 
-BUFFER = MOST + 4096
+BUFFER = MAX_TRANSFER + 4096
 OUT_HEAD = struct.Struct("<IiQ")  # length of it all, minus an errno, the request's number
 IN_HEAD = struct.Struct("<IIQQIIIHH")  # length, kind, number, node, uid, gid, pid, extensions, nothing
 

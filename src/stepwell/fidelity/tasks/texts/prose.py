@@ -13,7 +13,7 @@ from random import Random
 from stepwell.demo.documents import library_texts
 from stepwell.errors import ConfigError
 
-_LEAST_CHARACTERS = 1500
+_MIN_CHARACTERS = 1500
 _LONG_CHARACTERS = 700
 _BLANK = re.compile(r"\n\s*\n")
 
@@ -59,7 +59,7 @@ def _reference() -> tuple[str, ...]:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
         return ()
-    return tuple(topics[name] for name in sorted(topics) if len(topics[name]) >= _LEAST_CHARACTERS)
+    return tuple(topics[name] for name in sorted(topics) if len(topics[name]) >= _MIN_CHARACTERS)
 
 
 def _docstrings() -> tuple[str, ...]:
@@ -72,6 +72,6 @@ def _docstrings() -> tuple[str, ...]:
         nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         told = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, nodes))
         whole = "\n\n".join(text for text in told if text)
-        if len(whole) >= _LEAST_CHARACTERS:
+        if len(whole) >= _MIN_CHARACTERS:
             found.append(whole)
     return tuple(found)

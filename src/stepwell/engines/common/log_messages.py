@@ -60,7 +60,7 @@ def welcome(welcome: Welcome, who: Identity) -> None:
         log.warning("stepwell: %s", warning)
 
 
-class Paused:
+class PauseLog:
     """Says once that the well's operator has paused recalls, and once that they are resumed: as its answers show."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 
-from stepwell.engines.paged.device import Device, Direction, Way
+from stepwell.engines.paged.device import CopyMethod, Device, Direction
 from stepwell.engines.paged.kernel import WORD
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places
@@ -32,14 +32,14 @@ CLEARLY = 0.8
 """The kernel is chosen where it takes at most so much of the copy engine's time."""
 
 
-def measure(pool: Pool, device: Device) -> dict[Direction, Way]:
+def measure(pool: Pool, device: Device) -> dict[Direction, CopyMethod]:
     """The way of each direction. Pages keep what is in them, but nobody may use them meanwhile. Raises Unsupported
     SW-714 where the copy engine does not bring back what was written, and what the device raises."""
     trial = _Trial(pool, device)
     kept = trial.memory()
-    trial.copy(Direction.OUT, Way.ENGINE, kept)
+    trial.copy(Direction.OUT, CopyMethod.ENGINE, kept)
     try:
-        if not trial.returns(Way.ENGINE, Way.ENGINE):
+        if not trial.returns(CopyMethod.ENGINE, CopyMethod.ENGINE):
             raise Unsupported(
                 "SW-714",
                 what="this GPU cannot be used",
@@ -47,11 +47,11 @@ def measure(pool: Pool, device: Device) -> dict[Direction, Way]:
                 fix="run `make test-gpu` of stepwell's repository and report what it finds",
             )
         if not (kernel_can(pool, device) and trial.kernel_is_sound()):
-            return dict.fromkeys(Direction, Way.ENGINE)
+            return dict.fromkeys(Direction, CopyMethod.ENGINE)
         spare = trial.memory()
         return {direction: faster(partial(trial.copy, direction, memory=spare)) for direction in Direction}
     finally:
-        trial.copy(Direction.IN, Way.ENGINE, kept)
+        trial.copy(Direction.IN, CopyMethod.ENGINE, kept)
 
 
 class _Trial:
@@ -66,15 +66,15 @@ class _Trial:
     def memory(self) -> Bytes:
         return self._device.memory(len(self._pages) * self._pool.page_bytes)
 
-    def copy(self, direction: Direction, way: Way, memory: Bytes) -> float:
+    def copy(self, direction: Direction, method: CopyMethod, memory: Bytes) -> float:
         """Seconds."""
         where = Places.side_by_side(memory, self._pages, self._pool.page_bytes)
-        began, ended = self._device.enqueue(direction, way, where, self._pool, [self._device.now()])
+        began, ended = self._device.enqueue(direction, method, where, self._pool, [self._device.now()])
         ended.wait()
         return self._device.seconds(began, ended)
 
-    def returns(self, into: Way, out: Way) -> bool:
-        """What is written in one way is read back in the other."""
+    def returns(self, into: CopyMethod, out: CopyMethod) -> bool:
+        """Whether bytes written by one method are read back by the other."""
         given, back = self.memory(), self.memory()
         given[:] = np.random.default_rng().integers(0, 256, given.nbytes, np.uint8)
         self.copy(Direction.IN, into, given)
@@ -84,17 +84,17 @@ class _Trial:
     def kernel_is_sound(self) -> bool:
         """Beside the copy engine, which is. One that cannot be had is not."""
         try:
-            return all(self.returns(into, out) for into, out in product(Way, Way))
+            return all(self.returns(into, out) for into, out in product(CopyMethod, CopyMethod))
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises, the copy engine is there
             log.debug("no copies by a kernel: %s", error)
             return False
 
 
-def faster(seconds: Callable[[Way], float]) -> Way:
+def faster(seconds: Callable[[CopyMethod], float]) -> CopyMethod:
     """By the medians of several, after one each to warm up, taken in turn."""
-    taken = [(seconds(Way.ENGINE), seconds(Way.KERNEL)) for _ in range(REPEATS + 1)][1:]
+    taken = [(seconds(CopyMethod.ENGINE), seconds(CopyMethod.KERNEL)) for _ in range(REPEATS + 1)][1:]
     engine, kernel = (statistics.median(times) for times in zip(*taken, strict=True))
-    return Way.KERNEL if kernel <= CLEARLY * engine else Way.ENGINE
+    return CopyMethod.KERNEL if kernel <= CLEARLY * engine else CopyMethod.ENGINE
 
 
 def kernel_can(pool: Pool, device: Device) -> bool:
