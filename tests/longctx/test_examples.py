@@ -88,6 +88,6 @@ def test_it_takes_the_neighbours_along(installed):
 
     score = torch.tensor([[0.0, 0.9, 0.0, 0.5, 0.4, 0.3, 0.0, 0.0, 0.2]])
     none = torch.zeros(1, 1, 1)
-    shown = Candidates(score[:, None, None], none, score, score[:, None, None], tokens=9 * 16 * 4 // 4, page_tokens=16)
+    shown = Candidates(score[:, None, None], none, score, tokens=9 * 16 * 4 // 4, page_tokens=16)
     chosen = type(selector)(share=4 / 9, leading=0.25).select(shown)
     assert chosen.pages[0, chosen.valid[0]].tolist() == [0, 1, 2, 3]  # by score alone: 1, 3, 4, 5

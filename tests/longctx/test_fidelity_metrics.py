@@ -9,7 +9,6 @@ import torch
 from stepwell.fidelity.document import Document, Field
 from stepwell.fidelity.results import bootstrap
 from stepwell.fidelity.results.metrics import compare, summarise
-from stepwell.fidelity.results.text2json import mean_score, score
 
 STEPS, VOCABULARY = 100, 50
 FIELDS = (Field("digits", "a", 3, 5, ""), Field("digits", "b", 10, 13, ""))
@@ -113,30 +112,3 @@ def test_pairing_takes_out_what_documents_have_in_common() -> None:
     alone = bootstrap.ratio(better, counts)
     assert paired.low > 0 and paired.high - paired.low < (alone.high - alone.low) / 20
     assert bootstrap.difference((worse, counts), (worse, counts)).high == 0
-
-
-GOLD = [{"name": "Ann", "dose": "5 mg", "date": "x"}, {"name": "D'Arc", "dose": "7 mg", "date": "y"}]
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ('[{"name": "Ann", "dose": "5 mg", "date": "x"}, {"name": "D\u2019Arc", "dose": "7 mg", "date": "y"}]', 1.0),
-        ('Here: [{"name": "Ann", "dose": "5 mg", "date": "x"}] as asked.', 0.5),
-        ('[{"name": "Ann", "dose": "6 mg", "date": "x"}]', 0.375),
-        ('[{"name": "Ann", "date": "x"}]', 0.25),
-        ('[{"name": "Ann", "dose": "5 mg", "date": "x"}, {"name": "Bob", "dose": "1"}, 7]', 0.25),
-        ('[{"name": "ann", "dose": "5 mg", "date": "x"}]', 0.0),
-        ('[{"name": "Ann"', 0.0),
-        ('[{"name": "Ann"}] and [{"name": "Ann"}]', 0.0),
-        ('{"name": "Ann"}', 0.0),
-        ("", 0.0),
-    ],
-)
-def test_text2json_scores(answer: str, expected: float) -> None:
-    assert score(answer, GOLD) == pytest.approx(expected)
-
-
-def test_text2json_of_several_is_a_mean_in_percent() -> None:
-    assert mean_score(["[]", '[{"name": "a"}]'], [[{"name": "a"}], [{"name": "a"}]]) == 50
-    assert score("[]", []) == 1.0

@@ -30,7 +30,6 @@ from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.residency.hitrate import HitRate
 from stepwell.longctx.parts.select.mass import estimate
-from stepwell.longctx.parts.select.threshold import BelowMax
 from stepwell.longctx.parts.select.topk import TopK
 from stepwell.longctx.parts.select.topp import TopP
 from stepwell.longctx.shape import PageShape
@@ -255,7 +254,6 @@ def test_tokens_of_beams_and_of_verified_drafts_are_the_same():
 def test_how_much_is_told_follows_from_the_selector():
     assert policies.named("hillinfer").executor == "near_data" and policies.named("hillinfer").scored_share == 0.15
     assert replace(HERE, selector=TopP(0.9, 0.1, 0.3)).scored_share == 0.3
-    assert replace(HERE, selector=BelowMax(ceiling=0.1)).scored_share == 0.1
     assert replace(HERE, candidates=0.5).scored_share == 0.5
     for wrong in ({"candidates": 0.0}, {"candidates": 1.5}, {"executor": "elsewhere"}):
         with pytest.raises(ConfigError, match="SW-129"):

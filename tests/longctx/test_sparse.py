@@ -14,14 +14,13 @@ from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.residency.lru import LruPages
 from stepwell.longctx.parts.select.controls import Recent
-from stepwell.longctx.parts.select.everything import All
 from stepwell.longctx.parts.select.topk import TopK
 from tests.longctx.models import make, tokens
 from tests.longctx.test_exact import full, stepped
 from tests.longctx.tiny_text import tiny_tokenizer
 
 EVERYTHING = Policy(
-    "everything", index=MinMax(), selector=All(), residency=LruPages(), page_tokens=8, window=16, draft_tokens=4
+    "everything", index=MinMax(), selector=TopK(1.0), residency=LruPages(), page_tokens=8, window=16, draft_tokens=4
 )
 STEPS = 40
 PARTS = [150, *[1] * STEPS]

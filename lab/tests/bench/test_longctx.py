@@ -110,7 +110,7 @@ def test_urgent_requests_overtake_on_the_virtual_link_what_has_not_begun() -> No
 
 def _candidates(score: torch.Tensor) -> Candidates:
     mass = score[:, None, None]
-    return Candidates(mass, mass[..., 0], score, mass, tokens=score.shape[1], page_tokens=1)
+    return Candidates(mass, mass[..., 0], score, tokens=score.shape[1], page_tokens=1)
 
 
 def test_what_is_recorded_is_what_was_selected_layer_by_layer() -> None:

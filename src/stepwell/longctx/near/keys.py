@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 import torch
 
@@ -54,8 +53,7 @@ class NearKeys:
         always: torch.Tensor | None = None,
     ) -> Candidates:
         """Does as `mass.estimate` with the scores of the `count` best pages of each lane alone, rounded to float16. The
-        other pages share the remaining mass evenly, so that masses still add up to 1, and rank behind. The logit of a
-        page of several tokens is that of their mean weight, not the greatest."""
+        other pages share the remaining mass evenly, so that masses still add up to 1, and rank behind."""
         visible, bits = self._news(valid, always)
         asked = wire.Best(self._layer, count, scale, softcap, tokens, visible)
         answer = self._process.call("scores", asked, [query, hot_lse, *bits])
@@ -69,13 +67,12 @@ class NearKeys:
         even = rest / others.sum(1).clamp_min(1)[:, None, None]
         mass = even[..., None] * others[:, None, None]
         mass = mass.scatter_(-1, pages.long()[:, None, None].expand(logs.shape), logs.float().exp())
-        logits = mass.log() + (whole - math.log(self._shape.tokens))[..., None]
-        score = Masses(mass, logits, whole, allowed).score(always)
+        score = Masses(mass, whole, allowed).score(always)
         # Rounding could let one of the others pass.
         least = score.masked_fill(~known, torch.inf).amin(1, keepdim=True)
         behind = torch.nextafter(least, least.new_tensor(-torch.inf))
         score = torch.where(known, score, torch.minimum(score, behind))
-        return Candidates(mass, (hot_lse - whole).exp(), score, logits, tokens, self._shape.tokens)
+        return Candidates(mass, (hot_lse - whole).exp(), score, tokens, self._shape.tokens)
 
     def crop(self, pages: int) -> None:
         self._pages = min(self._pages, pages)

@@ -13,14 +13,12 @@ class Candidates:
     """A selector's input for one step in one layer. `mass`: [L, H, G, n] float32, the estimated share of each query
     head's attention that falls on each cold page; with `hot_mass` [L, H, G], the share that falls on sinks and local
     window, it adds up to 1. `score`: [L, n] float32, the rank of pages: the mass, greatest of each group's heads,
-    summed over the lane's KV heads; -inf for pages that may not be selected (padding only). `logits`: [L, H, G, n], the
-    greatest scaled logit in each page. `tokens`: of the whole context, `page_tokens`: of a page; budgets are shares of
-    the former."""
+    summed over the lane's KV heads; -inf for pages that may not be selected (padding only). `tokens` of the whole
+    context, of which budgets are shares; `page_tokens` of a page."""
 
     mass: torch.Tensor
     hot_mass: torch.Tensor
     score: torch.Tensor
-    logits: torch.Tensor
     tokens: int
     page_tokens: int
 

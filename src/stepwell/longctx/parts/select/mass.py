@@ -13,11 +13,10 @@ from stepwell.longctx.parts.select.base import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Masses:
-    """`mass` and `peaks`: [L, H, G, n], of each page its share of the attention and its greatest scaled logit. `whole`:
-    [L, H, G], the log-sum-exp of everything. `allowed`: [L, n] bool, pages that are not padding only; None: all."""
+    """`mass`: [L, H, G, n], each page's share of the attention. `whole`: [L, H, G], the log-sum-exp of everything.
+    `allowed`: [L, n] bool, pages that are not padding only; None: all."""
 
     mass: torch.Tensor
-    peaks: torch.Tensor
     whole: torch.Tensor
     allowed: torch.Tensor | None
 
@@ -59,11 +58,9 @@ def weigh(
     weight = math.log(page_tokens) if granularity == "page" else 0.0
     whole = torch.logaddexp(torch.logsumexp(scaled, -1) + weight, hot_lse)
     mass = (scaled + (weight - whole[..., None])).exp()
-    peaks = scaled
     if granularity == "token" and page_tokens > 1:
         mass = mass.unflatten(-1, (-1, page_tokens)).sum(-1)
-        peaks = scaled.unflatten(-1, (-1, page_tokens)).amax(-1)
-    return Masses(mass, peaks, whole, allowed)
+    return Masses(mass, whole, allowed)
 
 
 def estimate(
@@ -90,4 +87,4 @@ def estimate(
         valid=valid,
     )
     hot = (hot_lse - found.whole).exp()
-    return Candidates(found.mass, hot, found.score(always), found.peaks, tokens, page_tokens)
+    return Candidates(found.mass, hot, found.score(always), tokens, page_tokens)
