@@ -35,7 +35,7 @@ from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.errors import StepwellError
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
+from stepwell.engines.paged.gpu.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places, pieces
 from stepwell.errors import CapacityError

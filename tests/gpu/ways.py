@@ -12,9 +12,9 @@ import torch
 from lab.bench.gpu.kv import Kv
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Shard
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.gpu import GpuCopies
-from stepwell.engines.paged.method import kernel_can
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
+from stepwell.engines.paged.gpu.method import kernel_can
 from stepwell.engines.paged.pool import pool_of
 from stepwell.io.memory import Bytes
 

@@ -289,7 +289,7 @@ def test_torch_is_read_and_not_imported(
 def test_the_doctor_loads_no_torch() -> None:
     code = (
         "import sys; from stepwell.ops.checks import gpu; list(gpu.all_of({}, gpu.software()))\n"
-        "import stepwell.engines.paged.cuda; sys.exit('torch' in sys.modules)"
+        "import stepwell.engines.paged.gpu.cuda; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=60).returncode == 0
 

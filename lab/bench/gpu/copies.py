@@ -16,9 +16,9 @@ from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged import open_copies
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.gpu import GpuCopies
-from stepwell.engines.paged.method import kernel_can
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
+from stepwell.engines.paged.gpu.method import kernel_can
 
 KINDS = ("gather", "scatter", "both")
 MIB = 1 << 20

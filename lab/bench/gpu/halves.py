@@ -27,7 +27,7 @@ from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.errors import StepwellError
 
 

@@ -23,7 +23,7 @@ from lab.bench.gpu.recalls import spill
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
-from stepwell.engines.common.room import MIN_BYTES
+from stepwell.engines.common.steps import MIN_BYTES
 
 NONE, RECALLS, SPILLS, BOTH = "nothing", "recalls", "spills", "both"
 BESIDE = (NONE, RECALLS, SPILLS, BOTH)

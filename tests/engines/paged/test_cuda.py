@@ -18,12 +18,12 @@ pytest.importorskip("torch", reason="pages are torch's tensors")
 import torch
 
 from stepwell.client.worker import Slot
-from stepwell.engines.paged import cuda as cuda_module
-from stepwell.engines.paged import kernel
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.cuda import CudaDevice
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.gpu import cuda as cuda_module
+from stepwell.engines.paged.gpu import kernel
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.cuda import CudaDevice
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
 from stepwell.engines.paged.pool import pool_of
 from stepwell.errors import CapacityError, Unsupported
 

@@ -18,8 +18,8 @@ import torch
 from lab.rig.late_device import LateDevice
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.gpu import Flight, GpuCopies
+from stepwell.engines.paged.gpu.copies import Flight, GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
 from stepwell.engines.paged.pool import pool_of
 
 LAYERS, PAGES, SIZE, PER_BLOCK, SLOTS = 2, 10, 48, 2, 6

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the kernel is Triton's")
 
 import torch
 
-from stepwell.engines.paged import kernel
+from stepwell.engines.paged.gpu import kernel
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_more_tiles_than_programs_and_none_at_all() -> None:
 
 def test_importing_it_needs_no_triton() -> None:
     """What an engine process loads stays light; where there is no Triton the copy engine does everything."""
-    code = "import sys; import stepwell.engines.paged.method; assert not {'triton', 'torch'} & set(sys.modules)"
+    code = "import sys; import stepwell.engines.paged.gpu.method; assert not {'triton', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": ""}, timeout=120)
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("torch", reason="pages are torch's tensors")
 import torch
 
 from lab.rig.late_device import LateDevice
-from stepwell.engines.paged import method as method_module
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.method import faster, measure
+from stepwell.engines.paged.gpu import method as method_module
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
+from stepwell.engines.paged.gpu.method import faster, measure
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.errors import Unsupported
 

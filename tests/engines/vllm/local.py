@@ -10,11 +10,11 @@ from typing import Any
 from unittest.mock import patch
 
 from lab.rig.late_device import LateDevice
-from stepwell.engines.paged.device import CopyMethod, Direction
-from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, Direction
 from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.hierarchy.arena.entry import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well

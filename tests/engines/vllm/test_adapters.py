@@ -22,7 +22,7 @@ from vllm.v1.engine.core import EngineCore
 from stepwell.client.fingerprint import fingerprint
 from stepwell.engines.common import adapters as module
 from stepwell.engines.common.adapters import MAX_ADAPTERS, Adapter, Adapters, Unread, Unusable
-from stepwell.engines.vllm.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.identity.adapters import lora_facts, watch_loads
 from stepwell.errors import StepwellError
 
 from .local import engine, prompt

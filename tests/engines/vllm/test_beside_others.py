@@ -23,8 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from stepwell.engines.vllm import connector
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
-from stepwell.engines.vllm.wrapped import maker_of
+from stepwell.engines.vllm.hooks.wrapped import maker_of
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.hierarchy.local import LocalWell, open_well
 
 from .build import Setup

@@ -22,7 +22,7 @@ from stepwell.engines.common.requests import Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.paged.compare import WORST, relative_error
 from stepwell.engines.paged.cpu import CpuCopies
-from stepwell.engines.vllm import spills
+from stepwell.engines.vllm.scheduler import spills
 from stepwell.protocol.messages import SLOT_REF
 
 from .local import Engine, engine, open_well, prompt, setup_in

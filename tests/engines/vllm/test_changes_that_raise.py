@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.engines.common import canaries, worker_half
-from stepwell.engines.vllm import live, recalls, scheduler_half, spills
 from stepwell.engines.vllm.connector import StepwellConnector
+from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
 from .local import Engine, engine, prompt
 from .raising import Statement, codes_of, raising, statements
@@ -84,9 +84,9 @@ def life(folder: Path, change: Change, at: Statement | None, found: list[Stateme
         assert not h.violations, h.violations[:2]
 
 
-CODES = [
-    code for module in (scheduler_half, live, recalls, spills, canaries, worker_half) for code in codes_of(module)
-] + hooks([*HERE, "update_connector_output"])
+CODES = [code for module in (half, live, recalls, spills, canaries, worker_half) for code in codes_of(module)] + hooks(
+    [*HERE, "update_connector_output"]
+)
 
 
 @pytest.mark.parametrize(

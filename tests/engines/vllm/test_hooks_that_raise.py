@@ -18,17 +18,20 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client import worker as client_worker
-from stepwell.engines.common import canaries, requests, room, steps, tasks, worker_half
+from stepwell.engines.common import canaries, requests, steps, tasks, worker_half
 from stepwell.engines.common.plan import StepPlan
-from stepwell.engines.paged import gpu, lane
-from stepwell.engines.vllm import connector, guarded, live, recalls, scheduler_half, spills
+from stepwell.engines.paged import lane
+from stepwell.engines.paged.gpu import copies as gpu_copies
+from stepwell.engines.vllm import connector
+from stepwell.engines.vllm.hooks import guarded
+from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, raising, statements
 from .test_faults import lose, rejoin
 
-WORKER = [worker_half, tasks, lane, client_worker, gpu]
-SCHEDULER = [scheduler_half, live, recalls, spills, canaries, requests, room, steps]
+WORKER = [worker_half, tasks, lane, client_worker, gpu_copies]
+SCHEDULER = [half, live, recalls, spills, canaries, requests, steps]
 
 NOT_GUARDED = ["for _ in range(2 if again else 1):", "try:", "pass"]
 """Of the connector's hooks: where each begins, before anything is done."""

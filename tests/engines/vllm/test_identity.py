@@ -35,15 +35,10 @@ from vllm.v1.kv_cache_interface import (
 
 from stepwell.block.facts import digest_of
 from stepwell.client.fingerprint import fingerprint
-from stepwell.engines.vllm.identity import (
-    canonical,
-    engine,
-    layout_facts,
-    model_facts,
-    page_facts,
-    unsupported,
-)
-from stepwell.engines.vllm.weights import NoWeightFiles, WeightFiles, weight_files
+from stepwell.engines.vllm.identity.facts import engine, layout_facts, model_facts, page_facts
+from stepwell.engines.vllm.identity.unsupported import unsupported
+from stepwell.engines.vllm.identity.values import canonical
+from stepwell.engines.vllm.identity.weights import NoWeightFiles, WeightFiles, weight_files
 from stepwell.errors import Unsupported
 
 from .build import build
@@ -347,7 +342,7 @@ def test_canonical_text_is_stable_and_tells_values_apart() -> None:
 
 def test_another_process_writes_the_same_text() -> None:
     code = (
-        "from stepwell.engines.vllm.identity import canonical\n"
+        "from stepwell.engines.vllm.identity.values import canonical\n"
         "print(canonical({'b': {'x', 'y', 'z'}, 'a': frozenset({'p', 'q', (1, 2)}), 3: {'k', 4, None}}), end='')"
     )
     texts = {

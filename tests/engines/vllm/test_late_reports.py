@@ -14,7 +14,7 @@ from stepwell.engines.common.plan import Load, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import MAX_STEPS, Computes, Steps
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 
 TOKENS = 64
 

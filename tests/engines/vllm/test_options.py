@@ -29,9 +29,10 @@ from vllm.config import MultiModalConfig, VllmConfig
 from vllm.platforms import CpuArchEnum
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from stepwell.engines.vllm import identity
-from stepwell.engines.vllm.adapters import lora_facts
-from stepwell.engines.vllm.identity import layout_facts, model_facts, unsupported
+from stepwell.engines.vllm.identity.adapters import lora_facts
+from stepwell.engines.vllm.identity.facts import ENVIRONMENT as IN_IDENTITY
+from stepwell.engines.vllm.identity.facts import layout_facts, model_facts
+from stepwell.engines.vllm.identity.unsupported import unsupported
 
 from .options import CLASSES, ENVIRONMENT, Row, fields_of, parts_of, row_of_variable, rows
 from .test_identity import changed, config_of, model_folder, pages
@@ -43,7 +44,7 @@ WHOLE = {row.name for row in TABLE if row.kind in ("identity", "inert")}
 HAS = {f"{of}.{field}" for of, field in fields_of(VllmConfig, WHOLE)}
 WHAT_TO_DO = (
     "is not in tests/engines/vllm/options.toml. Find out what it does: if KV of given tokens may differ by more than "
-    "rounding, make it identity (a fact in identity.py) or inert (a check in `unsupported`); if it changes which "
+    "rounding, make it identity (a fact in identity/facts.py) or inert (a check in `unsupported`); if it changes which "
     "tokens an engine asks for or when, serve it and test a recall; else it is irrelevant, and the row says why. Then "
     "run scripts/options_page.py"
 )
@@ -250,7 +251,7 @@ def test_a_variable_of_a_next_version_that_may_change_numerics_is_in_no_row(name
 
 def test_variables_that_are_facts_are_those_of_the_table() -> None:
     named = {row.field for row in TABLE if row.of == ENVIRONMENT and row.by.startswith("env.")}
-    assert set(identity.ENVIRONMENT) == named
+    assert set(IN_IDENTITY) == named
 
 
 # --- engines as users start them -------------------------------------------------------------

@@ -19,9 +19,9 @@ from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.engine.core import EngineCore
 
 from stepwell.engines import common, vllm
-from stepwell.engines.vllm.identity import _isa
+from stepwell.engines.vllm.hooks.stats import prom_metrics
+from stepwell.engines.vllm.identity.facts import _isa
 from stepwell.engines.vllm.opening import Opening
-from stepwell.engines.vllm.stats import prom_metrics
 
 USED: dict[str, tuple[Any, str]] = {
     "_get_attn_isa": (cpu_attn, "identity: the ISA is unknown, as is nobody else's but of the same CPU"),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.engines.common.plan import Save, StepPlan
-from stepwell.engines.vllm.spills import LINGER_S
+from stepwell.engines.vllm.scheduler.spills import LINGER_S
 
 from .local import Engine, engine, prompt
 
@@ -21,7 +21,7 @@ STEP_BLOCKS = 16
 def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step may copy in any case is a sixteenth of what it computes at most: as of a model of 8 B parameters, a
     step of 8,192 tokens of which is 1 GiB of KV."""
-    monkeypatch.setattr("stepwell.engines.common.room.MIN_BYTES", 1)
+    monkeypatch.setattr("stepwell.engines.common.steps.MIN_BYTES", 1)
 
 
 class Watched:

@@ -20,9 +20,9 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from stepwell.client.patience import Patience
 from stepwell.engines.common.counts import FAMILIES, Tally
 from stepwell.engines.common.plan import StepReport
-from stepwell.engines.vllm import stats
 from stepwell.engines.vllm.connector import StepwellConnector
-from stepwell.engines.vllm.stats import MAX_VALUES, EngineStats
+from stepwell.engines.vllm.hooks import stats
+from stepwell.engines.vllm.hooks.stats import MAX_VALUES, EngineStats
 
 from .local import Engine, engine, open_well, prompt, setup_in
 from .test_recall import replace_more

@@ -32,8 +32,8 @@ from lab.rig.late_device import LateDevice
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.demo.results.stats import Estimate
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
-from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places
 

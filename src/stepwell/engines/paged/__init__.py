@@ -1,9 +1,10 @@
 """Copying between an engine's paged KV and the arena's slots, on CPU and on CUDA. Knows no engine.
 
-base      what all copies promise            pool      where the pages of each layer lie
-cpu       numpy, done when it returns        device    what a GPU must be able to do, and `cuda`, which can
-gpu       order, fences and bounds over a device        runs      which pieces a copy consists of
-lane      who waits for copies that run              way       copy engine or kernel, as measured
+base, pool      what all copies promise; where the pages of each layer lie
+runs, compare   which pieces a copy consists of; how far computed pages are from stored ones
+cpu, team       copies by NumPy and two threads, done when they return
+gpu/            copies on a device: order, fences and bounds; CUDA; copy engine or kernel, as measured
+lane            jobs that wait for copies under way
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def open_copies(kv_caches: Mapping[str, Any], num_pages: int) -> Copies:
 
         return CpuCopies(kv_caches, num_pages)
     if kinds == {"cuda"}:
-        from stepwell.engines.paged.cuda import open_cuda
+        from stepwell.engines.paged.gpu.cuda import open_cuda
 
         return open_cuda(kv_caches, num_pages)
     raise Unsupported(

@@ -25,14 +25,16 @@ from stepwell.engines.common.plan import StepPlan, StepReport
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
-from stepwell.engines.paged.cuda import VERIFIED_ON
-from stepwell.engines.vllm import identity, settings, stats
-from stepwell.engines.vllm.guarded import guarded
+from stepwell.engines.paged.gpu.cuda import VERIFIED_ON
+from stepwell.engines.vllm import settings
+from stepwell.engines.vllm.hooks import stats
+from stepwell.engines.vllm.hooks.guarded import guarded
+from stepwell.engines.vllm.hooks.plan import ConnectorPlan
+from stepwell.engines.vllm.hooks.wrapped import maker_of, part_of
+from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.opening import Opening
-from stepwell.engines.vllm.plan import ConnectorPlan
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.engines.vllm.wrapped import maker_of, part_of
 from stepwell.errors import StepwellError, Unsupported
 from stepwell.log import RateLimited
 
@@ -103,7 +105,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                 raise part_of(maker)
             for hook in (hook for hook in ANSWERS if not hasattr(KVConnectorBase_V1, hook)):
                 raise AttributeError(f"KVConnectorBase_V1 has no {hook} any more")
-            reason = identity.unsupported(vllm_config, kv_cache_config)
+            reason = unsupported(vllm_config, kv_cache_config)
             if reason is not None:
                 raise reason
             page = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
@@ -323,8 +325,3 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         """Tidy where it is called; nothing relies on it."""
         if self._opening is not None:
             self._opening.close()
-
-    @classmethod
-    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """The engine's own: which one is copied fastest has not been measured on a GPU yet (benchmarks/gpu.py)."""
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler, worker
-from stepwell.client.fingerprint import CACHE_NAME, Failed, Fingerprint, Known
+from stepwell.client.fingerprint import CACHE_NAME
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries, kind_of
 from stepwell.engines.common.counts import Tally
 from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.base import Copies
-from stepwell.engines.vllm import identity
-from stepwell.engines.vllm.adapters import lora_facts, watch_loads
-from stepwell.engines.vllm.live import Trouble
-from stepwell.engines.vllm.page_sizes import page_bytes
-from stepwell.engines.vllm.plan import ConnectorPlan, ConnectorReport
-from stepwell.engines.vllm.scheduler_half import SchedulerHalf
+from stepwell.engines.vllm.hooks.plan import ConnectorPlan, ConnectorReport
+from stepwell.engines.vllm.identity import facts
+from stepwell.engines.vllm.identity.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.identity.page_sizes import page_bytes
+from stepwell.engines.vllm.identity.weights import weight_files
+from stepwell.engines.vllm.scheduler.half import SchedulerHalf
+from stepwell.engines.vllm.scheduler.live import Trouble
 from stepwell.engines.vllm.settings import ConnectorSettings
-from stepwell.engines.vllm.weights import WeightFiles, weight_files
-from stepwell.errors import IdentityMismatch, StepwellError, Unsupported
-from stepwell.io.mounts import mounts, unstamped
+from stepwell.errors import StepwellError, Unsupported
 from stepwell.protocol.link import Dial
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Opening:
         self._spec: Any = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._page = int(self._spec.block_size)
         self.client: scheduler.SchedulerClient | worker.WorkerClient | None = None
-        self._fingerprint: Fingerprint | None = None
+        self._weights: WeightsIdentity | None = None
         self._adapters: Adapters | None = None
         self._work: WorkerHalf | None = None
 
@@ -82,8 +81,8 @@ class Opening:
             world=shape.world,
             shard_bytes=shape.shard_bytes,
             block_tokens=shape.block_tokens,
-            layout=digest_of(identity.layout_facts(self._config, self._kv_cache_config)),
-            model=digest_of(identity.model_facts(self._config)),
+            layout=digest_of(facts.layout_facts(self._config, self._kv_cache_config)),
+            model=digest_of(facts.model_facts(self._config)),
             label=Path(str(self._config.model_config.model)).name,
             replicas=shape.replicas,
         )
@@ -93,10 +92,11 @@ class Opening:
             log.info('kv_load_failure_policy is set to "recompute": a failed recall is computed, never an error')
         if self._settings.strict:
             self._dialler()()  # raises what keeps the well from serving
-        weights = self._weights()
+        named, cache = self._settings.weights_id, self._settings.home / CACHE_NAME
+        self._weights = WeightsIdentity(named, lambda: weight_files(self._config), cache)
         self.client = client = scheduler.SchedulerClient(
             who,
-            weights,
+            self._weights,
             self._dialler(),
             wishes=self._settings.wishes,
             trouble=log_messages.tell,
@@ -126,50 +126,6 @@ class Opening:
             log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
         return Canaries(shape, client, self._settings.canary, kind)
 
-    def _weights(self) -> Callable[[], bytes | None]:
-        """The fingerprint of the weights as far as it is known; without files one that no other start has."""
-        if self._settings.weights_id is not None:
-            named = digest_of({"weights_id": self._settings.weights_id})
-            return lambda: named
-        files = weight_files(self._config)
-        if not isinstance(files, WeightFiles):
-            unique = secrets.token_bytes(32)
-            log_messages.tell(
-                IdentityMismatch(
-                    "SW-402",
-                    what="the weights of this engine cannot be identified",
-                    why=f"no weight files: {files.reason}",
-                    fix="set weights_id in kv_connector_extra_config to share blocks across starts",
-                )
-            )
-            return lambda: unique
-        table = mounts()
-        if kind := next(filter(None, (unstamped(path, table) for path in files.paths)), ""):
-            log.info(
-                "stepwell: the weights are read at every start: times prove nothing on their filesystem (%s)", kind
-            )
-        self._fingerprint = fingerprint = Fingerprint.start(files.paths, self._settings.home / CACHE_NAME)
-        told = False
-
-        def known() -> bytes | None:
-            nonlocal told
-            match fingerprint.result():
-                case Known(digest):
-                    return digest
-                case Failed(reason) if not told:
-                    told = True
-                    log_messages.tell(
-                        IdentityMismatch(
-                            "SW-403",
-                            what="the weights could not be read",
-                            why=reason,
-                            fix="make the weight files readable; until then nothing is recalled",
-                        )
-                    )
-            return None
-
-        return known
-
     def worker_half(
         self, kv_caches: Mapping[str, Any], copier: Callable[[Mapping[str, Any], int], Copies], *, lanes: bool
     ) -> WorkerHalf:
@@ -185,13 +141,13 @@ class Opening:
             )
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
-        facts = identity.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
+        page_facts = facts.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
         who = worker.Identity(
             engine=str(self._config.kv_transfer_config.engine_id),
             rank=parallel.rank,
             world=shape.world,
             shard_bytes=shape.shard_bytes,
-            layout=digest_of(facts),
+            layout=digest_of(page_facts),
             replicas=shape.replicas,
         )
         self.client = client = worker.WorkerClient(
@@ -221,8 +177,8 @@ class Opening:
 
     def close(self) -> None:
         """All that was made, however far that came. Does not wait."""
-        if self._fingerprint is not None:
-            self._fingerprint.close()
+        if self._weights is not None:
+            self._weights.close()
         if self._adapters is not None:
             self._adapters.close()
         if self._work is not None:

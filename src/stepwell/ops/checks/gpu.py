@@ -65,7 +65,7 @@ def all_of(env: Mapping[str, str], has: Software, library: str = LIBRARY) -> Ite
         yield registration(seen)
     yield from allocator(env, expected=bool(seen.gpus or has.for_gpu))
     if seen.gpus:
-        from stepwell.engines.paged.cuda import VERIFIED_ON
+        from stepwell.engines.paged.gpu.cuda import VERIFIED_ON
 
         yield copies(VERIFIED_ON)
 

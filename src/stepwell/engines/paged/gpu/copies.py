@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from stepwell.engines.paged.base import Fetched, Mark, Shard
 from stepwell.engines.paged.compare import compare
-from stepwell.engines.paged.device import CopyMethod, Device, DeviceEvent, Direction
+from stepwell.engines.paged.gpu.device import CopyMethod, Device, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places, check, check_whole, places
 from stepwell.io.memory import Bytes

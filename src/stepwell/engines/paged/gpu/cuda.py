@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.engines.paged.base import Mark
-from stepwell.engines.paged.device import CopyMethod, DeviceEvent, Direction
-from stepwell.engines.paged.gpu import GpuCopies
+from stepwell.engines.paged.gpu.copies import GpuCopies
+from stepwell.engines.paged.gpu.device import CopyMethod, DeviceEvent, Direction
 from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places, pieces, runs
 from stepwell.errors import CapacityError, Unsupported
@@ -125,7 +125,7 @@ class CudaDevice:
             self._check(copy(*target, *source, run.width, run.height, kind, handle))
 
     def _by_kernel(self, stream: Any, direction: Direction, where: Places, pool: Pool) -> None:
-        from stepwell.engines.paged.kernel import launch
+        from stepwell.engines.paged.gpu.kernel import launch
 
         torch = self._torch
         with torch.cuda.device(self._index), torch.cuda.stream(stream):
@@ -211,7 +211,7 @@ def _unusable(why: str, fix: str) -> Unsupported:
 def open_cuda(kv_caches: Mapping[str, Any], num_pages: int) -> GpuCopies:
     """Copies for these tensors, in the way that is faster here for each direction. Raises Unsupported SW-707 as
     `pool_of` does, SW-714 as `CudaDevice`, and SW-703 for KV on several GPUs."""
-    from stepwell.engines.paged.method import measure
+    from stepwell.engines.paged.gpu.method import measure
 
     devices = {tensor.device.index for tensor in kv_caches.values()}
     if len(devices) != 1:

@@ -16,8 +16,8 @@ from itertools import product
 
 import numpy as np
 
-from stepwell.engines.paged.device import CopyMethod, Device, Direction
-from stepwell.engines.paged.kernel import WORD
+from stepwell.engines.paged.gpu.device import CopyMethod, Device, Direction
+from stepwell.engines.paged.gpu.kernel import WORD
 from stepwell.engines.paged.pool import Pool
 from stepwell.engines.paged.runs import Places
 from stepwell.errors import Unsupported

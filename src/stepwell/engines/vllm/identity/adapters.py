@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from stepwell.engines.common.adapters import loading
-from stepwell.engines.vllm.identity import canonical
+from stepwell.engines.vllm.identity.values import canonical
 
 # Of vLLM's LoRAConfig, what changes no adapter's output: how many there may be, and how kernels are compiled.
 _VOLATILE = frozenset({"max_loras", "max_cpu_loras", "default_mm_loras", "specialize_active_lora"})

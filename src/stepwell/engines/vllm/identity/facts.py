@@ -9,18 +9,14 @@ KV group objects, and their digests would differ.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
-import json
 import os
 import platform
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.engines.vllm import cuda
-from stepwell.engines.vllm.page_sizes import layer_pages
-from stepwell.errors import StepwellError, Unsupported
+from stepwell.engines.vllm.identity.page_sizes import layer_pages, layer_specs
+from stepwell.engines.vllm.identity.values import canonical
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -156,16 +152,18 @@ def layout_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dic
         "tensors": canonical(layer_pages(kv_cache_config)),
     }
     if device == "cuda":
-        facts |= cuda.facts()
+        from vllm.platforms import current_platform
+
+        facts["gpu"] = str(current_platform.get_device_capability())
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         facts[f"group.{number}.page_tokens"] = canonical(spec.block_size)
         facts[f"group.{number}.page_bytes"] = canonical(spec.page_size_bytes)
-        for layer, (name, layer_spec) in enumerate(_per_layer(group)):
+        for layer, (name, layer_spec) in enumerate(layer_specs(group)):
             facts[f"group.{number}.layer.{layer}"] = canonical(
                 {"name": name, "page_bytes": layer_spec.page_size_bytes, "spec": layer_spec}
             )
-        facts[f"group.{number}.isa"] = _isa(vllm_config, {id(s): s for _, s in _per_layer(group)}.values())
+        facts[f"group.{number}.isa"] = _isa(vllm_config, {id(s): s for _, s in layer_specs(group)}.values())
     return facts
 
 
@@ -187,140 +185,6 @@ def engine() -> str:
     return f"vllm {release[1]}.{release[2]}" if release else f"vllm {vllm.__version__}"
 
 
-def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
-    """The first thing about this engine that stepwell cannot serve correctly yet, or None.
-
-    Returns the error rather than raising it: the caller decides between an inert connector and refusing to start.
-    A vLLM without these interfaces raises ImportError or AttributeError.
-    """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
-
-    model, parallel, transfer = vllm_config.model_config, vllm_config.parallel_config, vllm_config.kv_transfer_config
-    device = vllm_config.device_config.device_type
-    if device not in ("cpu", "cuda"):
-        return _no("SW-703", f"device {device!r}", "its pages are not copied yet", "run vLLM on CUDA or on CPU")
-    if device == "cuda" and (unusable := cuda.unusable(kv_cache_config)) is not None:
-        return unusable
-    if transfer is None or transfer.kv_role != "kv_both":
-        role = None if transfer is None else transfer.kv_role
-        return _no("SW-706", f"kv_role {role!r}", "stepwell both spills and recalls", 'set "kv_role": "kv_both"')
-    if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
-        where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
-        return _no("SW-705", where, "all ranks of an engine share one host's memory", "run the engine on one host")
-    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
-        why = "every rank schedules by itself and a recall would make them disagree"
-        return _option("executor 'external_launcher'", why, "use the mp executor")
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name, 1)) > 1:
-            return _option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
-    if vllm_config.speculative_config is not None:
-        return _no("SW-708", "speculative decoding", "drafted tokens share pages with kept ones", "switch it off")
-    if getattr(getattr(vllm_config, "aux_output_config", None), "enabled", False):
-        why = "it wants something of every token of a prompt, and nothing but KV is known of those that are recalled"
-        return _option("enable_return_routed_experts", why, "leave it off, or run that engine without stepwell")
-    if model.is_encoder_decoder:
-        why = "its KV depends on more than the tokens before"
-        return _option("an encoder-decoder model", why, "use a decoder-only model")
-    if getattr(vllm_config, "diffusion_config", None) is not None or getattr(model, "is_diffusion", False):
-        return _option("a diffusion model", "its KV depends on tokens that come later", "use an autoregressive model")
-    if (whole := _computed_whole(vllm_config)) is not None:
-        return whole
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        why = "scales found at run time differ from start to start"
-        return _option("calculate_kv_scales", why, "use scales from the checkpoint")
-
-    groups = kv_cache_config.kv_cache_groups
-    if not groups:
-        return _option("a model without KV groups", "there is no KV to keep", "remove the connector")
-    if len(groups) > 1:
-        why = "a block holds the tokens of one group only"
-        return _no("SW-704", f"a model with {len(groups)} KV groups", why, "use a model with full attention only")
-    for name, spec in _per_layer(groups[0]):
-        # By exact type: a subclass exists because something about its pages is different.
-        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
-            why = "only full attention keeps every token's KV in its page"
-            return _option(f"{type(spec).__name__} of layer {name}", why, "use a model with full attention")
-        if getattr(spec, "non_causal", False):
-            why = "its KV depends on tokens that come later"
-            return _option(f"non-causal attention of layer {name}", why, "use a causal model")
-    layout = str(kv_cache_config.kv_cache_layout)
-    if device == "cpu" and layout != "LBHNC":
-        return _no("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
-    if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
-        why = "it has no page that is one run of bytes in each layer"
-        return _no("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
-    return None
-
-
-def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
-    """What of this engine vLLM has no prefix caching for, whatever its user says: where only the rest of a prompt is
-    computed the answer is wrong, or the engine ends. A connector is asked for the prefix all the same."""
-    import vllm.envs
-
-    model, named = vllm_config.model_config, vllm_config.attention_config.backend
-    device, cached = vllm_config.device_config.device_type, vllm_config.cache_config.enable_prefix_caching
-    why = "vLLM computes each of its prompts whole, so there is nothing to recall"
-    if not model.is_prefix_caching_supported:
-        pooler = model.pooler_config if model.attn_type == "decoder" else None
-        named_kinds = () if pooler is None else (pooler.seq_pooling_type, pooler.tok_pooling_type)
-        if kinds := [kind for kind in named_kinds if kind in ("MEAN", "CLS", "STEP")]:
-            return _option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
-        return _option("a model without prefix caching", why, "remove the connector")
-    if device == "cpu" and not cached and (model.use_mla or platform.machine().startswith("riscv")):
-        return _option("MLA or RISC-V without prefix caching on a CPU", why, "remove the connector")
-    backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
-    if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
-        return _option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
-    return None
-
-
-# --- values as text --------------------------------------------------------------------------
-
-
-def canonical(value: Any) -> str:
-    """`value` as JSON with sorted keys, the same in every process; Unsupported (SW-712) where that cannot be done."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    if depth > 32:
-        raise _option("a setting", "it is nested more than 32 deep or contains itself", "simplify the model's config")
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    deeper = functools.partial(_plain, depth=depth + 1)
-    match value:
-        case enum.Enum():
-            return f"<{type(value).__qualname__}.{value.name}>"
-        case Mapping():
-            return {key if type(key) is str else f"<{key!r}>": deeper(item) for key, item in value.items()}
-        case list() | tuple():
-            return [deeper(item) for item in value]
-        case set() | frozenset():
-            return sorted((deeper(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
-        case str() | int() | float() | os.PathLike():
-            return f"<{_name(type(value))}>{value!s}"
-        case bytes():
-            return f"<bytes>{value.hex()}"
-        case type():
-            return f"<{_name(value)}>"
-    if _name(type(value)) in ("torch.dtype", "torch.device", "fractions.Fraction"):
-        return f"<{value}>"
-    if dataclasses.is_dataclass(value):
-        members = {field.name: deeper(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"<class>": _name(type(value)), **members}
-    if callable(getattr(value, "to_dict", None)):
-        return {"<class>": _name(type(value)), **deeper(value.to_dict())}
-    if callable(getattr(value, "tolist", None)) and hasattr(value, "dtype"):
-        return {"<class>": _name(type(value)), "dtype": str(value.dtype), "items": deeper(value.tolist())}
-    # A repr may hold an address, and attributes may not be all that there is: better no namespace than a shared one.
-    why = "its value has no text form that another process would repeat"
-    raise _option(f"a setting of type {_name(type(value))}", why, "set it by plain values")
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _fields(prefix: str, config: Any, volatile: frozenset[str]) -> dict[str, str]:
     names = (field.name for field in dataclasses.fields(config))
     return {
@@ -336,9 +200,6 @@ def _without(value: Any, keys: frozenset[str]) -> Any:
     if isinstance(value, list):
         return [_without(item, keys) for item in value]
     return value
-
-
-# --- details ---------------------------------------------------------------------------------
 
 
 def _length_matters(config: Any) -> bool:
@@ -357,11 +218,6 @@ def _odd_rope(value: Any) -> bool:
         return False
     kind = value.get("rope_type", value.get("type", "default"))
     return kind not in _LENGTH_FREE_ROPE or any(_odd_rope(item) for item in value.values())
-
-
-def _per_layer(group: Any) -> list[tuple[str, Any]]:
-    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)  # UniformTypeKVCacheSpecs: a spec per layer
-    return [(name, own[name] if own else group.kv_cache_spec) for name in group.layer_names]
 
 
 def _isa(vllm_config: VllmConfig, specs: Any) -> str:
@@ -388,11 +244,3 @@ def _cpu_flags() -> str:
     except OSError:
         return platform.processor()
     return " ".join(sorted(set(filter(_CPU_FLAGS.fullmatch, text.split()))))
-
-
-def _no(code: str, what: str, why: str, fix: str) -> Unsupported:
-    return Unsupported(code, what=f"{what} is not supported", why=why, fix=fix)
-
-
-def _option(what: str, why: str, fix: str) -> Unsupported:
-    return _no("SW-712", what, why, fix)

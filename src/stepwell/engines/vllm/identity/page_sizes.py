@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -27,3 +27,9 @@ def layer_pages(kv_cache_config: KVCacheConfig) -> list[tuple[int, int]]:
 def page_bytes(kv_cache_config: KVCacheConfig) -> int:
     """Bytes of a page over all layers of one rank."""
     return sum(layers * size for layers, size in layer_pages(kv_cache_config))
+
+
+def layer_specs(group: Any) -> list[tuple[str, Any]]:
+    """Each layer of a KV cache group by name, with its spec."""
+    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)  # UniformTypeKVCacheSpecs: a spec per layer
+    return [(name, own[name] if own else group.kv_cache_spec) for name in group.layer_names]

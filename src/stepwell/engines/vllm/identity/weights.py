@@ -10,10 +10,11 @@ that files fetched from a hub are there.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from stepwell.engines.common.weights import NoWeightFiles, WeightFiles
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -40,20 +41,6 @@ _BESIDE = ("*.index.json", "*quant*config*.json", "*processor_config.json", "par
 _NOT_WEIGHTS = ("*training_args.bin", "*optimizer.bin", "*optimizer.pt", "*scheduler.pt", "*scaler.pt")  # vLLM's list
 _NOT_LOOKED_INTO = ("checkpoint-*", "runs", "global_step*")
 _DEPTH = 3
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """The files to fingerprint, sorted, at least one of them with weights."""
-
-    paths: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NoWeightFiles:
-    """The weights cannot be identified by files; `reason` completes "no weight files: ..."."""
-
-    reason: str
 
 
 def weight_files(vllm_config: VllmConfig) -> WeightFiles | NoWeightFiles:

@@ -23,11 +23,10 @@ from stepwell.engines.common.requests import Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import Computes, Steps, StepTimes
 from stepwell.engines.common.tasks import Handover
-from stepwell.engines.vllm.live import LiveRequests, Trouble
-from stepwell.engines.vllm.recalls import EngineRecalls
-from stepwell.engines.vllm.scheduled import computed as computed_by
-from stepwell.engines.vllm.scheduled import fresh_pages
-from stepwell.engines.vllm.spills import EngineSpills
+from stepwell.engines.vllm.scheduler.live import LiveRequests, Trouble
+from stepwell.engines.vllm.scheduler.recalls import EngineRecalls
+from stepwell.engines.vllm.scheduler.requests import computed_by, fresh_pages
+from stepwell.engines.vllm.scheduler.spills import EngineSpills
 
 
 class SchedulerHalf:

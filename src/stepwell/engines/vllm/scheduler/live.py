@@ -20,7 +20,7 @@ from stepwell.engines.common.adapters import Adapter, Adapters, Unread
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.requests import Tracked
 from stepwell.engines.common.shape import Shape
-from stepwell.engines.vllm.requests import foreign_input, recall_wish
+from stepwell.engines.vllm.scheduler.requests import foreign_input, recall_wish
 
 Trouble = Callable[[str, Exception], None]
 """Is told of an exception and where it was caught; raises nothing."""

@@ -14,7 +14,7 @@ from stepwell.engines.common.plan import Load, StepPlan, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
-from stepwell.engines.vllm.live import LiveRequests
+from stepwell.engines.vllm.scheduler.live import LiveRequests
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
 

@@ -1,7 +1,8 @@
-"""What vLLM's requests say that concerns stepwell."""
+"""What vLLM's requests and the output of its scheduler say that concerns stepwell."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,3 +24,22 @@ def recall_wish(request: Any) -> str:
     ours = params.get("stepwell") if isinstance(params, dict) else None
     wish = ours.get("recall") if isinstance(ours, dict) else None
     return wish if isinstance(wish, str) and len(wish) <= len("default") else ""
+
+
+def computed_by(out: Any) -> Iterator[tuple[int, int]]:
+    """Of each request of the step: tokens that it computes, and tokens before them."""
+    cached = out.scheduled_cached_reqs
+    requests = [(new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs]
+    requests += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    for request_id, before in requests:
+        yield out.num_scheduled_tokens[request_id], before
+
+
+def fresh_pages(out: Any) -> list[int]:
+    """Pages that requests of this step got with it: others were taken by earlier steps, and named then. Some may be
+    another request's as well (a hit), which is read only."""
+    pages = [page for new in out.scheduled_new_reqs for page in new.block_ids[0]]
+    for more in out.scheduled_cached_reqs.new_block_ids:
+        if more:
+            pages += more[0]
+    return pages

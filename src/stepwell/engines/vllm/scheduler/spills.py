@@ -14,10 +14,10 @@ from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
 from stepwell.engines.common.plan import Save, StepPlan
 from stepwell.engines.common.requests import PendingSpill, Tracked
-from stepwell.engines.common.room import SaveRoom
 from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.steps import SaveRoom
 from stepwell.engines.common.tasks import Handover
-from stepwell.engines.vllm.live import LiveRequests
+from stepwell.engines.vllm.scheduler.live import LiveRequests
 
 LINGER_S = 0.1
 """Longest time that what is left of a request that has ended waits to be copied, for slots or for its turn."""

@@ -1,0 +1,3 @@
+"""Copies on a GPU: `copies` over a `device`, of which `cuda` is one; `method` chooses copy engine or `kernel`."""
+
+from __future__ import annotations

@@ -1,0 +1,157 @@
+"""What about a vLLM engine stepwell cannot serve correctly yet."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from typing import TYPE_CHECKING, Any
+
+from stepwell.engines.vllm.identity.page_sizes import layer_specs
+from stepwell.engines.vllm.identity.values import no_option, refusal
+from stepwell.errors import StepwellError, Unsupported
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)", re.IGNORECASE)
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+    """The first thing about this engine that the connector cannot serve correctly yet, or None.
+
+    Returns the error rather than raising it: the caller decides between an inert connector and refusing to start.
+    A vLLM without these interfaces raises ImportError or AttributeError.
+    """
+    return (
+        _unsupported_setup(vllm_config, kv_cache_config)
+        or unrepeatable(vllm_config)
+        or _unsupported_pages(vllm_config, kv_cache_config)
+    )
+
+
+def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+    """Device, processes and features around the model."""
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    device = vllm_config.device_config.device_type
+    if device not in ("cpu", "cuda"):
+        return refusal("SW-703", f"device {device!r}", "its pages are not copied yet", "run vLLM on CUDA or on CPU")
+    if device == "cuda" and (unusable := _unusable_gpu(kv_cache_config)) is not None:
+        return unusable
+    if transfer is None or transfer.kv_role != "kv_both":
+        role = None if transfer is None else transfer.kv_role
+        return refusal("SW-706", f"kv_role {role!r}", "stepwell both spills and recalls", 'set "kv_role": "kv_both"')
+    if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
+        where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
+        return refusal("SW-705", where, "all ranks of an engine share one host's memory", "run the engine on one host")
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        why = "every rank schedules by itself and a recall would make them disagree"
+        return no_option("executor 'external_launcher'", why, "use the mp executor")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) > 1:
+            return no_option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
+    if vllm_config.speculative_config is not None:
+        return refusal("SW-708", "speculative decoding", "drafted tokens share pages with kept ones", "switch it off")
+    if getattr(getattr(vllm_config, "aux_output_config", None), "enabled", False):
+        why = "it wants something of every token of a prompt, and nothing but KV is known of those that are recalled"
+        return no_option("enable_return_routed_experts", why, "leave it off, or run that engine without stepwell")
+    return None
+
+
+def unrepeatable(vllm_config: VllmConfig) -> StepwellError | None:
+    """The first thing by which KV is not decided by the tokens before it, or is not computed from a prefix, whoever
+    copies it."""
+    model = vllm_config.model_config
+    if model.is_encoder_decoder:
+        why = "its KV depends on more than the tokens before"
+        return no_option("an encoder-decoder model", why, "use a decoder-only model")
+    if getattr(vllm_config, "diffusion_config", None) is not None or getattr(model, "is_diffusion", False):
+        return no_option("a diffusion model", "its KV depends on tokens that come later", "use an autoregressive model")
+    if (whole := _computed_whole(vllm_config)) is not None:
+        return whole
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        why = "scales found at run time differ from start to start"
+        return no_option("calculate_kv_scales", why, "use scales from the checkpoint")
+    return None
+
+
+def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+    """How the KV cache is laid out."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+    device = vllm_config.device_config.device_type
+    groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        return no_option("a model without KV groups", "there is no KV to keep", "remove the connector")
+    if len(groups) > 1:
+        why = "a block holds the tokens of one group only"
+        return refusal("SW-704", f"a model with {len(groups)} KV groups", why, "use a model with full attention only")
+    for name, spec in layer_specs(groups[0]):
+        # By exact type: a subclass exists because something about its pages is different.
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+            why = "only full attention keeps every token's KV in its page"
+            return no_option(f"{type(spec).__name__} of layer {name}", why, "use a model with full attention")
+        if getattr(spec, "non_causal", False):
+            why = "its KV depends on tokens that come later"
+            return no_option(f"non-causal attention of layer {name}", why, "use a causal model")
+    layout = str(kv_cache_config.kv_cache_layout)
+    if device == "cpu" and layout != "LBHNC":
+        return refusal("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
+    if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
+        why = "it has no page that is one run of bytes in each layer"
+        return refusal("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
+    return None
+
+
+def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
+    """What of this engine vLLM has no prefix caching for, whatever its user says: where only the rest of a prompt is
+    computed the answer is wrong, or the engine ends. A connector is asked for the prefix all the same."""
+    import vllm.envs
+
+    model, named = vllm_config.model_config, vllm_config.attention_config.backend
+    device, cached = vllm_config.device_config.device_type, vllm_config.cache_config.enable_prefix_caching
+    why = "vLLM computes each of its prompts whole, so there is nothing to recall"
+    if not model.is_prefix_caching_supported:
+        pooler = model.pooler_config if model.attn_type == "decoder" else None
+        named_kinds = () if pooler is None else (pooler.seq_pooling_type, pooler.tok_pooling_type)
+        if kinds := [kind for kind in named_kinds if kind in ("MEAN", "CLS", "STEP")]:
+            return no_option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
+        return no_option("a model without prefix caching", why, "remove the connector")
+    if device == "cpu" and not cached and (model.use_mla or platform.machine().startswith("riscv")):
+        return no_option("MLA or RISC-V without prefix caching on a CPU", why, "remove the connector")
+    backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
+    if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
+        return no_option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
+    return None
+
+
+def _unusable_gpu(kv_cache_config: Any) -> StepwellError | None:
+    """The first thing that keeps pages on this GPU from being copied correctly, or None. Asks torch how it was built,
+    not the GPU: the scheduler's process has none."""
+    import torch
+
+    if torch.version.cuda is None:
+        return Unsupported(
+            "SW-714",
+            what="this GPU cannot be used",
+            why="torch is not built for CUDA" + (", but for ROCm" if torch.version.hip else ""),
+            fix="run the engine on CUDA or on CPU, or without stepwell",
+        )
+    for name in _ALLOCATOR:
+        if _EXPANDABLE.search(os.environ.get(name, "")):
+            return Unsupported(
+                "SW-714",
+                what=f"{name} with expandable_segments is not supported",
+                why="the allocator then maps the engine's pages piece by piece, and they cannot be relied on to stay",
+                fix=f"remove expandable_segments from {name} for this engine",
+            )
+    if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+        return Unsupported(
+            "SW-712",
+            what="KV of several precisions, or of Mamba layers, is not supported on CUDA",
+            why="the engine zeroes pages that it takes before it tells which: copies out of them cannot be waited for",
+            fix="use one KV dtype for all layers, or run without stepwell",
+        )
+    return None
