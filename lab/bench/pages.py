@@ -15,7 +15,7 @@ from lab.bench.lane import Arena
 from lab.bench.passes import Pass, timed
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copying, Mark, Shard
-from stepwell.engines.paged.cpu import CpuCopies
+from stepwell.engines.paged.cpu import open_cpu
 
 LAYERS = 32
 STEP_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class Pages:
         self._nbytes = arena.nbytes
         size = layout.slot_bytes // LAYERS
         caches = {f"layer {n}": torch.ones((layout.slots, size), dtype=torch.uint8) for n in range(LAYERS)}
-        self._copies = CpuCopies(caches, layout.slots)
+        self._copies = open_cpu(caches, layout.slots)
         start, stop = layout.offset, layout.offset + layout.slots * layout.stride
         self._slots = arena.slab.memory.bytes[start:stop].reshape(layout.slots, layout.stride)
         pages = list(range(layout.slots))

@@ -34,7 +34,7 @@ from stepwell.client.worker import WorkerClient
 from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
-from stepwell.engines.paged.cpu import CpuCopies
+from stepwell.engines.paged.cpu import open_cpu
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.errors import StepwellError
 
@@ -122,7 +122,7 @@ class StandIn:
         self.worker_client = WorkerClient(
             WorkerIdentity(engine, 0, 1, kv.shard_bytes, layout), find_well, trouble=self._trouble
         )
-        self.worker = WorkerHalf(0, kv.shard_bytes, CpuCopies(self.caches, kv.pages), self.worker_client)
+        self.worker = WorkerHalf(0, kv.shard_bytes, open_cpu(self.caches, kv.pages), self.worker_client)
         self.client = AskingClient(
             SchedulerIdentity(engine, 1, kv.shard_bytes, kv.block_tokens, layout, model, "bench"),
             lambda: b"w" * 32,

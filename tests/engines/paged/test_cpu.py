@@ -23,7 +23,7 @@ from stepwell.client.worker import Slot
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import team as team_module
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.cpu import CpuCopies
+from stepwell.engines.paged.cpu import open_cpu
 from stepwell.engines.paged.team import Copy, Team
 
 LAYERS = 2
@@ -62,7 +62,7 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
     per_block, chosen = plan
     slabs = [slab(per_block, 1), slab(per_block, 2)]
     tensors = caches(3)
-    copies = CpuCopies(tensors, PAGES)
+    copies = open_cpu(tensors, PAGES)
     shards = [Shard(Slot(slabs[n], slot), skip, pages) for n, slot, skip, pages in chosen]
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     for n, slot, skip, pages in chosen:
@@ -83,7 +83,7 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
 
 
 def test_evenly_spaced_pages_are_copied_at_once() -> None:
-    slots, copies = slab(1, 1), CpuCopies(caches(1), PAGES)
+    slots, copies = slab(1, 1), open_cpu(caches(1), PAGES)
 
     def calls(copy: Any, pages: list[int], order: range) -> int:
         with patch.object(copies, "_team") as team:
@@ -105,7 +105,7 @@ def test_evenly_spaced_pages_are_copied_at_once() -> None:
 def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -> None:
     slots, tensors = slab(2, 1), caches(2)
     before = slots.copy(), {name: tensor.clone() for name, tensor in tensors.items()}
-    copies = CpuCopies(tensors, PAGES)
+    copies = open_cpu(tensors, PAGES)
     shards = [Shard(Slot(slots, 1), 0, [0, 3]), Shard(Slot(slots, slot), skip, pages)]
     for copy in (copies.scatter, copies.gather):
         with pytest.raises(IndexError):
@@ -117,7 +117,7 @@ def test_a_wrong_index_touches_nothing(slot: int, skip: int, pages: list[int]) -
 def test_what_does_not_fill_its_slot_is_not_gathered() -> None:
     """The rest of the slot would be published as this block's."""
     slots = slab(2, 1)
-    before, copies = slots.copy(), CpuCopies(caches(2), PAGES)
+    before, copies = slots.copy(), open_cpu(caches(2), PAGES)
     for shard in (Shard(Slot(slots, 1), 0, [1]), Shard(Slot(slots, 1), 1, [1]), Shard(Slot(slots, 1), 0, [])):
         with pytest.raises(IndexError):
             copies.gather([Shard(Slot(slots, 0), 0, [2, 3]), shard], copies.now())
@@ -246,7 +246,7 @@ def test_a_closed_team_has_no_thread_and_touches_no_other() -> None:
 
 
 def test_a_worker_half_ends_its_threads() -> None:
-    work = WorkerHalf(0, 3 * PAGE, CpuCopies(caches(1), PAGES), Mock())
+    work = WorkerHalf(0, 3 * PAGE, open_cpu(caches(1), PAGES), Mock())
     team = work._copies._team
     work.close()
     assert team._closed

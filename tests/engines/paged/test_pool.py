@@ -17,7 +17,7 @@ import torch
 
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
-from stepwell.engines.paged.cpu import CpuCopies
+from stepwell.engines.paged.cpu import open_cpu
 from stepwell.engines.paged.pool import Pool, Span, pool_of, stacks
 from stepwell.engines.paged.runs import Places, pieces, places, runs
 from stepwell.errors import Unsupported
@@ -148,7 +148,7 @@ def test_each_byte_gets_to_its_place(plan: tuple[str, int, list[tuple[int, int, 
 def test_the_processor_copies_each_layout(order: str) -> None:
     tensors = caches(order)
     fill(tensors)
-    copies = CpuCopies(tensors, PAGES)
+    copies = open_cpu(tensors, PAGES)
     slots = np.zeros((2, 2 * copies.page_bytes), np.uint8)
     shards = [Shard(Slot(slots, 0), 0, [5, 2]), Shard(Slot(slots, 1), 0, [7, 1])]
     copies.gather(shards, copies.now()).wait()

@@ -20,12 +20,12 @@ def open_copies(kv_caches: Mapping[str, Any], num_pages: int) -> Copies:
     """Copies for these tensors, by the device that they are on: per layer, pages first. On CUDA this measures which way
     of copying is faster, some seconds; pages keep what is in them, but nothing else may use them meanwhile. Raises
     Unsupported SW-703 for another device, SW-707 for pages that are not one run of bytes in each layer, and what
-    `CudaDevice` and `CpuCopies` raise."""
+    `CudaDevice` raises."""
     kinds = {tensor.device.type for tensor in kv_caches.values()}
     if kinds == {"cpu"}:
-        from stepwell.engines.paged.cpu import CpuCopies
+        from stepwell.engines.paged.cpu import open_cpu
 
-        return CpuCopies(kv_caches, num_pages)
+        return open_cpu(kv_caches, num_pages)
     if kinds == {"cuda"}:
         from stepwell.engines.paged.gpu.cuda import open_cuda
 

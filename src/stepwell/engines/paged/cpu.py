@@ -45,20 +45,18 @@ class Copied:
 
 
 class CpuCopies:
-    """Views of one rank's KV caches. Raises Unsupported SW-707 as `pool_of` does."""
+    """`layers`: one rank's pages layer by layer, each (pages, bytes of a page). `rows`: what their numbers are, for
+    `errors`; without them nothing can be compared."""
 
     inline_bytes = INLINE_BYTES
     overlaps = False
     prepare: Callable[[Bytes], Callable[[], None]] | None = None
 
-    def __init__(self, kv_caches: Mapping[str, Any], num_pages: int) -> None:
-        pool = pool_of(kv_caches, num_pages)
-        self._pool = pool
-        tensors = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
-        self._rows = [_view(tensors[row.address], row, num_pages) for row in pool.rows]
+    def __init__(self, layers: Sequence[Bytes], rows: Sequence[Row] = ()) -> None:
+        self._layers, self._rows = list(layers), tuple(rows)
         self._team = Team()
-        self.num_pages = num_pages
-        self.page_bytes = pool.page_bytes
+        self.num_pages = min(map(len, layers))
+        self.page_bytes = sum(layer.shape[1] for layer in layers)
 
     def now(self) -> Mark:
         return Moment()
@@ -71,14 +69,14 @@ class CpuCopies:
         for shard in shards:
             check_whole(shard, self.page_bytes)
         runs = self._runs(shards, _EvenRun)
-        copies = [Copy(run.slots, at, row, pages) for run in runs for row, pages, at in self._layers(run)]
+        copies = [Copy(run.slots, at, row, pages) for run in runs for row, pages, at in self._pieces(run)]
         self._team.copy(copies, self._nbytes(shards))
         return Copied(began)
 
     def scatter(self, shards: Sequence[Shard], after: Mark) -> Copying:
         began = time.monotonic()
         runs = self._runs(shards, _Run)
-        copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._layers(run)]
+        copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._pieces(run)]
         self._team.copy(copies, self._nbytes(shards))
         return Copied(began)
 
@@ -86,12 +84,11 @@ class CpuCopies:
         began = time.monotonic()
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"pages {list(pages)} of {self.num_pages}")
-        rows = [row[np.asarray(pages, np.int64)] for row in self._rows]
-        fetched = np.concatenate(rows, axis=1)
+        fetched = np.concatenate([layer[np.asarray(pages, np.int64)] for layer in self._layers], axis=1)
         return Fetched(Copied(began), fetched)
 
     def errors(self, fresh: Bytes, stored: Bytes) -> list[float]:
-        return compare(fresh, stored, self._pool.rows)
+        return compare(fresh, stored, self._rows)
 
     def close(self) -> None:
         self._team.close()
@@ -99,13 +96,13 @@ class CpuCopies:
     def _nbytes(self, shards: Sequence[Shard]) -> int:
         return sum(len(shard.pages) for shard in shards) * self.page_bytes
 
-    def _layers(self, run: _Run) -> Iterator[tuple[Bytes, slice | Numbers, tuple[slice, slice]]]:
+    def _pieces(self, run: _Run) -> Iterator[tuple[Bytes, slice | Numbers, tuple[slice, slice]]]:
         """Each layer, the run's pages of it, and where in the slab they lie."""
         at = run.place * self.page_bytes
         pages, slots = run.where, run.slot.span(len(run.pages))
-        for row in self._rows:
-            size = row.shape[1]
-            yield row, pages, (slots, slice(at, at + size))
+        for layer in self._layers:
+            size = layer.shape[1]
+            yield layer, pages, (slots, slice(at, at + size))
             at += size
 
     def _runs(self, shards: Sequence[Shard], kind: type[_Run]) -> list[_Run]:
@@ -197,3 +194,10 @@ def _view(tensor: Any, row: Row, num_pages: int) -> Bytes:
     flat = tensor.as_strided((num_pages, row.nbytes // tensor.element_size()), (row.stride // tensor.element_size(), 1))
     view: Bytes = flat.view(torch.uint8).numpy()
     return view
+
+
+def open_cpu(kv_caches: Mapping[str, Any], num_pages: int) -> CpuCopies:
+    """Copies for these tensors. Raises Unsupported SW-707 as `pool_of` does."""
+    rows = pool_of(kv_caches, num_pages).rows
+    tensors = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
+    return CpuCopies([_view(tensors[row.address], row, num_pages) for row in rows], rows)
