@@ -1,4 +1,4 @@
-"""What adapters share, whatever their engine. Knows no engine: those import this, and this imports none of them.
+"""Parts that adapters share, whatever their engine: adapters import them, and they import no engine.
 
 plan, shape     what the halves tell each other, and sizes of pages, blocks and shards
 requests        what a scheduler half remembers of each request

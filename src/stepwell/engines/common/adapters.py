@@ -65,8 +65,8 @@ class Unusable:
 
 
 class Record:
-    """What was given one name and number, as it was before the engine can have loaded it. `found` is written by the
-    reading thread, `spoilt` by the scheduler's, and the latter counts."""
+    """An adapter under its name and number, as its files were before the engine can have loaded it. `found` is written
+    by the reading thread, `spoilt` by the scheduler's; if it is set, it counts."""
 
     __slots__ = ("folder", "form", "found", "path", "spoilt", "state")
 
@@ -80,7 +80,8 @@ class Record:
 
 
 Read = Callable[[Sequence[Path], Callable[[], bool]], bytes | str]
-"""Fingerprint of files, or why there is none; the second argument says that nobody waits for it any more. Blocks."""
+"""Fingerprint of files, or why there is none. Blocks; the second argument tells when the result is not wanted any
+more."""
 
 
 class Adapters:
@@ -107,8 +108,8 @@ class Adapters:
         _watching.add(self)
 
     def of(self, request: Any) -> Adapter | Unread | Unusable:
-        """What is known at this moment of the adapter that a request names by `lora_int_id`, `lora_name` and
-        `lora_path`. Never waits; 0.1 ms, a few at the first time."""
+        """The adapter that a request names by `lora_int_id`, `lora_name` and `lora_path`, as far as it is known at this
+        moment. Never waits; takes 0.1 ms, a few at the first time."""
         record = self._seen(request)
         if record is None:
             return Unusable("too many adapters")
@@ -117,15 +118,15 @@ class Adapters:
         return record.spoilt or record.found
 
     def holds(self, adapter: Adapter) -> bool:
-        """Nothing has changed since before the engine first loaded it: all that was computed with it until now is of
-        its digest. Once False, always."""
+        """Whether nothing has changed since before the engine first loaded it, so that all KV computed with it until
+        now belongs to its digest. Once False, it stays False."""
         record = adapter.record
         if record.spoilt is None and _state(record.folder) != record.state:
             self._spoil(record, "its files have changed under the running engine")
         return record.spoilt is None
 
     def loading(self, request: Any) -> None:
-        """The engine is about to load it, or to load it again in place. Raises nothing."""
+        """Called when the engine is about to load it, or to load it again in place. Raises nothing."""
         try:
             self._seen(request)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which goes on to load it
@@ -138,7 +139,7 @@ class Adapters:
         self._waiting.put(None)
 
     def _seen(self, request: Any) -> Record | None:
-        """The record of what the request names; None: there is room for no more."""
+        """The record of the adapter that the request names; None if there is no room for another one."""
         number, name = request.lora_int_id, request.lora_name
         path, form = request.lora_path, str(getattr(request, "is_3d_lora_weight", False))
         by_number, by_name = self._numbers.get(number), self._names.get(name)
@@ -191,8 +192,8 @@ class Adapters:
             self._thread.start()
 
     def _look(self, record: Record) -> str:
-        """Why it cannot be followed, or "". The engine is about to read the same files, and waits for them if it must.
-        Raises OSError."""
+        """Why its files cannot be followed, or "". May take as long as its filesystem does: the engine is about to read
+        the same files. Raises OSError."""
         if not os.path.isdir(record.folder):
             return "it is not a local folder"
         table = mounts()
@@ -216,7 +217,7 @@ class Adapters:
             digest = self._read([Path(record.folder, name) for name in _names(record.folder)], lambda: self._closed)
         except OSError as error:
             digest = f"its files cannot be read: {error.strerror or error}"
-        if isinstance(digest, bytes):  # of what the engine has, if they have not changed: whoever asks looks again
+        if isinstance(digest, bytes):  # the engine has loaded the same, if files have not changed: `holds` looks again
             facts = {"files": digest.hex(), "form": record.form, **self._facts}
             record.found = Adapter(digest_of(facts), record)
         elif not self._closed:
@@ -228,7 +229,7 @@ _watching: weakref.WeakSet[Adapters] = weakref.WeakSet()
 
 
 def loading(request: Any) -> None:
-    """All `Adapters` of this process are to know that the engine is about to load the adapter of this request. Raises
+    """Tells all `Adapters` of this process that the engine is about to load the adapter of this request. Raises
     nothing."""
     for adapters in list(_watching):
         adapters.loading(request)
@@ -243,7 +244,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _state(folder: str) -> State | None:
-    """None where there is no adapter, or none that we could watch."""
+    """State of the folder; None where it holds no adapter, or one with too many files."""
     try:
         names = _names(folder)
         if _CONFIG not in names or not any(name.startswith("adapter_model.") for name in names):
@@ -286,7 +287,7 @@ def _entry(path: str) -> tuple[str, int, int, int, int, int]:
 
 
 def _fingerprint(files: Sequence[Path], cache: Path | None, over: Callable[[], bool]) -> bytes | str:
-    """By a process of its own, as weights are."""
+    """Fingerprint of these files, read by a process of its own, or why there is none."""
     child = Fingerprint.start(files, cache)
     while isinstance(result := child.result(), Pending):
         if over():

@@ -27,10 +27,11 @@ from stepwell.engines.common.tasks import Handover
 from stepwell.engines.paged.compare import KINDS
 
 EVERY = 1000
-"""Prefixes that could be recalled, of which one is a canary, if nothing else is said."""
+"""Of so many prefixes that could be recalled one is a canary, by default."""
 
 MAX_BLOCKS, MAX_BYTES = 4, 4 << 20
-"""Of a canary: blocks that are leased while its request computes them; of one rank, but one block at least."""
+"""Most blocks that a canary leases while its request computes them, and their bytes on one rank (one block at
+least)."""
 
 STEP_BYTES = 8 << 20
 """Bytes of one rank that a step compares, but one canary at least: some 10 ms."""
@@ -40,7 +41,7 @@ MAX_OPEN = 256
 
 
 def kind_of(dtype: Any) -> str | None:
-    """What a torch dtype is called in KINDS; None: it cannot be compared."""
+    """Name of a torch dtype in KINDS; None if its numbers cannot be compared."""
     name = str(dtype).removeprefix("torch.")
     return name if name in KINDS else None
 
@@ -101,8 +102,8 @@ class Canaries:
         return True
 
     def ready(self, tracked: Tracked) -> Compare | None:
-        """What the workers are to compare in this step, if its blocks are computed and confirmed. The caller takes the
-        lease when it has planned that."""
+        """The comparison that workers make in this step, if the request's blocks are computed and confirmed. The caller
+        takes the lease from the request when it has planned that."""
         lease = tracked.canary_lease
         if lease is None or lease.end * self._shape.block_tokens > tracked.confirmed:
             return None
@@ -114,11 +115,11 @@ class Canaries:
         return Compare(lease.session, lease.transfer, list(zip(lease.refs, pages, strict=True)))
 
     def cost(self, compare: Compare) -> int:
-        """Bytes of one rank."""
+        """Bytes that one rank compares."""
         return len(compare.blocks) * self._shape.shard_bytes
 
     def give_up(self, tracked: Tracked) -> None:
-        """Its pages are the engine's again, or will not be computed: the lease ends. Idempotent."""
+        """Ends the lease: its pages are the engine's again, or will not be computed. Idempotent."""
         lease = tracked.canary_lease
         if lease is not None:
             self._given_up.now.append(Compare(lease.session, lease.transfer, []))
@@ -129,7 +130,7 @@ class Canaries:
 
     @property
     def waits(self) -> bool:
-        """Workers are still to be told that a lease ends."""
+        """Whether workers still have to learn that a lease ends."""
         return bool(self._given_up.now)
 
     def compared(self, rank: int, transfer: int, errors: list[float]) -> None:
@@ -145,7 +146,7 @@ class Canaries:
             self._client.canary(known.session, known.epoch, self._kind, _in_order(known.errors))
 
     def reset(self) -> None:
-        """The weights may have changed: nothing that is under way says anything of the new ones."""
+        """Forgets comparisons under way: the weights may have changed."""
         self._open.clear()
 
 

@@ -1,4 +1,4 @@
-"""What the engine's own /metrics says of stepwell: the names, and the tally that the scheduler half keeps of them.
+"""Counters of stepwell in the engine's own /metrics, and the tally that the scheduler half keeps for them.
 
 A count's key is "family/label": flat, so that it survives whatever way the engine carries it from its own process to
 the one that serves /metrics.
@@ -68,7 +68,8 @@ _COUNTED = {
 
 
 class Tally:
-    """Counts since they were last taken. For one thread, the scheduler's. `told`: hears each answer's reason."""
+    """Counts since they were last taken. Used by the scheduler's thread alone. `told` is called with each answer's
+    reason."""
 
     def __init__(self, told: Callable[[str], None] = lambda reason: None) -> None:
         self._told = told
@@ -78,7 +79,7 @@ class Tally:
         self._counts[key] = self._counts.get(key, 0) + n
 
     def counted(self, name: str, n: int) -> None:
-        """What the halves count for the well too."""
+        """Adds what the halves count for the well, under the name that it has there."""
         kind, _, reason = name.partition("_")
         if kind in ("missed", "bypassed"):
             self._add(f"misses/{reason}", n)
@@ -86,13 +87,13 @@ class Tally:
             self._add(_COUNTED[name], n)
 
     def answered(self, reason: str) -> None:
-        """A request goes on with what the well has of it; `reason` is why it has no more."""
+        """Adds a request that goes on with what the well has of it; `reason` says why the well has no more."""
         self._told(reason)
         if reason != "end":
             self._add(f"misses/{reason}", 1)
 
     def recalled(self, tiers: Mapping[str, int], seconds: float) -> None:
-        """Tokens by tier that a recall has brought."""
+        """Adds a recall that has brought these tokens, by tier."""
         if not any(tiers.values()):
             return
         for tier, tokens in tiers.items():
@@ -101,14 +102,14 @@ class Tally:
         self._add("recall_seconds/", seconds)
 
     def copied(self, report: StepReport) -> None:
-        """What workers did in a step."""
+        """Adds the bytes that workers copied in a step."""
         if report.recalled_bytes:
             self._add("transfer_bytes/recall", report.recalled_bytes)
         if report.spilled_bytes:
             self._add("transfer_bytes/spill", report.spilled_bytes)
 
     def take(self) -> Counts | None:
-        """What was counted since the last call; None: nothing."""
+        """Counts since the last call; None if there are none."""
         if not self._counts:
             return None
         counts, self._counts = self._counts, {}

@@ -1,4 +1,4 @@
-"""What people see of stepwell in the engine's log: at most three lines at start, one line per trouble."""
+"""Lines of stepwell in the engine's log: at most three at start, one for each trouble."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def adopt_engine_log(logger: str) -> None:
 
 
 def untested(engine: str, version: str, tested: Sequence[str]) -> None:
-    """For the scheduler's process alone: an engine says it once."""
+    """Warns of an engine version that was not tested. Called in the scheduler's process alone, so that it is said
+    once."""
     log.warning(
         "stepwell: %s %s is not tested with this version of stepwell (%s are); what it cannot serve it leaves alone",
         engine,
@@ -40,7 +41,7 @@ def untested(engine: str, version: str, tested: Sequence[str]) -> None:
 
 
 def unverified() -> None:
-    """For the scheduler's process alone, as above."""
+    """Warns that copies on CUDA were never tested on a GPU. Called in the scheduler's process alone."""
     log.warning(
         "stepwell: copies on CUDA are unverified on GPU: they were tested with a device that imitates one's order, and"
         " never on a GPU; `make test-gpu` of stepwell's repository checks them on yours"
@@ -61,7 +62,7 @@ def welcome(welcome: Welcome, who: Identity) -> None:
 
 
 class PauseLog:
-    """Says once that the well's operator has paused recalls, and once that they are resumed: as its answers show."""
+    """Logs once when answers show that the well's operator has paused recalls, and once when they are resumed."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -80,19 +81,19 @@ class PauseLog:
 
 
 def tell(error: StepwellError) -> None:
-    """Trouble that leaves the engine without recalls for now."""
+    """Logs trouble that leaves the engine without recalls for now."""
     level = logging.WARNING if error.code in ("SW-402", "SW-504") else logging.ERROR
     log.log(level, "stepwell: no recalls for now: %s", error)
 
 
 def tell_of_adapter(error: StepwellError) -> None:
-    """Requests with one adapter bypass; all others are served."""
+    """Logs that requests with one adapter bypass stepwell; all others are served."""
     log.warning("stepwell: %s", error)
 
 
 def tell_of_worker(error: StepwellError) -> None:
-    """Trouble of a worker's member. What settings, well and permissions have to say, the scheduler's member is told
-    too, and one line is enough."""
+    """Logs trouble of a worker's member. Trouble with settings, well and permissions is logged for the scheduler's
+    member as well, where one line is enough."""
     if error.code[3] in "156":
         log.debug("stepwell: a worker has not joined: %s", error)
     else:

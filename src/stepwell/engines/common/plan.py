@@ -1,4 +1,4 @@
-"""What the two halves tell each other: a plan per step to the workers, a report per step back. Both may be pickled."""
+"""Messages between the two halves: a plan per step to the workers, a report per step back. Both may be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler half remembers of each live request."""
+"""State that the scheduler half keeps of each live request."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Loading:
     copy_s: float = 0.0  # of the slowest rank
 
     def by_tier(self, tokens: int, block_tokens: int, tiers: Sequence[str]) -> dict[str, int]:
-        """Its first `tokens` tokens, by where their blocks were when the request asked for them. `tiers`: names by
-        place. What is of no known tier counts as host memory's, which is where it was copied from."""
+        """Number of its first `tokens` tokens by the tier that their blocks were in when the request asked for them.
+        `tiers`: names by place. Blocks of no known tier count as host memory's, from which they were copied."""
         end, found = self.start + tokens, {HOST: 0}
         for block, source in enumerate(self.sources, self.first):
             low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
@@ -110,8 +110,8 @@ class Tracked:
     recall_s: float = 0.0
 
     def receipt(self, token_bytes: int) -> dict[str, Any]:
-        """What a user is told of the request, in the response's `kv_transfer_params`. `token_bytes`: of a token's KV,
-        all ranks'."""
+        """The request's account for its user, in the response's `kv_transfer_params`. `token_bytes`: bytes of a token's
+        KV on all ranks."""
         canary = {"canary_tokens": self.canary_tokens} if self.canary_tokens else {}
         return canary | {
             "recalled_tokens": self.recalled_tokens,
@@ -123,7 +123,7 @@ class Tracked:
         }
 
     def unsaved(self, pages_per_block: int) -> Iterator[int]:
-        """Pages that are yet to be copied or compared. The last page of a request, which is not full, is none."""
+        """Pages that are yet to be copied or compared. The last page of a request is none of them: it is not full."""
         blocks = [(pending.first + pending.next, pending.first + pending.spill.blocks) for pending in self.pending]
         if self.canary_lease is not None:
             blocks.append((self.canary_lease.first, self.canary_lease.end))

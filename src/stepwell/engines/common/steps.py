@@ -21,16 +21,16 @@ DECODES = 8
 """A request with at most so many tokens in a step is decoding (some of them guessed), not computing a prompt."""
 
 MIN_TOKENS, MIN_SHARE = 16, 0.9
-"""Of prompts in a step, for it to show what prefill costs."""
+"""Least number and share of prompt tokens in a step that shows what prefill costs."""
 
 
 MIN_BYTES = 64 << 20
-"""A step may copy so much, however little was computed: some 10 ms on a CPU, 3 ms beside a forward on a GPU."""
+"""Bytes that a step may copy however little was computed: some 10 ms on a CPU, 3 ms beside a forward on a GPU."""
 
 
 class Computes(NamedTuple):
-    """Of a request in a step: its life, tokens of it that are computed when the step has ended, and how many of them
-    the step computes itself."""
+    """A request's part in a step. `life`: see `Tracked`. `after`: tokens of the request that are computed when the step
+    has ended. `tokens`: how many of them the step computes itself."""
 
     request: str
     life: int
@@ -60,7 +60,7 @@ class Steps:
             del self._under_way[next(iter(self._under_way))]
 
     def ended(self, ranks: Mapping[int, int]) -> Iterator[Computes]:
-        """What is confirmed now. `ranks`: how many more have ended each step."""
+        """Parts of steps that are confirmed now. `ranks`: how many more have ended each step."""
         for number, more in ranks.items():
             step = self._under_way.get(number)
             if step is None:
@@ -80,7 +80,7 @@ class StepTimes:
         self._under_way: dict[int, Work] = {}
 
     def begin(self, number: int, requests: Iterable[tuple[int, int]]) -> None:
-        """A step is planned: of each of its requests, tokens that it computes and tokens before them."""
+        """Notes a planned step. `requests`: tokens that it computes for each, and tokens before them."""
         tokens = prompts = 0
         seen = 0.0
         for n, before in requests:
@@ -93,7 +93,7 @@ class StepTimes:
                 del self._under_way[next(iter(self._under_way))]
 
     def ended(self, seconds: Mapping[int, float]) -> Iterator[tuple[int, float, float]]:
-        """Samples of what has ended. `seconds`: of the slowest rank, by step."""
+        """Samples from steps that have ended. `seconds`: time of the slowest rank, by step."""
         for number, took in seconds.items():
             if (step := self._under_way.pop(number, None)) is not None and took > 0:
                 yield *step, took
@@ -112,12 +112,12 @@ class SaveRoom:
     """
 
     def __init__(self, token_bytes: float) -> None:
-        """`token_bytes`: of a token's KV, of one rank."""
+        """`token_bytes`: bytes of a token's KV on one rank."""
         self._token_bytes = token_bytes
         self._earlier = self._computed = self._spent = 0.0
 
     def computed(self, tokens: int) -> None:
-        """A step that computed them is confirmed."""
+        """Adds tokens of a step that is confirmed."""
         self._computed += tokens * self._token_bytes
 
     @property

@@ -1,9 +1,9 @@
-"""What each plan asks of a worker, as tasks: loads, batches of saves, and compares.
+"""Tasks that a plan gives to a worker: loads, batches of saves, and compares.
 
 Each of them is waited for: a load by the engine's scheduler, the lease of a save or a compare by the well. So a task is
-recorded when its plan comes, before anything is done for it, and answered exactly once, when nobody copies for it any
-more: as done as far as it came, and as failed for the rest. What raises in between costs what that task would have
-brought, and no answer.
+recorded when its plan comes, before anything is done for it, and answered exactly once, when none of its copies runs:
+as done as far as it came, and as failed for the rest. What raises in between costs what that task would have brought,
+and no answer.
 
     recorded -- begun: a job copies ----------------> over -> answered
              '- skipped: its turn has passed --------^
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Handover(Generic[T]):
-    """What is gathered until it is taken, as a whole and once: a taking that raises has taken nothing."""
+    """Gathers something until it is taken, as a whole and once: a `take` that raises has taken nothing."""
 
     def __init__(self, new: Callable[[], T]) -> None:
         self._new = new
@@ -33,7 +33,7 @@ class Handover(Generic[T]):
 
     @property
     def now(self) -> T:
-        """What is being gathered, to be added to."""
+        """The value being gathered, to which is added."""
         return self._gathered[0]
 
     def take(self) -> T:
@@ -58,16 +58,16 @@ class Task:
 
     @property
     def idle(self) -> bool:
-        """Nobody copies for it now."""
+        """None of its copies runs."""
         return all(copying.done for copying in self.begun)
 
     @property
     def over(self) -> bool:
-        """Nor ever will."""
+        """It is idle and will do nothing more."""
         return (self.skipped or (self.job is not None and self.job.over)) and self.idle
 
     def skip(self) -> None:
-        """Its turn has passed: if it has not begun by now, it never will."""
+        """Keeps it from beginning, if it has not begun: its turn has passed."""
         self.skipped = self.job is None
 
 

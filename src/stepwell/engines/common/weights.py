@@ -1,4 +1,4 @@
-"""What stands for an engine's weights: a name that its user gave, or the fingerprint of their files."""
+"""Identity of an engine's weights: a name that its user gave, or the fingerprint of their files."""
 
 from __future__ import annotations
 

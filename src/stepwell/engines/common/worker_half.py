@@ -32,10 +32,10 @@ PART_BYTES = 32 << 20
 
 
 class WorkerHalf:
-    """`shard`: which part of a block this rank holds (its own number, if not said). `writes`: of the ranks that hold
-    it, this is the one that saves it. `threaded`: copies that run are waited for by threads; else whenever something is
-    taken from here. `report`: an empty
-    report, of a class that the engine can carry. Jobs may run on threads; all else is the engine's thread's."""
+    """`shard`: number of the part of a block that this rank holds (its own rank by default). `writes`: of the ranks
+    that hold it, this one saves it. `threaded`: threads wait for copies that run; without them that happens whenever
+    something is taken from here. `report`: makes an empty report, of a class that the engine can carry. Jobs may run on
+    threads; everything else is called by the engine's thread."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class WorkerHalf:
     # hooks, in the order of a step ------------------------------------------------------------------------------------
 
     def before_forward(self, plan: StepPlan) -> None:
-        """Last moment of pages that were taken back from a request."""
+        """Copies pages that were taken back from a request, before the forward can write them."""
         step = self.accept(plan)
         try:
             step.before = self._copies.now()
@@ -79,7 +79,7 @@ class WorkerHalf:
             self.fence(plan)
 
     def accept(self, plan: StepPlan) -> Step:
-        """From here on what the plan asks for is answered, whatever happens."""
+        """Records the plan: from here on all that it asks for is answered, whatever raises."""
         for step in self._steps:
             if step.plan is plan:
                 return step
@@ -88,7 +88,7 @@ class WorkerHalf:
         return self._accept_all()
 
     def _accept_all(self) -> Step:
-        """The last step."""
+        """Makes steps of all recorded plans; returns the last one."""
         while self._plans:
             if not self._steps or self._steps[-1].plan is not self._plans[0]:
                 self._steps.append(Step.of(self._plans[0]))
@@ -96,8 +96,8 @@ class WorkerHalf:
         return self._steps[-1]
 
     def fence(self, plan: StepPlan) -> None:
-        """The forward waits for copies that touch pages which it takes. Nothing is done the second time. Where that
-        cannot be had, what is copied out of pages now counts as not copied."""
+        """Makes the forward wait for copies that touch pages which it takes. Idempotent. Where that fails, whatever is
+        being copied out of pages counts as not copied."""
         try:
             step = self.accept(plan)
             step.handled = sys.exc_info()[1]
@@ -109,7 +109,7 @@ class WorkerHalf:
             raise
 
     def _distrust_copies(self) -> None:
-        """The forward may write the pages that are being copied out."""
+        """Marks copies out of pages as worthless: the forward may write these pages meanwhile."""
         for step in self._steps:
             for task in (*step.urgent, *step.saves, *step.compares):
                 task.distrusted = True
@@ -158,11 +158,13 @@ class WorkerHalf:
                 copying.wait()
 
     def wake_up(self) -> None:
-        """The pages have memory again, and nothing in it: plans of a scheduler that does not know that save nothing."""
+        """The pages have memory again, with nothing in it. Plans made before the scheduler knows of that save
+        nothing."""
         self._asleep = False
 
     def _awake(self, naps: int | None = None) -> Copies:
-        """Raises RuntimeError where pages hold nothing. `naps`: of which the plan knows."""
+        """The copies. Raises RuntimeError where pages hold nothing. `naps`: how many of them the plan takes into
+        account."""
         if self._asleep or (naps is not None and naps != self._naps):
             raise RuntimeError("the engine sleeps, or has slept since its pages were written")
         return self._copies
@@ -175,7 +177,7 @@ class WorkerHalf:
         return self._received.take() or None
 
     def take_bad_pages(self) -> set[int]:
-        """Of loads whose requests are received at a later step."""
+        """Pages that loads did not fill, whose requests are received at a later step."""
         return self._bad_pages.take()
 
     def take_report(self) -> StepReport:
@@ -202,7 +204,7 @@ class WorkerHalf:
         self._steps = [step for step in self._steps[:-1] if not all(t.told for t in step.tasks)] + self._steps[-1:]
 
     def _bad_pages_known(self, task: Task) -> bool:
-        """The engine has taken the pages that this load did not fill, if there are any."""
+        """Whether the engine has taken the pages that this load did not fill, if there are any."""
         if not isinstance(task, LoadTask) or task.good == len(task.load.blocks):
             return True
         if task.bad is None:
@@ -212,7 +214,7 @@ class WorkerHalf:
         return task.bad is not self._bad_pages.now
 
     def _tell(self, task: Task) -> None:
-        """After an exception all of it is done again, at the next step."""
+        """Reports the end of a task. After an exception it is called again at the next step."""
         if task.hold is not None:
             task.hold.close()
         if not task.answered:
@@ -233,8 +235,8 @@ class WorkerHalf:
         task.told = True
 
     def _answer(self, task: Task) -> None:
-        """Ends its leases, if nobody copies any more: else that is done when it is over. What the well is told twice
-        means nothing the second time."""
+        """Ends the task's leases if none of its copies runs; otherwise they end when it is over. Ending a lease twice
+        does no harm."""
         if not task.idle:
             return
         try:
@@ -253,8 +255,9 @@ class WorkerHalf:
     # copying ----------------------------------------------------------------------------------------------------------
 
     def _begin(self, task: Task, steps: Steps, lane: Lane | None) -> None:
-        """Without a lane all of it is done now. Else by that one: loads from their beginning, the rest when the first
-        copies have been handed over, which must be now. Nothing is done for a task that has begun or was skipped."""
+        """Starts the task's job. Without a lane it is finished here. Otherwise the lane runs it: loads from their
+        beginning, other tasks after their first copies have been handed over here. A task that has begun or was skipped
+        is left alone."""
         if task.skipped or task.job is not None:
             return
         job = Job(steps)
@@ -273,7 +276,8 @@ class WorkerHalf:
 
     @contextmanager
     def _holding(self, task: Task) -> Iterator[Hold]:
-        """For slots, whose views must be gone by its end. What still copies then keeps them until it does not."""
+        """A hold for the task's slots. Views of slots must be gone when it ends; copies under way then keep the slots
+        until they are done."""
         hold = task.hold = self._client.hold()
         try:
             yield hold
@@ -353,13 +357,13 @@ class WorkerHalf:
         return seconds
 
     def _parts(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """All at once where a copy is over when it returns."""
+        """The shards of each scatter: all of them where a copy is over when it returns."""
         each = max(1, PART_BYTES // self._shard_bytes) if self._copies.overlaps else len(shards) or 1
         for first in range(0, len(shards), each):
             yield shards[first : first + each]
 
     def _compare(self, task: CompareTask, after: Mark, naps: int) -> Steps:
-        """A canary."""
+        """The steps of comparing a canary."""
         compare = task.compare
         errors: list[float] = []
         try:
@@ -376,7 +380,7 @@ class WorkerHalf:
         self._answer(task)
 
     def _errors(self, session: int, ref: Ref, fresh: Bytes, hold: Hold) -> list[float]:
-        """Each layer's, of one block, which is checked to be the one leased before it is read and afterwards. Raises
+        """Errors of each layer of one block, whose slot is checked before it is read and afterwards. Raises
         IntegrityError."""
         slot = hold.slot(session, *ref)
         errors = self._copies.errors(fresh, slot.bytes.reshape(-1, self._copies.page_bytes)[: len(fresh)])

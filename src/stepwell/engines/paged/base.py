@@ -1,4 +1,4 @@
-"""What copying between an engine's pages and slots promises, whatever the device.
+"""The interface of copies between an engine's pages and slots, whatever the device.
 
 A shard lies in its slot page by page, and within a page layer by layer:
 
@@ -30,18 +30,18 @@ class Mark(Protocol):
     """A point in the engine's work."""
 
     def seconds_after(self, earlier: Mark) -> float | None:
-        """How long the work between them took; None: it has not ended."""
+        """Seconds that the work between them took; None if it has not ended."""
 
 
 class Copying(Protocol):
-    """Copies that are under way, or were."""
+    """Copies that are under way or have ended."""
 
     @property
     def done(self) -> bool:
-        """Nobody copies any more; they may have failed."""
+        """They have ended, well or not."""
 
     def wait(self) -> None:
-        """Until that, without holding the GIL. Raises what went wrong, then and afterwards."""
+        """Returns when they are done; does not hold the GIL. Raises what went wrong, at every call."""
 
     @property
     def seconds(self) -> float:
@@ -56,8 +56,8 @@ class Fetched(NamedTuple):
 
 
 class Copies(Protocol):
-    """Of one rank's KV. Indices are checked before anything is copied: a wrong one raises IndexError. Whoever hands
-    copies over keeps their slots mapped until they are done. For several threads, `hold_back` and `now` for the
+    """Copies of one rank's KV. Indices are checked before anything is copied: a wrong one raises IndexError. The caller
+    keeps slots mapped until their copies are done. Safe for several threads, but `hold_back` and `now` are for the
     engine's alone."""
 
     num_pages: int
@@ -67,10 +67,11 @@ class Copies(Protocol):
     the forward's time. 0: none, they run beside it."""
 
     overlaps: bool
-    """Copies may still run when the engine's next step is handed over: then it must be told of pages that it writes."""
+    """Copies may still run when the engine's next step is handed over, so `hold_back` has to name the pages that it
+    writes."""
 
     def now(self) -> Mark:
-        """After all work that the engine has handed over until now."""
+        """The point after all work that the engine has handed over until now."""
 
     def gather(self, shards: Sequence[Shard], after: Mark) -> Copying:
         """Copies the engine's pages into the slots, which they must fill: what else is in a slot is another block's.
@@ -84,7 +85,7 @@ class Copies(Protocol):
         """Copies pages into memory of their own. Raises as `gather` does."""
 
     def hold_back(self, pages: Collection[int]) -> None:
-        """What the engine hands over from now on begins when no copy under way touches these pages. Does not wait."""
+        """Makes the engine's later work begin when no copy under way touches these pages. Does not wait."""
 
     def errors(self, fresh: Bytes, stored: Bytes) -> list[float]:
         """How far each layer's K, then its V, of `fresh` is from `stored`, both (pages, page_bytes): relative errors.
@@ -93,8 +94,8 @@ class Copies(Protocol):
 
     @property
     def prepare(self) -> Callable[[Bytes], Callable[[], None]] | None:
-        """What a slab's memory needs before it is copied from or to, once; what that returns undoes it. None: nothing.
-        May block for a second a GiB. Raises CapacityError SW-208 when the driver refuses."""
+        """Prepares a slab's memory once, before the first copy; returns a function that undoes it. None if no
+        preparation is needed. May block for a second a GiB. Raises CapacityError SW-208 when the driver refuses."""
 
     def close(self) -> None:
         """Ends threads when they have done what they were given. Does not wait."""

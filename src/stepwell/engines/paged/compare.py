@@ -15,11 +15,12 @@ KINDS = ("float32", "float16", "bfloat16")
 """Numbers that can be compared. Quantised ones cannot yet."""
 
 WORST = 1e6
-"""Error of pages that are not comparable at all: a number in one where the other has none."""
+"""Error of pages that differ beyond comparison: a number in one where the other has none."""
 
 
 def compare(fresh: Bytes, stored: Bytes, rows: Sequence[Row]) -> list[float]:
-    """Of each row's K, then its V; both (pages, page_bytes). Raises KeyError for numbers that cannot be compared."""
+    """Relative errors of each row's K, then of its V. Both arrays are (pages, page_bytes). Raises KeyError for numbers
+    that cannot be compared."""
     errors: list[float] = []
     at = 0
     for row in rows:
@@ -45,7 +46,7 @@ def relative_error(fresh: npt.NDArray[np.uint8], stored: npt.NDArray[np.uint8], 
 
 
 def _ratio(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
-    """In units of the largest of `b`, so that squares neither vanish nor overflow."""
+    """Relative error, computed in units of the largest of `b`, so that squares neither vanish nor overflow."""
     scale = float(np.max(np.abs(b), initial=0.0))
     if not scale:
         return math.inf if np.any(a) else 0.0

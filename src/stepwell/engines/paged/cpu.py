@@ -22,7 +22,7 @@ forward's time where cores are few, and the request that waits for it would wait
 
 
 class Moment:
-    """When the engine was here: on a CPU it has done all that it was given."""
+    """A point in time: on a CPU the engine has done all its work by then."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
@@ -33,7 +33,7 @@ class Moment:
 
 
 class Copied:
-    """Has ended well."""
+    """A copy that has ended well."""
 
     done = True
 
@@ -163,7 +163,7 @@ class _Run:
 
 
 class _EvenRun(_Run):
-    """The engine's pages are evenly spaced too."""
+    """A run whose engine pages are evenly spaced too."""
 
     def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
         super().__init__(slots, slot, place, page)

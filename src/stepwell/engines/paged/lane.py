@@ -1,7 +1,7 @@
-"""Who waits for copies that run: jobs that do something, wait for a copy, and do something more, one after the other.
+"""Jobs that do something, wait for a copy, and do something more; and lanes that run them one after the other.
 
 A job is over when its steps have ended, in whatever way: at their end, by an exception of theirs, or because they were
-closed. Whoever looks after jobs may itself raise at any point: a job then goes on from where it was, or is closed.
+closed. An exception may also come from the caller at any point: a job then goes on from where it was, or is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Steps = Generator[Copying, None, None]
 
 
 class Job:
-    """For one thread at a time."""
+    """Steps that wait for copies. Used by one thread at a time."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -29,21 +29,21 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """For any thread: nothing of its steps runs, nor ever will."""
+        """None of its steps runs or will run. Safe to call from any thread."""
         return inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED
 
     def advance(self) -> None:
-        """As far as it comes without waiting."""
+        """Runs it as far as it comes without waiting."""
         while not self.over and (self._waits is None or self._waits.done):
             self._resume()
 
     def finish(self) -> None:
-        """To its end, waiting for each copy."""
+        """Runs it to its end, waiting for each copy."""
         while not self.over:
             self._resume()
 
     def _resume(self) -> None:
-        """To its next copy. Raises what its steps do."""
+        """Runs it to its next copy. Raises what its steps raise."""
         try:
             if self._waits is not None:
                 self._waits.wait()
@@ -59,7 +59,7 @@ class Job:
             return None
 
     def close(self) -> None:
-        """It goes no further. Nothing is done to one that another thread is running: that one ends it."""
+        """Ends its steps where they are. A job that another thread is running is left to that thread."""
         try:
             self._steps.close()
         except ValueError as error:
@@ -92,7 +92,7 @@ class Lane:
         self._wake.set()
 
     def poll(self) -> None:
-        """Called now and then by who puts jobs."""
+        """Called now and then by the thread that puts jobs."""
         if self._thread is None:
             while self._jobs and self._over(self._jobs[0], Job.advance):
                 self._jobs.popleft()
@@ -122,7 +122,7 @@ class Lane:
 
     @staticmethod
     def _over(job: Job, go_on: Callable[[Job], None]) -> bool:
-        """Whether it is, now that it has gone on."""
+        """Runs the job with `go_on`; returns whether it is over."""
         try:
             go_on(job)
         except Exception:  # the others go on

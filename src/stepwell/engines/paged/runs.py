@@ -20,7 +20,7 @@ from stepwell.io.memory import Bytes
 Numbers = npt.NDArray[np.int64]
 
 LONGEST_PITCH = (1 << 31) - 1
-"""Of a 2-D copy; the runtime refuses longer ones (cudaDeviceProp.memPitch)."""
+"""Longest pitch of a 2-D copy, in bytes: the runtime refuses longer ones (cudaDeviceProp.memPitch)."""
 
 
 class Run(NamedTuple):
@@ -71,7 +71,7 @@ def check_whole(shard: Shard, page_bytes: int) -> None:
 
 
 def places(shards: Sequence[Shard], page_bytes: int) -> Places:
-    """Of shards that were checked."""
+    """The places of shards that were checked."""
     host, pages, memory = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for (slots, slot), skip, wanted in shards:
         first = slots.ctypes.data + slot * slots.strides[0] + skip * page_bytes

@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
 ALONE_BYTES = 32 << 20
 """Up to here one thread copies alone: the second one would save a millisecond or two, and where its processor is taken
-by somebody else it can cost more, since its last piece is waited for."""
+by another process it can cost more, since its last piece is waited for."""
 
 _libc = ctypes.CDLL(None)
 
@@ -68,7 +68,7 @@ class _Job:
             self._left.set()
 
     def wait(self) -> None:
-        """Until nobody copies any more. Raises what the helper raised."""
+        """Returns when neither thread copies any more. Raises what the helper raised."""
         with self._lock:
             self._over = True
         if self._joined:
@@ -82,7 +82,8 @@ class _Job:
 
 
 class Team:
-    """May be used by several threads at a time: the helper then helps one after the other, or comes too late."""
+    """Copies with a helper thread. Safe for several threads: the helper helps one after the other, or comes too
+    late."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -91,7 +92,7 @@ class Team:
         self._lock = threading.Lock()  # guards the two above
 
     def copy(self, copies: Sequence[Copy], nbytes: int) -> None:
-        """Does these copies, of `nbytes` in all. Nobody copies any more when it returns, and when it raises."""
+        """Does these copies, of `nbytes` in all. None of them runs any more when it returns or raises."""
         job = _Job(iter(copies))
         if nbytes > ALONE_BYTES and self._send_elsewhere():
             self._jobs.put(job)

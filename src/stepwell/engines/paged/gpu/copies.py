@@ -4,9 +4,9 @@
     out                           '-> gather p, q ---------'
     in                                      '-> scatter q' waits for the gather
 
-A copy begins after the engine's work that it is told of, and after copies under way that touch the same pages the other
-way round. The engine's own work is held back only where it takes pages that a copy still touches. All of that is
-arranged in the device's queues: nobody here waits for anything.
+A copy begins after the engine's work that its caller names, and after copies under way that touch the same pages the
+other way round. The engine's own work is held back only where it takes pages that a copy still touches. All of that is
+arranged in the device's queues: no thread waits here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepwell.io.memory import Bytes
 
 
 class Flight:
-    """A copy under way: the pages that it touches, and when it has ended. `memory`: of its own, kept until then."""
+    """A copy under way: the pages that it touches, and the event of its end. `memory` is kept until then."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Flight:
 
 
 class GpuCopies:
-    """Of one rank. `methods`: how each direction is copied, as it was measured to be faster."""
+    """Copies of one rank. `methods`: the faster method of each direction, as measured."""
 
     inline_bytes = 0
     overlaps = True
@@ -108,7 +108,7 @@ class GpuCopies:
                 return flight
         except Exception:
             if ended is not None:
-                ended.wait()  # nobody will know of it
+                ended.wait()  # no caller learns of it
             raise
 
     def hold_back(self, pages: Collection[int]) -> None:
@@ -121,7 +121,7 @@ class GpuCopies:
                     flight.ended.wait()
 
     def _touching(self, pages: Collection[int]) -> list[Flight]:
-        """Those under way; what has ended is forgotten here."""
+        """Copies under way that touch these pages; those that have ended are forgotten here."""
         self._flights = [flight for flight in self._flights if not flight.done]
         return [flight for flight in self._flights if not flight.pages.isdisjoint(pages)]
 

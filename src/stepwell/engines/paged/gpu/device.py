@@ -1,4 +1,4 @@
-"""What a GPU must be able to do for `gpu.GpuCopies`. `cuda.CudaDevice` can; so can one for tests that is late."""
+"""The interface of a device for `GpuCopies`: `CudaDevice` implements it, and a late one for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepwell.io.memory import Bytes
 
 
 class Direction(Enum):
-    """Each has a queue of its own: both may run at once, and what goes one way keeps its order."""
+    """Each direction has a queue of its own: both may run at once, and copies of one direction keep their order."""
 
     OUT = "gather"
     IN = "scatter"
@@ -31,10 +31,10 @@ class DeviceEvent(Protocol):
 
     @property
     def passed(self) -> bool:
-        """All before it in its queue has ended, or the device has failed, so that nothing runs any more."""
+        """Everything before it in its queue has ended, or the device has failed, so that nothing runs any more."""
 
     def wait(self) -> None:
-        """Until it has passed, without holding the GIL. Raises RuntimeError when the device has failed."""
+        """Returns when it has passed; does not hold the GIL. Raises RuntimeError when the device has failed."""
 
 
 class Device(Protocol):
@@ -54,19 +54,19 @@ class Device(Protocol):
         where nothing was begun or all of it has ended."""
 
     def seconds(self, began: DeviceEvent, ended: DeviceEvent) -> float:
-        """Between two that have passed."""
+        """Time between two events that have passed."""
 
     def hold_back(self, event: DeviceEvent) -> None:
         """The engine's queue goes on from here when the event has passed."""
 
     def memory(self, nbytes: int) -> Bytes:
-        """Host memory that it can reach, until nobody has it any more."""
+        """Host memory that the device can reach, for as long as it is referenced."""
 
     def register(self, memory: Bytes) -> None:
         """Makes host memory reachable. Blocks. Raises CapacityError SW-208."""
 
     def unregister(self, memory: Bytes) -> None:
-        """Takes that back. Raises RuntimeError."""
+        """Undoes `register`. Raises RuntimeError."""
 
     def close(self) -> None:
-        """Nothing more will be asked of it."""
+        """Called last."""

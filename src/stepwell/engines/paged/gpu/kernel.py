@@ -10,13 +10,14 @@ import functools
 from typing import Any
 
 WORD = 8
-"""Bytes that are moved at a time: addresses and sizes must be multiples."""
+"""Bytes that are moved at a time: addresses and sizes must be multiples of it."""
 
 TILE_BYTES = 16 << 10
-"""What one program takes at a time: a piece is cut into so many, for pieces of any size to keep all programs busy."""
+"""Bytes that one program takes at a time. Pieces are cut into tiles, so that pieces of any size keep all programs
+busy."""
 
 PROGRAMS = 16
-"""That run at a time. A few keep the bus full; the others' processors are the engine's."""
+"""Programs that run at a time. A few keep the bus full and leave the other processors to the engine."""
 
 
 @functools.cache

@@ -33,7 +33,7 @@ CLEARLY = 0.8
 
 
 def measure(pool: Pool, device: Device) -> dict[Direction, CopyMethod]:
-    """The way of each direction. Pages keep what is in them, but nobody may use them meanwhile. Raises Unsupported
+    """The method for each direction. Pages keep their content, but must not be used meanwhile. Raises Unsupported
     SW-714 where the copy engine does not bring back what was written, and what the device raises."""
     trial = _Trial(pool, device)
     kept = trial.memory()
@@ -55,7 +55,7 @@ def measure(pool: Pool, device: Device) -> dict[Direction, CopyMethod]:
 
 
 class _Trial:
-    """Some pages in any order, and memory for them."""
+    """Some pages in random order, and memory for them."""
 
     def __init__(self, pool: Pool, device: Device) -> None:
         self._pool = pool
@@ -67,7 +67,7 @@ class _Trial:
         return self._device.memory(len(self._pages) * self._pool.page_bytes)
 
     def copy(self, direction: Direction, method: CopyMethod, memory: Bytes) -> float:
-        """Seconds."""
+        """Copies the trial's pages; returns seconds."""
         where = Places.side_by_side(memory, self._pages, self._pool.page_bytes)
         began, ended = self._device.enqueue(direction, method, where, self._pool, [self._device.now()])
         ended.wait()
@@ -82,7 +82,8 @@ class _Trial:
         return np.array_equal(given, back)
 
     def kernel_is_sound(self) -> bool:
-        """Beside the copy engine, which is. One that cannot be had is not."""
+        """Whether the kernel brings back every byte, alone and together with the copy engine. False where there is
+        none."""
         try:
             return all(self.returns(into, out) for into, out in product(CopyMethod, CopyMethod))
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises, the copy engine is there
@@ -91,14 +92,14 @@ class _Trial:
 
 
 def faster(seconds: Callable[[CopyMethod], float]) -> CopyMethod:
-    """By the medians of several, after one each to warm up, taken in turn."""
+    """The method with the smaller median of several copies, taken in turn after one each to warm up."""
     taken = [(seconds(CopyMethod.ENGINE), seconds(CopyMethod.KERNEL)) for _ in range(REPEATS + 1)][1:]
     engine, kernel = (statistics.median(times) for times in zip(*taken, strict=True))
     return CopyMethod.KERNEL if kernel <= CLEARLY * engine else CopyMethod.ENGINE
 
 
 def kernel_can(pool: Pool, device: Device) -> bool:
-    """It finds registered memory, and all runs are of whole words, at such addresses."""
+    """Whether the kernel reaches registered memory, and all runs are whole words at addresses of words."""
     return device.kernel_reaches and all(
         number % WORD == 0 for span in pool.spans for number in (span.address, span.stride, span.nbytes)
     )
