@@ -2,7 +2,7 @@
 
 Each place that raises names its own code from the one table below; `docs/errors.md` is checked against it. The
 hundreds of a code are its class, so a log line can be searched by either. This module holds no policy: whether an
-error becomes a counted miss, an inert connector or an exit status is decided by whoever catches it. Standard library
+error becomes a counted miss, an inert connector or an exit status is decided where it is caught. Standard library
 only, because every layer imports it, the engine side included.
 """
 
@@ -45,12 +45,12 @@ CODES = _table(
     ("SW-125", "a capacity to simulate cannot be used"),
     ("SW-126", "the description of a fleet is impossible"),
     ("SW-127", "a sweep cannot be spread over a Ray cluster"),
-    ("SW-128", "the tasks of an accuracy run, or what it is to compare, cannot be used"),
+    ("SW-128", "the tasks or policies of an accuracy run cannot be used"),
     ("SW-129", "a long-context policy is impossible"),
     ("SW-130", "hot_tokens or prefill_tokens of a long context is too small"),
     ("SW-131", "a long-context policy is not known"),
     ("SW-132", "a prompt does not begin with what is in its cache"),
-    ("SW-133", "a cache of a long context is of no further use"),
+    ("SW-133", "a cache of a long context can no longer be used"),
     ("SW-134", "tokens cannot be taken back out of a cache of a long context"),
     ("SW-135", "an exact policy cannot go on with a saved context of a sparse one"),
     ("SW-136", "the model, tokens, blocks or buffers of a library's call cannot be used"),
@@ -59,7 +59,7 @@ CODES = _table(
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),
     ("SW-205", "a process of a sweep cannot be started, or was lost"),
-    ("SW-206", "a driver does not give back a slab that it was told of"),
+    ("SW-206", "a driver does not give back a slab that was registered with it"),
     ("SW-207", "an engine does not unmap host memory that was taken from it (warning)"),
     ("SW-208", "a GPU's driver refused to register a slab"),
     ("SW-209", "the tiers of a long context, or the disk for a saved one, are full"),
@@ -88,10 +88,10 @@ CODES = _table(
     ("SW-508", "the file of a long context cannot be read or written"),
     ("SW-509", "the process that scores near the data of a long context is gone"),
     ("SW-510", "the system refuses a process of an engine what it needs to reach the well"),
-    ("SW-511", "what was paused cannot be read, so everything is paused (warning)"),
-    ("SW-512", "a pause, or its end, is in force and does not outlive the well"),
-    ("SW-513", "the settings cannot be read again in time, and nothing has changed"),
-    ("SW-514", "home does not answer"),
+    ("SW-511", "the list of pauses cannot be read, so recalls and spills are paused (warning)"),
+    ("SW-512", "a pause, or its end, is in force but was not kept for the well's next start"),
+    ("SW-513", "the settings could not be read again in time, so nothing has changed"),
+    ("SW-514", "the filesystem of home does not answer"),
     # 6xx AccessDenied: ownership and permissions
     ("SW-601", "home cannot be created, read or written"),
     ("SW-602", "home belongs to another user or can be written by others"),
@@ -102,7 +102,7 @@ CODES = _table(
     ("SW-607", "the keyring has no keys for the tenant"),
     ("SW-608", "a directory of the disk tier cannot be used, is not ours, or is open to others"),
     ("SW-609", "a directory of the disk tier lies on a network filesystem or in memory"),
-    ("SW-610", "a saved context, or the key to it, cannot be opened, or the key is another one"),
+    ("SW-610", "a saved context or its key cannot be opened, or the key does not belong to it"),
     # 7xx Unsupported: cannot be served correctly here, yet
     ("SW-701", "this platform is not Linux"),
     ("SW-702", "the system has no memfd_create"),
@@ -116,8 +116,8 @@ CODES = _table(
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),
     ("SW-714", "the GPU, or the CUDA of torch, cannot be used"),
-    ("SW-715", "an attention cannot be tiered"),
-    ("SW-716", "a model cannot be tiered"),
+    ("SW-715", "an attention implementation cannot be used across tiers"),
+    ("SW-716", "a model cannot be used across tiers"),
     ("SW-717", "an option of generate cannot be used with a cache across tiers"),
     ("SW-718", "a connector made of several connectors is not supported yet"),
     # 8xx ProtocolError: messages between engine and well

@@ -1,4 +1,4 @@
-"""What happens in a hierarchy, as values: counted, logged, tested and one day explained by whoever listens.
+"""Events of a hierarchy, as values for sinks that count, log or test them.
 
 A sink is called on the hierarchy's thread, once for each event, after it has happened. It must not block, raise or
 call back. Nothing in an event tells tokens, prompts or tenants.
@@ -48,8 +48,8 @@ class SlabRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RunAnswered:
-    """A request has its final answer: blocks of its leading run, how many of them came up from a tier for it, blocks
-    beyond it, and why it ended there."""
+    """A request has its final answer: blocks of its leading run, how many of them were promoted from a tier for it,
+    blocks beyond it, and why it ended there."""
 
     hits: int
     staged: int
@@ -59,7 +59,7 @@ class RunAnswered:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRecalled:
-    """Leased for copying into an engine."""
+    """Blocks were leased for copying into an engine."""
 
     blocks: int
     nbytes: int
@@ -67,7 +67,7 @@ class BlocksRecalled:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpilled:
-    """Published: every rank has written its shard."""
+    """A block was published: every rank has written its shard."""
 
     nbytes: int
 
@@ -116,7 +116,7 @@ class BlockNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlocksPrefetched:
-    """A tier was asked for blocks that nobody has asked for yet."""
+    """A tier was asked for blocks that no request has asked for yet."""
 
     tier: str
     blocks: int
@@ -124,7 +124,7 @@ class BlocksPrefetched:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchEnded:
-    """A guess is over: of the blocks that were brought up for it, those that were asked for in its time, and not."""
+    """A guess is over: of the blocks that were promoted for it, those that were asked for in its time, and not."""
 
     used: int
     unused: int

@@ -185,7 +185,7 @@ class _PrivateFile:
         self._nbytes = os.fstat(self._fd).st_size
 
     def _open(self) -> int:
-        # The umask decides nothing here, and a symbolic link is not followed to somebody else's file.
+        # The umask decides nothing here, and a symbolic link is not followed to another user's file.
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(fd, 0o600)
         return fd
@@ -197,7 +197,7 @@ class _PrivateFile:
         _write_all(self._fd, lines)
 
     def _rotate(self) -> None:
-        with suppress(FileNotFoundError):  # somebody has moved it away
+        with suppress(FileNotFoundError):  # it was moved away
             os.replace(self._path, f"{self._path}.1")
         full, self._fd, self._nbytes = self._fd, self._open(), 0
         os.close(full)

@@ -46,7 +46,7 @@ def attach(
     if prefill_tokens < 1:
         raise ConfigError(
             "SW-130",
-            what=f"prefill_tokens={prefill_tokens} is no size of a part",
+            what=f"prefill_tokens={prefill_tokens} is no number of tokens",
             why="a prompt is computed in parts of so many tokens",
             fix="give at least 1, or leave it out",
         )

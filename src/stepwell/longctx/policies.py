@@ -141,7 +141,7 @@ def named(name: str) -> Policy:
 def _unknown(why: str) -> ConfigError:
     return ConfigError(
         "SW-131",
-        what="no long-context policy is called so",
+        what="there is no long-context policy of this name",
         why=why,
         fix="use one of these names, or give a stepwell.longctx.Policy",
     )

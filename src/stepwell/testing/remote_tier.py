@@ -11,7 +11,7 @@ from stepwell.testing.dict_tier import DictTier, Kept
 from stepwell.tiers.base import Outgoing, ProbeDone, Reading, Writing
 
 Store = dict[BlockId, Kept]
-"""What all wells share. Whoever takes something out of it, or puts something in, is another well."""
+"""The content that all wells share. A test that takes something out or puts something in plays another well."""
 
 
 class RemoteTier(DictTier):

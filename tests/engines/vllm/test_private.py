@@ -70,7 +70,7 @@ def test_without_it_requests_with_an_adapter_bypass(
 def test_nothing_else_that_is_private_is_used() -> None:
     """Of modules and classes that the adapter imports: `module._name`, and `from module import _name`."""
     found: set[str] = set()
-    for path in [path for package in (common, vllm) for path in Path(package.__path__[0]).glob("*.py")]:
+    for path in [path for package in (common, vllm) for path in Path(package.__path__[0]).rglob("*.py")]:
         tree = ast.parse(path.read_text())
         theirs: set[str] = set()
         for node in ast.walk(tree):

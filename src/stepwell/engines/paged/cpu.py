@@ -189,7 +189,7 @@ def _view(tensor: Any, row: Row, num_pages: int) -> Bytes:
             "SW-707",
             what="KV that is not in CPU memory cannot be copied by the processor",
             why=f"device {tensor.device}",
-            fix="report this to stepwell",
+            fix="report this to the project",
         )
     flat = tensor.as_strided((num_pages, row.nbytes // tensor.element_size()), (row.stride // tensor.element_size(), 1))
     view: Bytes = flat.view(torch.uint8).numpy()

@@ -114,7 +114,7 @@ def _row(name: str, tensor: Any, num_pages: int) -> Row:
             "SW-707",
             what=f"the KV cache of layer {name} cannot be copied",
             why=f"shape {shape}, stride {strides}: not {num_pages} pages of one run of bytes each",
-            fix="use a layout whose pages are compact (VLLM_KV_CACHE_LAYOUT=LBHNC), or report this one to stepwell",
+            fix="use a layout whose pages are compact (VLLM_KV_CACHE_LAYOUT=LBHNC), or report this one to the project",
         )
     if tensor.device.type == "cpu" and len(shape) == 4:  # packed for the processor: of each head all of K, then of V
         split = (pieces * shape[1], 2, -1)

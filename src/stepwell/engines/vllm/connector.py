@@ -66,8 +66,8 @@ ANSWERS = (
     "build_connector_worker_meta",
     "update_connector_output",
 )
-"""Hooks without which a plan would not arrive, or its loads would not be answered: their requests would wait for
-ever."""
+"""Hooks that have to exist: without one of them a plan would not arrive or its loads would not be answered, and their
+requests would wait for ever."""
 
 
 class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
@@ -121,16 +121,16 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             self._inert(
                 Unsupported(
                     "SW-710",
-                    what="this vLLM lacks something that stepwell needs",
+                    what="this vLLM lacks an interface that stepwell needs",
                     why=f"{type(error).__name__}: {error}",
-                    fix=f"use vLLM {TESTED[-1]}, the newest version that this was tested with",
+                    fix=f"use vLLM {TESTED[-1]}, the newest version that stepwell was tested with",
                 )
             )
 
     # start ------------------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        """Raises only where the user asked for that (`strict`)."""
+        """Makes the worker's half. Raises only where the user asked for that (`strict`)."""
         if self._is_scheduler or self._opening is None or self._client is not None:
             return
         try:
@@ -145,7 +145,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         return self._opening.client if self._opening is not None else None
 
     def _caught(self, hook: str, error: Exception) -> None:
-        """An exception in a hook. Raises nothing."""
+        """Logs and counts an exception in a hook. Raises nothing."""
         self._limited.log(
             logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
         )
@@ -154,13 +154,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
                 client.count("hook_errors")
 
     def _go_without(self, request: Any) -> None:
-        """The request that an exception was about goes on without stepwell."""
+        """Leaves the request that an exception was about without stepwell."""
         if self._sched is not None:
             self._sched.drop(request.request_id)
 
     def _inert(self, error: StepwellError, *, alone: bool = False) -> None:
-        """Serves nothing from here on. Raises where the user asked for that. `alone`: only this process knows; what
-        all find at their start is told by the scheduler's."""
+        """Logs why this connector serves nothing from here on, or raises it where the user asked for that. `alone`:
+        only this process knows of it; what all processes find at their start is logged by the scheduler's."""
         if self._strict:
             raise error
         level = logging.ERROR if alone or self._is_scheduler else logging.DEBUG
@@ -191,7 +191,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
         @guarded({})
         def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
-            """Where the tokens lay when the request came, not where they were copied from."""
+            """Tokens by the source where they lay when the request came, which is not always where they are copied
+            from."""
             found: Counter[Any] = Counter()
             for tier, tokens in (self._sched.sources(request, num_external_tokens) if self._sched else {}).items():
                 names = (source for source in CacheHitSource if source.value == tier)
@@ -234,7 +235,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(True, again=True)
     def reset_cache(self) -> bool:
-        """A new weights epoch: nothing of before is found again. Always True, or the engine's pause would raise."""
+        """Begins a new epoch of weights: blocks of before are never found again. Always True, or the engine's pause
+        would raise."""
         if self._sched is not None:
             self._sched.reset()
         return True
@@ -290,7 +292,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Asked by vLLM 0.33 and later, which then tells the workers, as below, when the memory of their pages goes."""
+        """True, for vLLM 0.33 and later: it calls the two hooks below when the memory of pages goes and comes back."""
         return True
 
     @guarded(None)
@@ -322,6 +324,6 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(None)
     def shutdown(self) -> None:
-        """Tidy where it is called; nothing relies on it."""
+        """Ends threads and the session. Nothing relies on vLLM calling it."""
         if self._opening is not None:
             self._opening.close()

@@ -1,4 +1,5 @@
-"""From vLLM's configs and tensors to the half of this process: its shape, who it is, and the client that joins."""
+"""Makes the half of this process from vLLM's configs and tensors: its shape, its identity, and the client that
+joins."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ class Opening:
         )
 
     def scheduler_half(self, trouble: Trouble, tally: Tally) -> SchedulerHalf:
-        """Raises StepwellError, and what this vLLM lacks."""
+        """Raises StepwellError, and ImportError or AttributeError for interfaces that this vLLM lacks."""
         transfer = self._config.kv_transfer_config
         shape = self._shape(page_bytes(self._kv_cache_config))
         who = scheduler.Identity(
@@ -109,7 +110,8 @@ class Opening:
         return SchedulerHalf(shape, client, trouble, tally, canaries, adapters=adapters, new_plan=ConnectorPlan)
 
     def _open_adapters(self) -> Adapters | None:
-        """Where this vLLM does not tell what must be known of adapters, requests with one bypass and others do not."""
+        """None if the engine has no adapters, or if this vLLM does not tell enough of them: requests with one then
+        bypass."""
         if (lora := self._config.lora_config) is None:
             return None
         try:
@@ -129,15 +131,15 @@ class Opening:
     def worker_half(
         self, kv_caches: Mapping[str, Any], copier: Callable[[Mapping[str, Any], int], Copies], *, lanes: bool
     ) -> WorkerHalf:
-        """Raises StepwellError, and what a driver raises."""
+        """Raises StepwellError, and errors of a GPU's driver."""
         copies = copier(kv_caches, self._kv_cache_config.num_blocks)
         if copies.page_bytes != (known := page_bytes(self._kv_cache_config)):
             raise Unsupported(
                 "SW-707",
                 what="the KV cache of this model is not supported",
-                why=f"its pages have {copies.page_bytes} bytes and the engine's scheduler is told {known}, as when "
+                why=f"its pages have {copies.page_bytes} bytes, and {known} by the scheduler's configuration, as when "
                 "layers of several page sizes are padded",
-                fix="set VLLM_KV_CACHE_LAYOUT=LBHNC, or report the model to stepwell",
+                fix="set VLLM_KV_CACHE_LAYOUT=LBHNC, or report the model to the project",
             )
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
@@ -171,12 +173,12 @@ class Opening:
                 report=ConnectorReport,
             )
         except BaseException:
-            client.close()  # a session without this half would be planned loads that nobody answers
+            client.close()  # loads planned for a session without this half would never be answered
             raise
         return half
 
     def close(self) -> None:
-        """All that was made, however far that came. Does not wait."""
+        """Closes all that was made, however far that came. Does not wait."""
         if self._weights is not None:
             self._weights.close()
         if self._adapters is not None:

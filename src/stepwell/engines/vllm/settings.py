@@ -35,7 +35,8 @@ class ConnectorSettings:
 
 
 def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
-    """Raises ConfigError. Keys that are not the connector's own are the well's, which knows them."""
+    """The settings in `kv_connector_extra_config`. `page`: tokens of an engine page. Keys that are not the connector's
+    own are passed to the well, which checks them. Raises ConfigError."""
     rest = dict(extra)
     home = rest.pop("home", None)
     socket = rest.pop("socket", None) or os.environ.get("STEPWELL_SOCKET") or None

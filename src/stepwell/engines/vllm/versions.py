@@ -1,4 +1,4 @@
-"""The versions of vLLM that the adapter is tested with. Another one is a warning, never a refusal."""
+"""The versions of vLLM that the adapter is tested with. Others are warned about, never refused."""
 
 from __future__ import annotations
 

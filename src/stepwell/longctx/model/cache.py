@@ -119,7 +119,7 @@ class TieredCache(Cache):
     Only inside `attach(model)`, or with the attention implementation "stepwell" set. `hot_tokens`: of each row and
     layer, at most so many are on the model's device between steps (a step has what it fetches in addition, 32 MiB at a
     time). `host`: bytes in host memory, `disk`: directories as in "PATH:SIZE"; what steps down goes to host first. When
-    both are full, the forward pass raises CapacityError SW-209, and the cache is of no further use. `audit`: measures
+    both are full, the forward pass raises CapacityError SW-209, and the cache can no longer be used. `audit`: measures
     what was truly left out, too, at the price of all keys in memory.
 
     Raises Unsupported (SW-716) for a model that it does not know how to serve, ConfigError for impossible sizes.
@@ -223,7 +223,7 @@ class TieredCache(Cache):
         if why is not None:
             raise ConfigError(
                 "SW-133",
-                what="a long context's cache is of no further use",
+                what="this cache of a long context can no longer be used",
                 why=why,
                 fix="start again with a new cache, or `reset()` one that is not closed",
             )

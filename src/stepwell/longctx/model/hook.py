@@ -161,7 +161,7 @@ def _untiered(
 def _refused(what: str, why: str) -> Unsupported:
     return Unsupported(
         "SW-715",
-        what=f"this attention cannot be tiered: {what}",
+        what=f"this attention cannot be used across tiers: {what}",
         why=why,
         fix="use the model without stepwell.longctx, or report it",
     )

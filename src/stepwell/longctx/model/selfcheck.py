@@ -53,7 +53,7 @@ def check(model: Any) -> None:
 def _differs(text: Any, why: str) -> Unsupported:
     return Unsupported(
         "SW-716",
-        what=f"a model of the type {getattr(text, 'model_type', 'unknown')!r} cannot be tiered",
+        what=f"a model of the type {getattr(text, 'model_type', 'unknown')!r} cannot be used across tiers",
         why=why,
-        fix=f"use it with transformers' own cache; {', '.join(sorted(KNOWN))} can be tiered",
+        fix=f"use it with transformers' own cache; {', '.join(sorted(KNOWN))} can be",
     )

@@ -12,7 +12,8 @@ _BUILT_IN = ("sliding_attention",)
 
 
 def layer_types(config: Any) -> list[str]:
-    """Type of each layer of the model's decoder. Raises Unsupported SW-716 for a model that cannot be tiered."""
+    """Type of each layer of the model's decoder. Raises Unsupported SW-716 for a model that cannot be used across
+    tiers."""
     from transformers.cache_utils import get_layer_types_and_kwargs
 
     if getattr(config, "is_encoder_decoder", False):
@@ -44,7 +45,7 @@ _REFUSED = {
 def _unsupported(config: Any, why: str) -> Unsupported:
     return Unsupported(
         "SW-716",
-        what=f"a model of the type {getattr(config, 'model_type', 'unknown')!r} cannot be tiered",
+        what=f"a model of the type {getattr(config, 'model_type', 'unknown')!r} cannot be used across tiers",
         why=why,
-        fix="use it with transformers' own cache; Llama, Qwen, Mistral and Gemma (text) can be tiered",
+        fix="use it with transformers' own cache; Llama, Qwen, Mistral and Gemma (text) can be",
     )

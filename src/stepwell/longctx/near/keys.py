@@ -52,8 +52,8 @@ class NearKeys:
         valid: torch.Tensor | None = None,
         always: torch.Tensor | None = None,
     ) -> Candidates:
-        """Does as `mass.estimate` with the scores of the `count` best pages of each lane alone, rounded to float16. The
-        other pages share the remaining mass evenly, so that masses still add up to 1, and rank behind."""
+        """The candidates of `mass.estimate`, with the scores of the `count` best pages of each lane alone, rounded to
+        float16. The other pages share the remaining mass evenly, so that masses still add up to 1, and rank behind."""
         visible, bits = self._news(valid, always)
         asked = wire.Best(self._layer, count, scale, softcap, tokens, visible)
         answer = self._process.call("scores", asked, [query, hot_lse, *bits])

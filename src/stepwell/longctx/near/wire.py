@@ -139,7 +139,7 @@ class Wrong(NearMessage, frozen=True):
 
 
 class Broken(NearMessage, frozen=True):
-    """Anything else: the process is of no further use."""
+    """Anything else, after which the process can no longer be used."""
 
     why: str
 

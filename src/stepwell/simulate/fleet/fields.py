@@ -30,7 +30,7 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> ConfigError:
     return ConfigError(
         "SW-102",
         what=f"there is no {kind} {str(name)[:80]!r}",
-        why="a name that is not known means nothing here",
+        why="only known names are read",
         fix=f"{f'did you mean {near[0]}? ' if near else ''}Known are {known}",
     )
 

@@ -36,7 +36,7 @@ class Problems:
     def line(self, number: int, why: str) -> None:
         """Counts line `number` as left out. Raises ConfigError SW-122 if strict."""
         if self.strict:
-            raise unusable(f"{self.source}, line {number}", why, "mend the line, or do without --strict")
+            raise unusable(f"{self.source}, line {number}", why, "correct the line, or leave out --strict")
         self.malformed += 1
         if len(self.first) < SHOWN:
             self.first.append(Malformed(number, why))

@@ -1,3 +1,3 @@
-"""What vLLM's connector interface asks for: hooks that fail open, classes that it carries, counts for its metrics."""
+"""Parts of vLLM's connector interface: hooks that fail open, classes that it carries, counts for its metrics."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks that fail open: an exception in one would end the engine, so it is caught, told and answered as a miss."""
+"""Hooks that fail open: an exception in one would end the engine, so it is caught, reported and answered as a miss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class Hooked(Protocol):
-    """A connector, as its hooks need it."""
+    """An object with hooks, such as a connector."""
 
     def _caught(self, hook: str, error: Exception) -> None:
-        """Is told of an exception in a hook. Raises nothing."""
+        """Reports an exception in a hook. Raises nothing."""
 
     def _go_without(self, request: Any) -> None:
-        """The request that an exception was about goes on without stepwell."""
+        """Leaves the request that an exception was about without stepwell."""
 
 
 def guarded(answer: Any, *, again: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -29,7 +29,7 @@ MAX_VALUES = 32
 
 @dataclass
 class EngineStats(KVConnectorStats):
-    """Counts by key, of an interval."""
+    """Counts of an interval, by key."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
@@ -38,7 +38,7 @@ class EngineStats(KVConnectorStats):
         return EngineStats(_sum(self.data, other.data))
 
     def reduce(self) -> dict[str, int | float]:
-        """For the engine's log line: sums over labels, in words."""
+        """Sums over labels, by names in words, for the engine's log line."""
         sums: dict[str, int | float] = {}
         for key, n in self.data.items():
             family, _, value = key.partition("/")
@@ -51,7 +51,7 @@ class EngineStats(KVConnectorStats):
 
 
 def build(data: Mapping[str, Any] | None) -> EngineStats:
-    """The stats that became `data` on the way. What is not a count is left out."""
+    """Stats from `data`, the form in which they travel. Values that are no counts are left out."""
     return EngineStats(_sum({}, data or {}))
 
 
@@ -119,7 +119,8 @@ def prom_metrics(*args: Any, **kwargs: Any) -> PromMetrics | None:
 
 
 def _unregister() -> None:
-    """Those of an engine that this process had before: vLLM removes only its own, and a name can be taken once."""
+    """Removes counters of an engine that this process had before: vLLM removes only its own, and a name can be taken
+    once."""
     ours = {family.name for family in FAMILIES.values()}
     for collector in list(REGISTRY._collector_to_names):
         if isinstance(collector, Counter) and collector._name in ours:

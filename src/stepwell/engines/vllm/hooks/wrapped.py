@@ -1,4 +1,4 @@
-"""Whether a connector is a part of another one, as vLLM's MultiConnector makes them."""
+"""Finds out whether a connector is a part of another one, as vLLM's MultiConnector makes them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _is_method(code: CodeType, kind: type) -> bool:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """What a decorator has put into `value`: in its closure, if it is one that does without functools.wraps."""
+    """Functions that a decorator has wrapped in `value`, found in its closure if it does without functools.wraps."""
     match value:
         case property():
             yield from (value.fget, value.fset, value.fdel)

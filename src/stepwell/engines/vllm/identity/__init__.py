@@ -1,4 +1,5 @@
-"""Which engines may share KV: facts about model, weights, pages and adapters, and what cannot be served.
+"""Identity of an engine's KV, which decides with whom it is shared: facts about model, weights, pages and adapters, and
+what cannot be served.
 
 facts           model and layout as text          weights         files to fingerprint
 values          settings as text                  adapters        LoRA settings; when vLLM loads an adapter

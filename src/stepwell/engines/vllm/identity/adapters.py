@@ -1,4 +1,4 @@
-"""What only vLLM knows of adapters: when it loads one, and which of its settings change what they compute."""
+"""Adapters in vLLM: when it loads one, and which of its settings change what they compute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _VOLATILE = frozenset({"max_loras", "max_cpu_loras", "default_mm_loras", "specia
 
 
 def watch_loads() -> None:
-    """From here on all `Adapters` of this process know of an adapter before vLLM loads it because somebody registered
-    it, which no hook of a connector tells. Raises ImportError or AttributeError where vLLM does that elsewhere."""
+    """Makes all `Adapters` of this process learn of an adapter that is registered with vLLM before vLLM loads it. No
+    hook of a connector tells that. Raises ImportError or AttributeError where vLLM does that elsewhere."""
     from vllm.v1.engine.core import EngineCore
 
     plain = EngineCore.add_lora
@@ -30,6 +30,6 @@ def watch_loads() -> None:
 
 
 def lora_facts(lora_config: Any) -> dict[str, str]:
-    """What of vLLM's LoRA settings may change an adapter's KV. Raises Unsupported SW-712 as `canonical` does."""
+    """Those of vLLM's LoRA settings that may change an adapter's KV. Raises Unsupported SW-712 as `canonical` does."""
     names = [name for name in vars(lora_config) if not name.startswith("_") and name not in _VOLATILE]
     return {f"lora.{name}": canonical(getattr(lora_config, name)) for name in names}

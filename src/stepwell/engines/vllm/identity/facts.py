@@ -1,4 +1,4 @@
-"""What makes KV of this vLLM engine interchangeable with another's: facts about model and layout, as text.
+"""Facts that make KV of one vLLM engine interchangeable with another's: model and layout, as text.
 
 Everything is a fact unless listed here as volatile: a field that a new vLLM adds separates namespaces (a miss) rather
 than being overlooked (wrong KV). Weights are fingerprinted elsewhere; tenant, epoch, block_tokens and the recipe's

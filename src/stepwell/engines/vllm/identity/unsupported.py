@@ -1,4 +1,4 @@
-"""What about a vLLM engine stepwell cannot serve correctly yet."""
+"""Checks for engines and models that stepwell cannot serve correctly yet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
 
 
 def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
-    """Device, processes and features around the model."""
+    """The first refusal by device, processes or features around the model, or None."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     device = vllm_config.device_config.device_type
     if device not in ("cpu", "cuda"):
@@ -61,8 +61,8 @@ def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
 
 
 def unrepeatable(vllm_config: VllmConfig) -> StepwellError | None:
-    """The first thing by which KV is not decided by the tokens before it, or is not computed from a prefix, whoever
-    copies it."""
+    """The first reason why KV is not decided by the tokens before it, or not computed from a prefix, or None. It holds
+    for every way of copying pages."""
     model = vllm_config.model_config
     if model.is_encoder_decoder:
         why = "its KV depends on more than the tokens before"
@@ -78,7 +78,7 @@ def unrepeatable(vllm_config: VllmConfig) -> StepwellError | None:
 
 
 def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
-    """How the KV cache is laid out."""
+    """The first refusal by the layout of the KV cache, or None."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
     device = vllm_config.device_config.device_type
@@ -106,8 +106,9 @@ def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
 
 
 def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
-    """What of this engine vLLM has no prefix caching for, whatever its user says: where only the rest of a prompt is
-    computed the answer is wrong, or the engine ends. A connector is asked for the prefix all the same."""
+    """The first reason why vLLM has no prefix caching for this engine, whatever its user sets, or None. Where only the
+    rest of a prompt is computed, answers are wrong or the engine ends; a connector is asked for the prefix all the
+    same."""
     import vllm.envs
 
     model, named = vllm_config.model_config, vllm_config.attention_config.backend
@@ -151,7 +152,7 @@ def _unusable_gpu(kv_cache_config: Any) -> StepwellError | None:
         return Unsupported(
             "SW-712",
             what="KV of several precisions, or of Mamba layers, is not supported on CUDA",
-            why="the engine zeroes pages that it takes before it tells which: copies out of them cannot be waited for",
+            why="the engine zeroes pages that it takes before it tells which: copies out of them cannot be awaited",
             fix="use one KV dtype for all layers, or run without stepwell",
         )
     return None

@@ -1,4 +1,4 @@
-"""Which files hold the weights that this vLLM runs, as input to the fingerprint.
+"""Finds the files that hold the weights that this vLLM runs, as input to the fingerprint.
 
 Errs towards more files: one too many costs reading time and perhaps a needless miss, one too few could let two models
 share KV. Which of them a loader reads follows from their names, its index files and its settings: the fingerprint has

@@ -30,7 +30,7 @@ from stepwell.engines.vllm.scheduler.spills import EngineSpills
 
 
 class SchedulerHalf:
-    """`new_plan`: an empty plan of this number, of a class that the engine can carry."""
+    """`new_plan` makes an empty plan of this number, of a class that the engine can carry."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class SchedulerHalf:
         return self._recalls.matched(tracked, computed)
 
     def _restart(self, tracked: Tracked) -> None:
-        """The request was preempted, or its load brought nothing: it starts again with other pages."""
+        """Starts a request again that was preempted, or whose load brought nothing: it will have other pages."""
         self._spills.hurry_out(tracked)
         self.live.end_ask(tracked)
         self._restarted.add(tracked.request.request_id)
@@ -88,7 +88,7 @@ class SchedulerHalf:
         self._recalls.allocated(self.live.track(request), pages, external)
 
     def sources(self, request: Any, external: int) -> dict[str, int]:
-        """The tokens that it was allocated pages for just now, by the tier that they were in."""
+        """The tokens that the request was allocated pages for just now, by the tier that they were in."""
         return self._recalls.sources(self.live.track(request), external)
 
     def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
@@ -187,11 +187,12 @@ class SchedulerHalf:
     # a step has ended -------------------------------------------------------------------------------------------------
 
     def not_loaded(self, pages: Collection[int]) -> None:
-        """These pages could not be loaded, by whichever connector, as a step's output says before it is confirmed."""
+        """Takes note of pages that could not be loaded, by whichever connector. A step's output names them before the
+        step is confirmed."""
         self._spills.not_loaded(pages)
 
     def stepped(self, report: StepReport) -> None:
-        """What the workers say of the steps that they ended, all ranks together or one after the other."""
+        """Takes a report of workers on steps that they ended, of all ranks together or of one after the other."""
         if report.naps > self._naps:
             self.live.slept()
             self._naps = report.naps  # plans that do not know of it save nothing, until all is given up
@@ -216,17 +217,17 @@ class SchedulerHalf:
     # the rest ---------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The weights may have changed: nothing of before is ever found again. Where this raises nothing is recalled or
-        spilled until it was called again, and has ended well."""
+        """Begins a new epoch, as the weights may have changed: blocks of before are never found again. If this raises,
+        nothing is recalled or spilled until it was called again, and has ended well."""
         self.live.reset()
 
     def drop(self, request_id: str) -> None:
-        """After an exception: this request goes on without stepwell. Raises nothing."""
+        """Leaves this request without stepwell, after an exception. Raises nothing."""
         self.live.drop(request_id)
 
     @property
     def busy(self) -> bool:
-        """The engine must go on stepping."""
+        """Whether the engine must go on stepping."""
         plan = self._plan.now
         return bool(self.live.lingering or plan.loads or plan.urgent or self._canaries.waits)
 

@@ -1,4 +1,4 @@
-"""The requests that are live in vLLM's scheduler: how each begins, starts again and ends, and what is given up then.
+"""Requests that are live in vLLM's scheduler: how each begins, starts again and ends, and what is given up then.
 
 State is cleaned up by `finished_req_ids` and the worker's reports, not by the order or number of hooks. What goes wrong
 with one request costs that one its recalls and spills, and no other anything.
@@ -23,7 +23,7 @@ from stepwell.engines.common.shape import Shape
 from stepwell.engines.vllm.scheduler.requests import foreign_input, recall_wish
 
 Trouble = Callable[[str, Exception], None]
-"""Is told of an exception and where it was caught; raises nothing."""
+"""Takes the name of the hook that caught an exception, and the exception; raises nothing."""
 
 
 class LiveRequests:
@@ -90,7 +90,8 @@ class LiveRequests:
         return None, "adapter"
 
     def as_it_was(self, tracked: Tracked) -> bool:
-        """The request's adapter, if it has one, is what its digest says. Else it goes on without stepwell."""
+        """Whether the request's adapter, if it has one, is still the one of its digest. If not, the request goes on
+        without stepwell."""
         if tracked.adapter is None or self.adapters is None or self.adapters.holds(tracked.adapter):
             return True
         self._client.count("bypassed_adapter")
@@ -109,7 +110,8 @@ class LiveRequests:
         tracked.ask = tracked.answer = tracked.canary = None
 
     def begin_again(self, tracked: Tracked) -> None:
-        """It was preempted, or its load brought nothing: it starts with other pages, before those that wait."""
+        """Resets a request that was preempted, or whose load brought nothing: it starts with other pages, before those
+        that wait."""
         tracked.pages = []
         tracked.confirmed = 0
         tracked.admitted = False
@@ -122,7 +124,8 @@ class LiveRequests:
 
     @contextmanager
     def apart(self, request_id: str) -> Iterator[None]:
-        """What goes wrong in here costs this request its recalls and spills, and no other anything."""
+        """Catches exceptions of the block: they cost this request its recalls and spills, and no other request
+        anything."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
@@ -130,8 +133,7 @@ class LiveRequests:
             self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
-        """After an exception: this request goes on without stepwell, and is forgotten if it has ended. Raises
-        nothing."""
+        """Leaves the request without stepwell, after an exception; forgets it if it has ended. Raises nothing."""
         tracked = self.known.get(request_id)
         if tracked is None:
             return
@@ -152,13 +154,14 @@ class LiveRequests:
     # ends -------------------------------------------------------------------------------------------------------------
 
     def mute(self, tracked: Tracked) -> None:
-        """It spills nothing any more."""
+        """Lets the request spill nothing any more."""
         tracked.mute = True
         with self.apart(tracked.request.request_id):
             self.give_up(tracked)
 
     def give_up(self, tracked: Tracked) -> None:
-        """What was reserved and is not planned yet will not be copied; it may be offered anew. A canary is one less."""
+        """Gives up blocks that are reserved and not planned yet, which may be offered anew, and the request's
+        canary."""
         self._canaries.give_up(tracked)
         for pending in tracked.pending:
             tracked.known = min(tracked.known, pending.first + pending.next)
@@ -219,8 +222,8 @@ class LiveRequests:
         self.trusted = True
 
     def slept(self) -> None:
-        """The engine has slept: what its pages held is gone, whatever it has told of that. Requests that have started
-        again since are confirmed by steps that end after this."""
+        """Lets requests whose pages lost their content while the engine slept spill nothing more. Requests that have
+        started again since are confirmed by steps that end after this."""
         self._forget_lingering()
         for request_id, tracked in list(self.known.items()):
             if tracked.confirmed:

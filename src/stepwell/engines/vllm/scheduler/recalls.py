@@ -20,7 +20,7 @@ FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a chan
 
 
 class EngineRecalls:
-    """`plan`: of the next step, which gets the loads."""
+    """`plan` is that of the next step, which gets the loads."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class EngineRecalls:
                 tracked.ask, tracked.answer = None, ask
             return
         if ask is None:
-            raise LookupError("tokens were allocated that nobody offered")
+            raise LookupError("tokens were allocated that were not offered")
         bt, page = self._shape.block_tokens, self._shape.page
         start, end = tracked.offered_from, tracked.offered_from + external
         first, last = start // bt, -(-end // bt)
@@ -107,7 +107,7 @@ class EngineRecalls:
         self._plan.now.loads.append(load)
 
     def sources(self, tracked: Tracked, external: int) -> dict[str, int]:
-        """The tokens that it was allocated pages for just now, by the tier that they were in."""
+        """The tokens that the request was allocated pages for just now, by the tier that they were in."""
         return self._by_tier(tracked.loading, external) if tracked.loading is not None else {}
 
     def _by_tier(self, loading: Loading, tokens: int) -> dict[str, int]:
@@ -123,8 +123,8 @@ class EngineRecalls:
         self._plan.now.loads.append(Load(request_id, session, transfer, 0, [([], missing)]))
 
     def admitted(self, tracked: Tracked) -> None:
-        """Its first step since it (re)started. What was recalled is in its pages; engine hits may be pages that another
-        request computes in this very step, so nothing is confirmed before the step is."""
+        """Takes note of the request's first step since it (re)started. What was recalled is in its pages; engine hits
+        may be pages that another request computes in this very step, so nothing is confirmed before the step is."""
         tracked.admitted, tracked.failed = True, False
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
@@ -141,7 +141,8 @@ class EngineRecalls:
     # what workers report ----------------------------------------------------------------------------------------------
 
     def failed(self, request_id: str, transfer: int, bad: int) -> None:
-        """The block is dropped before anybody asks again, or it would be offered for ever."""
+        """Drops the first block that did not load before another request asks for it, or it would be offered for
+        ever."""
         self._client.count("failed_loads")
         loading = self._loading(request_id, transfer)
         if loading is None:
@@ -156,7 +157,7 @@ class EngineRecalls:
             self._client.forget(loading.load.session, digest, tracked.epoch)
 
     def copies(self, report: StepReport) -> Iterator[tuple[int, float]]:
-        """Bytes of the blocks, and seconds that a rank took for its part."""
+        """For each load, bytes of its blocks and seconds that a rank took for its part."""
         for request_id, transfer, copy_s in report.loaded:
             loading = self._loading(request_id, transfer)
             if loading is not None:

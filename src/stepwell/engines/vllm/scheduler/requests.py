@@ -1,4 +1,4 @@
-"""What vLLM's requests and the output of its scheduler say that concerns stepwell."""
+"""Reads vLLM's requests and the output of its scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recall_wish(request: Any) -> str:
 
 
 def computed_by(out: Any) -> Iterator[tuple[int, int]]:
-    """Of each request of the step: tokens that it computes, and tokens before them."""
+    """For each request of the step, tokens that it computes and tokens before them."""
     cached = out.scheduled_cached_reqs
     requests = [(new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs]
     requests += zip(cached.req_ids, cached.num_computed_tokens, strict=True)

@@ -24,7 +24,7 @@ LINGER_S = 0.1
 
 
 class EngineSpills:
-    """`plan`: of the next step, which gets the saves; `room`: how many bytes of them."""
+    """`plan` is that of the next step, which gets the saves; `room` bounds their bytes."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class EngineSpills:
         self.room = SaveRoom(shape.shard_bytes / shape.block_tokens)
 
     def reserve(self, request_id: str, tracked: Tracked, chain: Chain, after: int) -> None:
-        """Slots for the blocks that a step completes: the request has `after` tokens when it has ended."""
+        """Reserves slots for the blocks that a step completes, after which the request has `after` tokens."""
         if tracked.answer is not None:
             if not tracked.answer.final:
                 return  # it comes within a step or two
@@ -66,13 +66,13 @@ class EngineSpills:
             tracked.known = upto
 
     def hurry_out(self, tracked: Tracked) -> None:
-        """Its pages are the engine's again: what can be saved is saved before the next forward, the rest is given up
-        and will be offered anew when it has been computed again."""
+        """Plans saves before the next forward from pages that are the engine's again. Blocks that cannot be saved are
+        given up, and offered anew when they have been computed again."""
         self._save(tracked, self._plan.now.urgent)
         self._live.give_up(tracked)
 
     def taken(self, fresh: Collection[int]) -> None:
-        """The engine takes these pages: the last moment of what requests that ended have left in them."""
+        """Saves what requests that ended have left in these pages, which the engine takes now."""
         taken = frozenset(fresh) if self._live.lingering else frozenset()
         for request_id, tracked in list(self._live.lingering.items()):
             with self._live.apart(request_id):
@@ -81,14 +81,14 @@ class EngineSpills:
                     self._live.forget(request_id)
 
     def _saves(self, tracked: Tracked) -> Iterator[Save]:
-        """What of it can be saved now. What a changed adapter may have computed is given up instead; a change that
-        comes later is none of what was computed before."""
+        """Saves of the request that can be planned now; none if its adapter has changed since. A later change does not
+        concern what was computed before."""
         if not tracked.pending or not self._live.trusted or not self._live.as_it_was(tracked):
             return iter(())
         return tracked.ready(self._shape.block_tokens, self._shape.pages_per_block)
 
     def _save(self, tracked: Tracked, saves: list[Save]) -> None:
-        """As much as this step may still copy."""
+        """Adds the request's saves, as many as this step may still copy."""
         for save in self._saves(tracked) if self.room.left > 0 else ():
             saves.append(save)
             self.room.spend(self._shape.shard_bytes)
@@ -96,7 +96,8 @@ class EngineSpills:
                 break
 
     def collect(self, plan: StepPlan) -> None:
-        """What ended first is copied first: its pages may be taken at any time."""
+        """Adds saves and comparisons to the plan. Requests that have ended come first: their pages may be taken any
+        time."""
         to_compare = STEP_BYTES
         now = self._live.clock()
         for request_id, tracked in {**self._live.lingering, **self._live.spilling}.items():
@@ -114,7 +115,7 @@ class EngineSpills:
                     del self._live.spilling[request_id]
 
     def not_loaded(self, pages: Collection[int]) -> None:
-        """These pages could not be loaded, by whichever connector, as a step's output says before it is confirmed. A
+        """Takes note of pages that could not be loaded, by whichever connector, before their step is confirmed. A
         request that was scheduled with one of them has computed on top of it, and so has one that hits such pages in
         the engine's cache, where they stay until they have been computed again: neither spills anything."""
         suspect = self._live.suspect
