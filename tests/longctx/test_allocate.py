@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
+from stepwell.longctx.kv.profile import hit_curve
 from stepwell.longctx.parts.residency.allocate import allocate
-from stepwell.longctx.parts.residency.hits import hit_curve
 
 
 @st.composite

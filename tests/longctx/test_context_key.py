@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import AccessDenied, IntegrityError, StepwellError
-from stepwell.longctx.saved.key import context_key
+from stepwell.longctx.saved.contexts import context_key
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from stepwell.errors import AccessDenied, BackendDown, CapacityError, IntegrityError
-from stepwell.longctx.store.disk import DiskFile
-from stepwell.longctx.store.extents import LONGEST, runs, shares
+from stepwell.longctx.store.disk import LONGEST, DiskFile, runs, shares
 from stepwell.longctx.store.file import UnnamedFile
 from stepwell.testing.mounts import mount, unmount
 

@@ -11,10 +11,8 @@ from stepwell.demo.model import DEFAULT_MODEL, cache_folder
 from stepwell.errors import ConfigError
 from stepwell.fidelity import tasks
 from stepwell.fidelity.document import SINKS, WINDOW
-from stepwell.fidelity.tasks.copy_span import CopySpan
-from stepwell.fidelity.tasks.multi_needle import MultiNeedle
+from stepwell.fidelity.tasks.hidden import CopySpan, MultiNeedle, VariableTracking
 from stepwell.fidelity.tasks.texts.words import words
-from stepwell.fidelity.tasks.variable_tracking import VariableTracking
 from stepwell.fidelity.text import Text
 from tests.longctx.tiny_text import tiny_text
 

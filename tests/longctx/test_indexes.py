@@ -13,11 +13,10 @@ import torch
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.index.base import IndexKind
 from stepwell.longctx.parts.index.exact import TrueKeys
-from stepwell.longctx.parts.index.growing import Growing
 from stepwell.longctx.parts.index.landmark import MeanLandmark
 from stepwell.longctx.parts.index.minmax import MinMax
-from stepwell.longctx.parts.index.rotated import GRIDS, RotatedKeys
-from stepwell.longctx.parts.index.rotation import padded, rotation
+from stepwell.longctx.parts.index.rotated import GRIDS, RotatedKeys, padded, rotation
+from stepwell.longctx.parts.index.stored import Growing
 from stepwell.longctx.shape import PageShape
 from tests.longctx.constructed import chosen, planted
 from tests.longctx.contracts import IndexContract

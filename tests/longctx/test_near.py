@@ -30,8 +30,7 @@ from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import RotatedKeys
 from stepwell.longctx.parts.residency.hitrate import HitRate
 from stepwell.longctx.parts.select.mass import estimate
-from stepwell.longctx.parts.select.topk import TopK
-from stepwell.longctx.parts.select.topp import TopP
+from stepwell.longctx.parts.select.topk import TopK, TopP
 from stepwell.longctx.shape import PageShape
 from tests.longctx.models import make, tokens
 from tests.longctx.store_kit import PAGES, StoreMachine, check_shapes

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.residency.base import DecodeStep, Residency, ResidencyKind
-from stepwell.longctx.parts.residency.fifo import Fifo
 from stepwell.longctx.parts.residency.hitrate import HitRate
-from stepwell.longctx.parts.residency.lru import LruPages
+from stepwell.longctx.parts.residency.lru import Fifo, LruPages
 from stepwell.longctx.parts.residency.periodic import Keep, Periodic
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.shape import PageShape

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
 from stepwell.longctx.parts.select.base import Candidates, Selection, Selector
-from stepwell.longctx.parts.select.cap import cap
-from stepwell.longctx.parts.select.choose import best
+from stepwell.longctx.parts.select.choose import best, cap
 from stepwell.longctx.parts.select.controls import RandomPages, Recent
-from stepwell.longctx.parts.select.topk import TopK
-from stepwell.longctx.parts.select.topp import TopP
+from stepwell.longctx.parts.select.topk import TopK, TopP
 
 SHARES = st.sampled_from([0.01, 0.0625, 0.25, 0.5, 1.0])
 

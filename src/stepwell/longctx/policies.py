@@ -17,13 +17,12 @@ from stepwell.longctx.parts.index.exact import TrueKeys
 from stepwell.longctx.parts.index.landmark import MeanLandmark
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import RotatedKeys
-from stepwell.longctx.parts.residency.fifo import Fifo
 from stepwell.longctx.parts.residency.hitrate import HitRate
+from stepwell.longctx.parts.residency.lru import Fifo
 from stepwell.longctx.parts.residency.periodic import Periodic
 from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.controls import RandomPages, Recent
-from stepwell.longctx.parts.select.topk import TopK
-from stepwell.longctx.parts.select.topp import TopP
+from stepwell.longctx.parts.select.topk import TopK, TopP
 from stepwell.longctx.policy import AttentionMode, Policy
 
 GROUP = "stepwell.longctx.policies"

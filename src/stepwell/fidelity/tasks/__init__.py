@@ -1,4 +1,4 @@
-"""The tasks, by name: each in a small file, seeded, downloading nothing."""
+"""The tasks, by name: seeded, downloading nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from random import Random
 from stepwell.errors import ConfigError
 from stepwell.fidelity.document import Document
 from stepwell.fidelity.tasks.base import FidelityTask
-from stepwell.fidelity.tasks.copy_span import CopySpan
+from stepwell.fidelity.tasks.hidden import CopySpan, MultiNeedle, Passkey, VariableTracking
 from stepwell.fidelity.tasks.json_extract import JsonExtract
-from stepwell.fidelity.tasks.kvtable import KVTable
-from stepwell.fidelity.tasks.multi_needle import MultiNeedle
-from stepwell.fidelity.tasks.multi_turn import MultiTurn
 from stepwell.fidelity.tasks.nat import Nat
-from stepwell.fidelity.tasks.passkey import Passkey
-from stepwell.fidelity.tasks.variable_tracking import VariableTracking
+from stepwell.fidelity.tasks.tables import KVTable, MultiTurn
 from stepwell.fidelity.text import Text
 
 TASKS: dict[str, Callable[..., FidelityTask]] = {

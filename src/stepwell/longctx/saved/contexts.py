@@ -16,14 +16,23 @@ import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from stepwell.errors import ConfigError
-from stepwell.io.paths import home_dir
+from stepwell.io.paths import home_dir, prepare_home
 from stepwell.longctx.kv.layer import LayerState
 from stepwell.longctx.kv.writable import writable
 from stepwell.longctx.model.cache import TieredCache, TieredLayer
 from stepwell.longctx.policy import AttentionMode
 from stepwell.longctx.saved.container import ContextReader, write_context
 from stepwell.longctx.saved.fingerprint import fingerprint
-from stepwell.longctx.saved.key import context_key
+from stepwell.vault.keyfile import CONTEXT_KEY_NAME, open_key
+
+
+def context_key(home: Path) -> memoryview:
+    """The 32-byte key of saved contexts, made and kept in `home` (`longctx.key`, 0600) at its first use. It opens saved
+    contexts, and nothing else does. `stepwell.io.paths.home_dir` gives the home. Raises AccessDenied SW-601 to SW-603
+    (home cannot be used or is not safe) and the errors of `open_key`."""
+    prepare_home(home)
+    return open_key(home / CONTEXT_KEY_NAME)
+
 
 _TOKENS_AT_ONCE = 4096
 _IDS, _MASK = "tokens", "mask"

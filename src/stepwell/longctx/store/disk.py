@@ -19,6 +19,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,11 +32,43 @@ from stepwell.io.memory import Bytes
 from stepwell.io.staging import Staging
 from stepwell.longctx.store import trouble
 from stepwell.longctx.store.budget import Budget, shared
-from stepwell.longctx.store.extents import LONGEST, Run, runs, shares
 from stepwell.longctx.store.file import ALIGNMENT, OpenFile, UnnamedFile
 from stepwell.longctx.store.gate import StoreGate
 from stepwell.longctx.store.places import Numbers, StorePlaces, check_pages, grown, numbers
 from stepwell.vault.memory import KEY_BYTES, cells
+
+LONGEST = 1 << 20
+"""Bytes from the first extent of a run to the last one."""
+
+SHARE = 32 << 10
+"""Bytes that are worth handing to another thread: one costs some 30 us, a page that the disk is asked for some 50."""
+
+Run = tuple[int, int]
+"""Half-open range of indexes into the sorted extents."""
+
+
+def runs(offsets: Numbers, extent: int, gap: int) -> list[Run]:
+    """Runs of the extents that begin at `offsets`, ascending: each begins at most `gap` bytes behind the one before it,
+    and less than LONGEST behind the first of its run."""
+    if len(offsets) == 0:
+        return []
+    apart = np.diff(offsets, prepend=offsets[0] - extent) > extent + gap
+    group = np.cumsum(apart)
+    begins = offsets[np.searchsorted(group, group)]
+    piece = (offsets - begins) // LONGEST
+    edges = np.flatnonzero((np.diff(group, prepend=-1) > 0) | (np.diff(piece, prepend=0) != 0)).tolist()
+    return list(pairwise([*edges, len(offsets)]))
+
+
+def shares(found: list[Run], extent: int, threads: int) -> list[list[Run]]:
+    """The runs, in order, for at most `threads` threads: each has about as many extents, and enough to be worth it."""
+    count = found[-1][1] if found else 0
+    most = min(threads, len(found), 1 + count * extent // SHARE)
+    dealt: list[list[Run]] = [[] for _ in range(max(1, most))]
+    for run in found:
+        dealt[run[0] * len(dealt) // count].append(run)
+    return [share for share in dealt if share]
+
 
 TAG, NONCE = 16, 12
 GAP = 16 << 10

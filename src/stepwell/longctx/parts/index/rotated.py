@@ -13,10 +13,32 @@ import torch
 
 from stepwell.longctx.parts.figures import require
 from stepwell.longctx.parts.index.base import Granularity
-from stepwell.longctx.parts.index.rotation import rotation
 from stepwell.longctx.parts.index.stored import Stored
 from stepwell.longctx.parts.numbers import FP16_MAX, pack
 from stepwell.longctx.shape import PageShape
+
+SEED = 20_260_101  # never changes: codes of a saved context must be read with the rotation that made them
+
+
+def padded(dim: int) -> int:
+    """The next power of two, at least 8: then codes of 1 bit fill bytes."""
+    return max(8, 1 << (dim - 1).bit_length())
+
+
+@lru_cache(maxsize=32)
+def rotation(dim: int, device: torch.device) -> torch.Tensor:
+    """[dim, padded(dim)] float32 with orthonormal rows: random signs, then a Hadamard matrix (Sylvester's). q.k is
+    (q R).(k R). The same in every process and on every device."""
+    size = padded(dim)
+    hadamard = torch.ones(1, 1)
+    while len(hadamard) < size:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    # A multiplicative hash, not torch's generator, which may change.
+    bits = torch.arange(1, dim + 1) * 0x9E3779B1 + SEED
+    bits = ((bits & 0xFFFFFFFF) ^ (bits >> 15)) * 0x2C1B3C6D
+    signs = 1.0 - 2.0 * ((bits >> 17) & 1)
+    return (signs[:, None] * hadamard[:dim] / size**0.5).to(device)
+
 
 # Lloyd-Max quantisers of a standard normal variable (Max, 1960): the upper halves; they are symmetric.
 GRIDS = {

@@ -1,5 +1,8 @@
-"""A table, a question about it, and after its answer another question: what mattered at the end of the prompt is not
-what matters then. Only the second answer counts."""
+"""Tasks with a table of `word : number` lines, of which random keys are asked for, each with its number.
+
+As many independent facts as keys are asked for, all over the prompt: the more, the harder for a policy that fetches
+little (context intensity, arXiv 2604.08426).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from stepwell.fidelity.text import Text
 
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
-    """`asked`: keys in each question."""
+    """A question about the table, and after its answer another question, of `asked` keys each: what mattered at the end
+    of the prompt is not what matters then. Only the second answer counts."""
 
     asked: int = 4
     blind: bool = False
@@ -48,3 +52,29 @@ class MultiTurn:
 
 def _question(keys: list[str]) -> str:
     return f"\nQuestion: which numbers have {', '.join(keys)}?\nAnswer:\n"
+
+
+@dataclass(frozen=True, slots=True)
+class KVTable:
+    """`asked`: keys that the continuation lists."""
+
+    asked: int = 16
+    blind: bool = False
+
+    def document(self, text: Text, tokens: int, random: Random) -> Document:
+        keys = words(text, random, max(8, tokens // 5))
+        table = {key: number(random) for key in keys}
+        lines = [f"{key} : {value}\n" for key, value in table.items()]
+        count = fill(text, lines, tokens)
+        prompt = text.encode("".join(lines[:count]), first=True).last(tokens)
+        spans = spans_of(prompt, lines[:count])
+        gold = far(spans, len(prompt.ids))
+        if len(gold) < self.asked:
+            raise too_short("kvtable", tokens, f"only {len(gold)} lines may be asked for, not {self.asked}")
+        asked = random.sample(gold, self.asked)
+        draft = Draft()
+        for at in asked:
+            draft.add(f"{keys[at]} : ").add(table[keys[at]], "digits", keys[at]).add("\n")
+        continuation = text.encode(draft.text)
+        fields = draft.fields(continuation, [(spans[at],) for at in asked])
+        return Document(prompt.ids, continuation.ids, fields, intensity=self.asked)
