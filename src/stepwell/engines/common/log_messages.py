@@ -48,7 +48,7 @@ def unverified() -> None:
     )
 
 
-def welcome(welcome: Welcome, who: Identity) -> None:
+def joined(welcome: Welcome, who: Identity) -> None:
     log.info(
         "stepwell: joined well %s, host %s, model %s in blocks of %d tokens (%s a rank)",
         welcome.well,
@@ -80,21 +80,21 @@ class PauseLog:
             log.warning("stepwell: recalls are resumed")
 
 
-def tell(error: StepwellError) -> None:
+def trouble(error: StepwellError) -> None:
     """Logs trouble that leaves the engine without recalls for now."""
     level = logging.WARNING if error.code in ("SW-402", "SW-504") else logging.ERROR
     log.log(level, "stepwell: no recalls for now: %s", error)
 
 
-def tell_of_adapter(error: StepwellError) -> None:
+def adapter_trouble(error: StepwellError) -> None:
     """Logs that requests with one adapter bypass stepwell; all others are served."""
     log.warning("stepwell: %s", error)
 
 
-def tell_of_worker(error: StepwellError) -> None:
+def worker_trouble(error: StepwellError) -> None:
     """Logs trouble of a worker's member. Trouble with settings, well and permissions is logged for the scheduler's
     member as well, where one line is enough."""
     if error.code[3] in "156":
         log.debug("stepwell: a worker has not joined: %s", error)
     else:
-        tell(error)
+        trouble(error)

@@ -46,7 +46,7 @@ class WeightsIdentity:
         files = find()
         if isinstance(files, NoWeightFiles):
             self._digest = secrets.token_bytes(32)
-            log_messages.tell(
+            log_messages.trouble(
                 IdentityMismatch(
                     "SW-402",
                     what="the weights of this engine cannot be identified",
@@ -70,7 +70,7 @@ class WeightsIdentity:
                     self._digest = digest
                 case Failed(reason):
                     self._failed = True
-                    log_messages.tell(
+                    log_messages.trouble(
                         IdentityMismatch(
                             "SW-403",
                             what="the weights could not be read",

@@ -100,8 +100,8 @@ class Opening:
             self._weights,
             self._dialler(),
             wishes=self._settings.wishes,
-            trouble=log_messages.tell,
-            joined=lambda welcome: log_messages.welcome(welcome, who),
+            trouble=log_messages.trouble,
+            joined=lambda welcome: log_messages.joined(welcome, who),
             counted=tally.counted,
             threaded=self._threaded,
         )
@@ -117,7 +117,7 @@ class Opening:
         try:
             watch_loads()
             cache = self._settings.home / CACHE_NAME
-            self._adapters = Adapters(lora_facts(lora), cache, log_messages.tell_of_adapter, threaded=self._threaded)
+            self._adapters = Adapters(lora_facts(lora), cache, log_messages.adapter_trouble, threaded=self._threaded)
         except (ImportError, AttributeError, StepwellError) as error:
             log.warning("stepwell: requests with an adapter bypass stepwell: %s", error)
         return self._adapters
@@ -155,7 +155,7 @@ class Opening:
         self.client = client = worker.WorkerClient(
             who,
             self._dialler(),
-            trouble=log_messages.tell_of_worker,
+            trouble=log_messages.worker_trouble,
             wishes=self._settings.wishes,
             threaded=self._threaded,
             prepare=copies.prepare,
