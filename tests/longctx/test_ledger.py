@@ -7,8 +7,7 @@ import json
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.longctx import attach
-from stepwell.longctx.ledger import Ledger
-from stepwell.longctx.metrics import prometheus
+from stepwell.longctx.ledger import Ledger, prometheus
 from tests.longctx.models import make, tokens
 from tests.longctx.test_sparse import verified
 

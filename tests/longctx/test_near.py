@@ -23,8 +23,7 @@ from stepwell.longctx import AttentionMode, Policy, TieredCache, attach, policie
 from stepwell.longctx.ledger import Ledger
 from stepwell.longctx.near import wire
 from stepwell.longctx.near.keys import NearKeys
-from stepwell.longctx.near.pages import NearPages
-from stepwell.longctx.near.process import NearProcess
+from stepwell.longctx.near.process import NearPages, NearProcess
 from stepwell.longctx.parts.index.exact import Keys, TrueKeys
 from stepwell.longctx.parts.index.minmax import MinMax
 from stepwell.longctx.parts.index.rotated import RotatedKeys
@@ -402,7 +401,7 @@ def test_a_forked_child_neither_uses_it_nor_ends_it(process):
 PARENT = """
 import os, signal
 from stepwell.longctx.near.process import NearProcess
-from stepwell.longctx.near.pages import NearPages
+from stepwell.longctx.near.process import NearPages
 process = NearProcess("1MiB", None)
 NearPages(process, 64)
 fork = os.fork()

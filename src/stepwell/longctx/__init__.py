@@ -16,7 +16,7 @@ from stepwell.errors import ConfigError
 try:
     from stepwell.longctx import policies
     from stepwell.longctx.attach import Attached, attach
-    from stepwell.longctx.metrics import prometheus
+    from stepwell.longctx.ledger import prometheus
     from stepwell.longctx.model.cache import TieredCache
     from stepwell.longctx.policy import AttentionMode, Policy
 except ImportError as error:

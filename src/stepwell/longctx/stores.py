@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stepwell.longctx.near.pages import NearPages
-from stepwell.longctx.near.process import NearProcess
+from stepwell.longctx.near.process import NearPages, NearProcess
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.budget import Bounds
 from stepwell.longctx.store.link import LinkQueue, ModelledLink, Throttled
