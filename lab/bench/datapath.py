@@ -21,7 +21,7 @@ from lab.bench.passes import Pass, timed
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.model import cache_folder
 from stepwell.demo.results.stats import Estimate
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 
 KIB, MIB = 1 << 10, 1 << 20
 JUDGED = 4 * MIB

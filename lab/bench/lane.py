@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from lab.bench.passes import Pass, timed
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.levels.reads import MAX_BATCH
 from stepwell.hierarchy.levels.writes import WRITERS
 from stepwell.hierarchy.sessions.sealing import Sealing

@@ -88,7 +88,7 @@ class Rig:
     @property
     def resident_bytes(self) -> int:
         """Memory that the slabs take: the well's, and those whose pages a process keeps."""
-        slabs = {slab.number: slab.layout.nbytes for slab in self.hierarchy.arena.slabs.values()}
+        slabs = {slab.number: slab.layout.nbytes for slab in self.hierarchy.slabs.slabs.values()}
         for member in self.members:
             slabs |= {number: member.shared[number].nbytes for number in member.kept}
         return sum(slabs.values())

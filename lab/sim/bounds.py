@@ -42,7 +42,7 @@ class Bounds:
 
 def _memory(world: World, life: Life) -> None:
     """The well's slabs, and those of this well that were given back while a process still keeps their pages."""
-    slabs = {slab.number: slab.layout.nbytes for slab in life.hierarchy.arena.slabs.values()}
+    slabs = {slab.number: slab.layout.nbytes for slab in life.hierarchy.slabs.slabs.values()}
     for worker in (worker for engine in world.engines for worker in engine.workers):
         slabs |= {number: nbytes for (session, number), nbytes in worker.kept.items() if session in world.sessions}
     if sum(slabs.values()) > life.hierarchy.limits.host_bytes:

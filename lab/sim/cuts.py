@@ -193,7 +193,7 @@ class _Reader:
         return np.frombuffer(b"".join(f.slots for f in self._found), m.SLOT_REF).reshape(-1, self._model.shards)
 
     def _shard(self, ref: np.void) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        slab = self._hierarchy.arena.slab(int(ref["slab"]))
+        slab = self._hierarchy.slabs.slabs.get(int(ref["slab"]))
         assert slab is not None
         return slab.payload(int(ref["slot"]))
 

@@ -313,7 +313,7 @@ class World:
         if self.life is None or copy.session not in self.sessions:
             return
         number, slot, generation = list(copy.where())[at]
-        slab = self.life.hierarchy.arena.slab(number)
+        slab = self.life.hierarchy.slabs.slabs.get(number)
         if slab is None or slab.generation(slot) != generation:
             raise Violation("books", f"slot {slot} of slab {number} was given away while a process writes it")
         self.seen["zombie writes"] += copy.session not in self.life.hierarchy.roster.sessions

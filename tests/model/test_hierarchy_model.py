@@ -585,7 +585,7 @@ class Well(RuleBasedStateMachine):
             self.listen()  # may give way, which is news to the others
         for engine in self.live:
             had_memory = any(member.shared for member in engine.workers)
-            assert had_memory or self.rig.hierarchy.arena.next_moment, "it has no slab, and waits for none"
+            assert had_memory or self.rig.hierarchy.slabs.next_moment, "it has no slab, and waits for none"
             for request in engine.requests.values():
                 assert request.more is not None, "asked and never answered"
                 if request.more:
@@ -632,7 +632,7 @@ class Well(RuleBasedStateMachine):
             self.listen()
             audit.hierarchy(self.rig.hierarchy)
             assert self.rig.resident_bytes <= self.rig.hierarchy.limits.host_bytes
-            self.seen["kept"] += self.rig.hierarchy.arena.retired.kept > 0
+            self.seen["kept"] += self.rig.hierarchy.slabs.retired.kept > 0
 
     def listen(self) -> None:
         """Takes in what the well has said, and believes none of it."""
@@ -747,12 +747,12 @@ class Well(RuleBasedStateMachine):
             assert writes.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
             self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
-        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.arena.retired.kept
+        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.slabs.retired.kept
         assert hierarchy.sessions == 0
         for reason in ("evicted", "retired"):
             self.seen[reason] += hierarchy.counters.drops[reason]
         hierarchy.close()
-        assert hierarchy.arena.bytes == 0
+        assert hierarchy.slabs.bytes == 0
 
 
 def _place(ref: Any) -> Place:

@@ -121,7 +121,7 @@ class DeepRig(Rig):
         """A shard with this word lies anywhere in shared memory."""
         return any(
             read(slab.payload(slot), place) == word
-            for slab in self.hierarchy.arena.slabs.values()
+            for slab in self.hierarchy.slabs.slabs.values()
             for slot in range(slab.layout.slots)
             for place in range(len(PLACES))
         )

@@ -15,8 +15,7 @@ from blake3 import blake3
 import golden
 from stepwell.block.layout import PAGE, SlabLayout
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.files import Files, SystemFile, SystemFiles
 from stepwell.io.memory import Bytes, SystemMemory

@@ -8,8 +8,8 @@ from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Phase
+from stepwell.hierarchy.arena.records import Entry, Owner, Phase
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.arena.slab_queue import LOOK_S, MOST_PASSES, TURN_S
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.memory import Memory
@@ -25,9 +25,10 @@ BIG = owner(99, slot_bytes=5 * SLOT)
 
 
 class TestArena(ArenaKit):
-    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> Arena:
+    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> tuple[Arena, SlabPool]:
         self.clock = SetClock()
-        return Arena(host_bytes, memory, executor.submit, watch, self.clock, policy=POLICIES["lru"])
+        arena = Arena(host_bytes, watch, self.clock, policy=POLICIES["lru"])
+        return arena, SlabPool(arena, memory, executor.submit, watch, self.clock)
 
     def test_bookkeeping_does_not_grow_with_use(self) -> None:
         bench = self.bench()
@@ -46,13 +47,13 @@ class TestArena(ArenaKit):
     def test_a_failed_population_gives_the_bytes_back(self) -> None:
         bench = self.bench()
         bench.executor.faults = JobFaults(fail=1.0)
-        bench.arena.came(owner())
+        bench.slabs.came(owner())
         bench.executor.step()  # the job fails
         bench.executor.step()  # and says so; the memory is punched next
-        assert bench.arena.bytes == SLAB
+        assert bench.slabs.bytes == SLAB
         bench.executor.faults = JobFaults()
         bench.settle()
-        assert bench.arena.bytes == 0
+        assert bench.slabs.bytes == 0
         assert not bench.served
         bench.grow(owner())
         assert bench.served
@@ -69,8 +70,8 @@ class TestArena(ArenaKit):
 
     def test_completions_after_close_are_harmless(self) -> None:
         bench = self.bench()
-        bench.arena.came(owner())
-        bench.arena.close()
+        bench.slabs.came(owner())
+        bench.slabs.close()
         bench.executor.drain()
         assert not bench.served
 
@@ -102,13 +103,13 @@ class TestArena(ArenaKit):
         """The first two are given all that there is before anything is known of the third."""
         bench = self.bench(4 * SLAB)
         for n in (1, 2):
-            bench.arena.came(owner(n))
-        while bench.arena.bytes < 4 * SLAB:
+            bench.slabs.came(owner(n))
+        while bench.slabs.bytes < 4 * SLAB:
             bench.executor.step()
-        bench.arena.came(owner(3))
+        bench.slabs.came(owner(3))
         bench.settle()
         self.rest(bench)
-        assert [bool(bench.arena.serving(owner(n))) for n in (1, 2, 3)] == [True, True, True]
+        assert [bool(bench.slabs.serving(owner(n))) for n in (1, 2, 3)] == [True, True, True]
 
     def test_an_owner_that_joins_a_full_arena_gets_a_slab_without_asking_again(self) -> None:
         bench = self.bench(2 * SLAB)
@@ -116,20 +117,20 @@ class TestArena(ArenaKit):
         for entry in (entry for entries in held for entry in entries):
             bench.arena.pin(entry)
         bench.grow(owner(3))
-        assert not bench.arena.serving(owner(3)), "all that there is is pinned"
+        assert not bench.slabs.serving(owner(3)), "all that there is is pinned"
         for entry in held[0]:
             bench.arena.unpin(entry)
         self.rest(bench)
-        assert bench.arena.serving(owner(3)) and [slab.owner for slab in bench.retired] == [owner(1)]
-        assert bench.arena.next_moment is None
+        assert bench.slabs.serving(owner(3)) and [slab.owner for slab in bench.retired] == [owner(1)]
+        assert bench.slabs.next_moment is None
 
     def test_an_owner_whose_engines_have_gone_waits_for_nothing(self) -> None:
         bench = self.bench(SLAB)
         bench.grow(owner(1))
         bench.grow(owner(2))
-        assert bench.arena.next_moment is not None
-        bench.arena.gone(owner(2))
-        assert bench.arena.next_moment is None
+        assert bench.slabs.next_moment is not None
+        bench.slabs.gone(owner(2))
+        assert bench.slabs.next_moment is None
         self.rest(bench)
         assert not bench.retired
 
@@ -137,9 +138,9 @@ class TestArena(ArenaKit):
         bench = self.bench(2 * SLAB)
         bench.memory.refuse = True
         bench.grow(owner(1))
-        assert bench.arena.trouble is not None and not bench.served
+        assert bench.slabs.trouble is not None and not bench.served
         bench.memory.refuse = False
-        bench.arena.serve_queue()
+        bench.slabs.serve_queue()
         assert not bench.memory.made, "not before a while has passed"
         self.rest(bench)
         assert [slab.owner for slab in bench.served] == [owner(1)]
@@ -158,10 +159,10 @@ class TestArena(ArenaKit):
         bench = self.bench(4 * SLAB)
         for n in (1, 2, 3):
             bench.grow(owner(n))
-        assert [len(bench.arena.serving(owner(n))) for n in (1, 2, 3)] == [1, 2, 1]
+        assert [len(bench.slabs.serving(owner(n))) for n in (1, 2, 3)] == [1, 2, 1]
         self.clock.advance(SLAB_WAIT_S)
         bench.grow(owner(4))
-        assert [len(bench.arena.serving(owner(n))) for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
+        assert [len(bench.slabs.serving(owner(n))) for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
 
     def pinned(self, bench: Bench, *numbers: int) -> list[list[Entry]]:
         """A slab of pinned blocks of each of these owners."""
@@ -173,7 +174,7 @@ class TestArena(ArenaKit):
     def unpin(self, bench: Bench, entries: list[Entry]) -> None:
         for entry in entries:
             bench.arena.unpin(entry)
-        bench.arena.serve_queue()
+        bench.slabs.serve_queue()
         bench.settle()
 
     def wait(self, bench: Bench, seconds: float, asks: Owner | None = None) -> None:
@@ -182,9 +183,9 @@ class TestArena(ArenaKit):
         while self.clock.now() < until:
             self.clock.advance(LOOK_S / 4)
             if asks is not None:
-                bench.arena.awaits_slab(asks, MEMBER)
-            if bench.arena.next_moment is not None and bench.arena.next_moment <= self.clock.now():
-                bench.arena.serve_queue()
+                bench.slabs.awaits_slab(asks, MEMBER)
+            if bench.slabs.next_moment is not None and bench.slabs.next_moment <= self.clock.now():
+                bench.slabs.serve_queue()
             bench.settle()
 
     @pytest.mark.parametrize("first", [True, False])
@@ -194,7 +195,7 @@ class TestArena(ArenaKit):
         for late in (BIG, owner(4)) if first else (owner(4), BIG):
             bench.grow(late)
         self.unpin(bench, held[0])
-        assert bench.arena.serving(owner(4)) and not bench.arena.serving(BIG)
+        assert bench.slabs.serving(owner(4)) and not bench.slabs.serving(BIG)
 
     def passed_over(self, bench: Bench) -> list[list[Entry]]:
         """BIG waits as others join and are given slabs, as often as may be. What they hold is pinned."""
@@ -204,7 +205,7 @@ class TestArena(ArenaKit):
             bench.grow(owner(n))
             self.unpin(bench, held.pop(0))
             held += self.pinned(bench, n)
-            assert bench.arena.serving(owner(n)) and not bench.arena.serving(BIG)
+            assert bench.slabs.serving(owner(n)) and not bench.slabs.serving(BIG)
         return held
 
     def test_an_owner_that_needs_much_is_passed_over_so_many_times_and_no_more(self) -> None:
@@ -214,11 +215,11 @@ class TestArena(ArenaKit):
         late = 4 + MOST_PASSES
         bench.grow(owner(late))
         for entries in held:
-            assert not bench.arena.serving(BIG)
+            assert not bench.slabs.serving(BIG)
             self.unpin(bench, entries)
             bench.grow(owner(late - 1))
-            assert not bench.arena.serving(owner(late))
-        assert bench.arena.serving(BIG)
+            assert not bench.slabs.serving(owner(late))
+        assert bench.slabs.serving(BIG)
 
     def test_an_owner_whose_turn_ends_in_vain_lets_the_others_go(self) -> None:
         bench = self.bench(3 * SLAB)
@@ -226,13 +227,13 @@ class TestArena(ArenaKit):
         late = owner(4 + MOST_PASSES)
         bench.grow(late)
         self.unpin(bench, held[0])
-        assert not bench.arena.serving(late)
+        assert not bench.slabs.serving(late)
         self.wait(bench, TURN_S)
-        assert bench.arena.serving(late)
+        assert bench.slabs.serving(late)
         for entries in held[1:]:
             self.unpin(bench, entries)
         self.wait(bench, SLAB_WAIT_S)
-        assert bench.arena.serving(BIG), "it waits on"
+        assert bench.slabs.serving(BIG), "it waits on"
 
     def test_no_blocks_are_lost_for_room_that_would_not_be_enough(self) -> None:
         bench = self.bench(3 * SLAB)
@@ -242,7 +243,7 @@ class TestArena(ArenaKit):
         self.unpin(bench, held[1])
         assert not bench.retired and not bench.dropped
         self.unpin(bench, held[2])
-        assert bench.arena.serving(BIG)
+        assert bench.slabs.serving(BIG)
 
     def test_an_owner_that_asks_all_the_time_puts_off_nothing_for_the_others(self) -> None:
         bench = self.bench(3 * SLAB)
@@ -252,22 +253,22 @@ class TestArena(ArenaKit):
         for entry in held[0]:
             bench.arena.unpin(entry)
         self.wait(bench, 2 * LOOK_S, asks=BIG)
-        assert bench.arena.serving(owner(4))
+        assert bench.slabs.serving(owner(4))
 
     def rest(self, bench: Bench) -> None:
         """Time passes, and nothing else happens that the test says."""
         for _ in range(RESTS):
             self.clock.advance(SLAB_WAIT_S)
-            if bench.arena.next_moment is not None and bench.arena.next_moment <= self.clock.now():
-                bench.arena.serve_queue()
+            if bench.slabs.next_moment is not None and bench.slabs.next_moment <= self.clock.now():
+                bench.slabs.serve_queue()
             bench.settle()
 
     def test_no_slab_is_made_for_an_owner_whose_engines_have_gone(self) -> None:
         bench = self.bench(4 * SLAB)
         bench.fill_slab(owner())
         made = len(bench.memory.made)
-        bench.arena.gone(owner())
-        bench.arena.populate(owner())
+        bench.slabs.gone(owner())
+        bench.slabs.populate(owner())
         bench.settle()
         assert len(bench.memory.made) == made
         bench.grow(owner())
@@ -290,7 +291,7 @@ class TestArena(ArenaKit):
         bench.grow(owner(2))
         assert len(bench.retired) == 1
         assert 3 in bench.gone()
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     def test_check_sees_what_is_wrong(self) -> None:
         bench = self.bench()
@@ -302,11 +303,11 @@ class TestArena(ArenaKit):
             (lambda: setattr(entry, "pins", 1), lambda: setattr(entry, "pins", 0)),
             (lambda: setattr(entry, "children", 1), lambda: setattr(entry, "children", 0)),
             (lambda: slab.quarantined.add(slot), slab.quarantined.clear),
-            (lambda: setattr(bench.arena, "bytes", 1), lambda: setattr(bench.arena, "bytes", slab.layout.nbytes)),
+            (lambda: setattr(bench.slabs, "bytes", 1), lambda: setattr(bench.slabs, "bytes", slab.layout.nbytes)),
         ):
-            audit.arena(bench.arena)
+            audit.arena(bench.arena, bench.slabs)
             spoil()
             with pytest.raises(IntegrityError):
-                audit.arena(bench.arena)
+                audit.arena(bench.arena, bench.slabs)
             mend()
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)

@@ -321,7 +321,7 @@ def test_an_alarm_in_the_middle_of_a_long_answer_ends_it() -> None:
     leases, _ = engine.reserve(many)
     engine.workers[0].say(m.Filled(leases, []))
     rig.settle()
-    assert rig.hierarchy.arena.blocks == 2 * TURN_BLOCKS
+    assert rig.hierarchy.arena.sums.blocks == 2 * TURN_BLOCKS
     ticket = engine.ask(many)
     rig.hierarchy.turn()
     assert engine.answer(ticket).more is None, "it goes on in the next turn"

@@ -77,7 +77,7 @@ def test_host_is_cleared_and_nothing_else(tmp_path: Path) -> None:
     engine = engine_of(rig)
     assert engine.spill(digests(1, 2, 3)) == 3
     assert cleared(rig, HOST) == {"host": Sum(3, 3 * SLOT)}
-    assert rig.hierarchy.arena.blocks == 0
+    assert rig.hierarchy.arena.sums.blocks == 0
     assert engine.found(digests(1, 2, 3)) == 3, "they come up from disk"
     assert rig.hierarchy.stats()["dropped_cleared"] == 3
 
@@ -166,9 +166,9 @@ def test_it_is_done_in_slices() -> None:
         assert engine.spill(digests(*range(first, first + 8))) == 8
     answers: list[dict[str, Sum]] = []
     rig.hierarchy.operator.clear(HOST, b"", answers.append)
-    before = rig.hierarchy.arena.blocks
+    before = rig.hierarchy.arena.sums.blocks
     rig.hierarchy.turn()
-    assert before - TURN_BLOCKS <= rig.hierarchy.arena.blocks < before
+    assert before - TURN_BLOCKS <= rig.hierarchy.arena.sums.blocks < before
     rig.settle()
     assert answers[0]["host"].blocks == 96
 

@@ -13,7 +13,7 @@ from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, Life, content, digest, segme
 
 import golden
 from stepwell.block.layout import PAGE
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.io.files import SystemFiles
 from stepwell.io.staging import Staging
 from stepwell.tiers.base import Reading, Writing

@@ -18,8 +18,7 @@ import golden
 from stepwell.block.frame import CHUNK, frame_parts
 from stepwell.block.layout import SlabLayout
 from stepwell.codecs import seal
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.memory import SystemMemory
 from stepwell.tiers.base import Place

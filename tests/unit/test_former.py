@@ -46,12 +46,12 @@ def test_engines_with_new_weights_that_come_and_go_leave_nothing_that_grows(rig:
     books = rig.hierarchy.arena
     for n in range(60):
         visit(rig, n)
-        assert len(books.holdings) <= len(books.slabs) <= 2
+        assert len(books.holdings) <= len(rig.hierarchy.slabs.slabs) <= 2
         assert len(books.former) <= 3
         assert books.tally.blocks <= FEW
         known = sum(len(h.residents._standings) for h in books.holdings.values())
         known += sum(len(residents._standings) for _, residents in books.former.items())
-        assert known <= FEW + books.blocks
+        assert known <= FEW + books.sums.blocks
     assert not rig.hierarchy.roster.sessions and not rig.hierarchy.roster.quarantines
 
 
@@ -124,11 +124,11 @@ def test_the_books_show_an_owner_that_is_kept_for_nothing(rig: Rig) -> None:
         audit.hierarchy(rig.hierarchy)
     slabs, holding.slabs, holding.free = holding.slabs, [], 0
     with pytest.raises(IntegrityError, match="neither engines nor slabs"):
-        audit.arena(books)
+        audit.arena(books, rig.hierarchy.slabs)
     holding.slabs, holding.present, holding.free = slabs, True, sum(len(slab.free) for slab in slabs)
     books.tally.blocks += 1
     with pytest.raises(IntegrityError, match="blocks remembered"):
-        audit.arena(books)
+        audit.arena(books, rig.hierarchy.slabs)
     books.tally.blocks -= 1
     audit.hierarchy(rig.hierarchy)
     assert engine.live

@@ -9,8 +9,7 @@ from blake3 import blake3
 import golden
 from stepwell.block.frame import CHUNK, FrameHeader, frame_bytes
 from stepwell.block.layout import PAGE, SlabLayout
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.memory import SystemMemory
 from stepwell.tiers.base import Place, Reading

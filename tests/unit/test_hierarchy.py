@@ -34,7 +34,7 @@ def make_rig(host_bytes: int = 2 * SLAB, keyring: Keyring | None = None) -> Rig:
 
 
 def used_slots(rig: Rig) -> int:
-    counted = rig.hierarchy.arena.count()
+    counted = rig.hierarchy.slabs.count() | rig.hierarchy.arena.count()
     return counted["slabs"] * SLOTS - counted["free_slots"]
 
 
@@ -582,7 +582,7 @@ def test_close_frees_all_memory(rig: Rig) -> None:
     rig.hierarchy.close()
     assert not engine.live
     assert all(shared.fd == -1 for shared in rig.memory.made)
-    assert rig.hierarchy.arena.bytes == 0
+    assert rig.hierarchy.slabs.bytes == 0
 
 
 # who may join and say what -------------------------------------------------------------------------------------------
@@ -654,11 +654,11 @@ def test_a_slab_is_not_mapped_by_who_is_not_its_owner(rig: Rig) -> None:
     ours, theirs = joined(rig), FakeEngine(rig, Model(weights=b"x" * 32), name="other")
     rig.settle()
     (number, *_) = ours.workers[0].shared
-    before = set(rig.hierarchy.arena.slabs[number].mapped)
+    before = set(rig.hierarchy.slabs.slabs[number].mapped)
     assert before
     theirs.workers[0].say(m.Mapped(number))
     theirs.workers[0].say(m.Mapped(1 << 31))
-    assert rig.hierarchy.arena.slabs[number].mapped == before
+    assert rig.hierarchy.slabs.slabs[number].mapped == before
     assert theirs.live
 
 

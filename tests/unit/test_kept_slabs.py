@@ -27,7 +27,7 @@ def full(model: Model = PINS, slabs: int = 2) -> tuple[Rig, FakeEngine]:
     rig.settle()
     for n in range(slabs):
         engine.spill(chain(SLOTS // model.world, 100 * n))
-    assert rig.hierarchy.arena.bytes == slabs * SLAB
+    assert rig.hierarchy.slabs.bytes == slabs * SLAB
     return rig, engine
 
 
@@ -145,12 +145,12 @@ def test_who_unmaps_nothing_gets_no_more_to_keep_and_holds_nobody_up() -> None:
     for n in range(3):  # in time: it is waited for, and nothing else is retired
         other.reserve(chain(1, 300 + n))
         rig.settle()
-    assert kept(rig) == SLAB and rig.hierarchy.arena.count()["slabs"] == 2
+    assert kept(rig) == SLAB and rig.hierarchy.slabs.count()["slabs"] == 2
     rig.clock.advance(KEPT_S)
     for n in range(3):
         other.reserve(chain(1, 400 + n))
         rig.settle()
-    assert kept(rig) == SLAB and rig.hierarchy.arena.count()["slabs"] == 2, "it would keep the others as well"
+    assert kept(rig) == SLAB and rig.hierarchy.slabs.count()["slabs"] == 2, "it would keep the others as well"
     told = [event.error for event in said if isinstance(event, e.ArenaTroubled)]
     assert len(told) == 1 and "SW-207" in told[0]
     assert engine.spill(chain(SLOTS, 700)) == SLOTS, "it goes on within the rest"

@@ -32,7 +32,7 @@ def joined(rig: Rig, model: Model = MIXED, name: str = "engine") -> FakeEngine:
 def test_a_block_has_each_shard_once(rig: Rig) -> None:
     engine = joined(rig)
     fill(engine, chain(3), word=40)
-    counted = rig.hierarchy.arena.count()
+    counted = rig.hierarchy.slabs.count() | rig.hierarchy.arena.count()
     assert (counted["blocks"], counted["block_bytes"]) == (3, 3 * 2 * SLOT)
     assert counted["slabs"] * SLOTS - counted["free_slots"] == 3 * 2
     ticket = engine.ask(chain(3))
@@ -47,7 +47,7 @@ def test_it_is_there_when_those_who_write_have_written(rig: Rig) -> None:
     for rank, blocks in ((1, 0), (3, 0), (0, 0), (2, 1)):
         engine.workers[rank].say(m.Filled(leases, []))
         rig.settle()
-        assert rig.hierarchy.arena.blocks == blocks
+        assert rig.hierarchy.arena.sums.blocks == blocks
 
 
 def test_one_who_does_not_write_gives_nothing_up(rig: Rig) -> None:
@@ -56,7 +56,7 @@ def test_one_who_does_not_write_gives_nothing_up(rig: Rig) -> None:
     engine.workers[1].say(m.Filled([], leases))
     engine.workers[0].say(m.Filled(leases, []))
     engine.workers[2].say(m.Filled(leases, []))
-    assert rig.hierarchy.arena.blocks == 1
+    assert rig.hierarchy.arena.sums.blocks == 1
 
 
 def test_a_recall_ends_when_all_have_read(rig: Rig) -> None:

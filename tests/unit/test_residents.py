@@ -12,7 +12,7 @@ from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.block.state import Event
 from stepwell.config.settings import Settings
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.residents import Residents
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m

@@ -195,7 +195,7 @@ def test_a_digest_has_another_id_and_other_slabs_for_each_tenant() -> None:
     assert b.spill(chain, word=9) == 3, "as if nobody had it"
     assert len(rig.hierarchy.index) == 6 and ids < set(rig.hierarchy.index)
     assert not set(a.workers[0].shared) & set(b.workers[0].shared)
-    assert {slab.owner.tenant for slab in rig.hierarchy.arena.slabs.values()} == {"a", "b"}
+    assert {slab.owner.tenant for slab in rig.hierarchy.slabs.slabs.values()} == {"a", "b"}
     assert a.session != b.session
     rig.hierarchy.close()
 

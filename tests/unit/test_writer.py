@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.rig.members import FakeEngine, Model
-from stepwell.hierarchy.arena.arena import MOST_NEXT
+from stepwell.hierarchy.arena.slab_pool import MOST_NEXT
 from stepwell.hierarchy.levels.writer import MOST_BEFORE
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.policies.writing.back import SHARE, Back
@@ -297,9 +297,9 @@ def test_no_more_is_named_to_go_next_than_can_be_looked_at_in_a_turn() -> None:
     for n in range(2 * MOST_NEXT):
         fill(engine, chain(1, 10 * n))
     rig.settle()
-    named = rig.hierarchy.arena.next_to_go(1 << 50)
+    named = rig.hierarchy.slabs.next_to_go(1 << 50)
     assert len(named) == len(set(named)) == MOST_NEXT
-    assert rig.hierarchy.arena.next_to_go(0) == []
+    assert rig.hierarchy.slabs.next_to_go(0) == []
 
 
 def test_a_disk_that_hangs_ends_no_drain() -> None:

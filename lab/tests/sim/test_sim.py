@@ -22,14 +22,15 @@ from stepwell.client.scheduler import Ask, SchedulerClient
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.records import Slab
 from stepwell.hierarchy.arena.retired import Retired
-from stepwell.hierarchy.arena.slab import Slab
 from stepwell.hierarchy.levels import prefetch
 from stepwell.hierarchy.levels.prefetch import Guess, Prefetch
 from stepwell.hierarchy.levels.reads import ReadQueue
 from stepwell.hierarchy.pauses import KINDS, Pauses
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.session import Fill, Session
 from stepwell.io.files import File
@@ -275,13 +276,13 @@ def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch)
                 other.news, other.turn, other.ahead = now, now if all_of_it else other.turn, 1 << 20
 
     monkeypatch.setattr(SchedulerClient, "_got_on", anyone)
-    monkeypatch.setattr(Recalls, "_await_nothing", lambda self: None)
+    monkeypatch.setattr(Waiting, "no_blocks", lambda self: None)
     assert "moved" in _finds("late", traffic=True).what
 
 
 def test_an_owner_of_which_nothing_is_left_but_a_place_in_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
     """As until engines with new weights came and went in a walk."""
-    monkeypatch.setattr(Arena, "_close", lambda self, owner: None)
+    monkeypatch.setattr(Arena, "leave_if_over", lambda self, owner: None)
     assert "neither engines nor slabs" in _finds("books", traffic=True).what
 
 

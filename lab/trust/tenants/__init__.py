@@ -164,7 +164,7 @@ class _Well:
         self.compared += len(refs)
         for at, row in enumerate(refs):
             mine = self._spilled.get((engine.place, digests[32 * at :][:32]), set())
-            slab = self._rig.hierarchy.arena.slabs[int(row[0]["slab"])]
+            slab = self._rig.hierarchy.slabs.slabs[int(row[0]["slab"])]
             if slab.number not in engine.workers[0].shared:
                 self.wrong.append(f"{engine.tenant} was told of a slab that it does not have")
                 continue
@@ -217,8 +217,8 @@ class _Well:
             said = b"".join(engine.said)
             if any(id[:8] in said for id in owners):
                 self.wrong.append(f"{engine.tenant} was told an id")
-            mine = {slab.number for slab in hierarchy.arena.slabs.values() if slab.owner.tenant == engine.tenant}
-            if any(slab not in mine for slab in engine.workers[0].shared if slab in hierarchy.arena.slabs):
+            mine = {slab.number for slab in hierarchy.slabs.slabs.values() if slab.owner.tenant == engine.tenant}
+            if any(slab not in mine for slab in engine.workers[0].shared if slab in hierarchy.slabs.slabs):
                 self.wrong.append(f"{engine.tenant} has memory of another tenant")
             engine.said.clear()
 

@@ -6,23 +6,22 @@ from collections import Counter
 
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError
-from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Phase
-from stepwell.hierarchy.arena.sums import Sums
+from stepwell.hierarchy.arena.arena import Arena, Sums
+from stepwell.hierarchy.arena.records import Entry, Phase
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.shares import OVERHEAD
 
 
-def arena(arena: Arena) -> None:
+def arena(arena: Arena, slabs: SlabPool) -> None:
     """Raises IntegrityError unless slots, entries, pins and sums of the arena agree with each other."""
     wrong: list[str] = []
-    if arena.sums != _recount(arena):
-        wrong.append(f"{arena.sums} counted, {_recount(arena)} found")
-    if arena.bytes != sum(s.layout.nbytes for s in arena.slabs.values()) or arena.bytes > arena.host_bytes:
-        wrong.append(f"{arena.bytes} bytes of slabs")
+    if arena.sums != _recount(arena, slabs):
+        wrong.append(f"{arena.sums} counted, {_recount(arena, slabs)} found")
+    if slabs.bytes != sum(s.layout.nbytes for s in slabs.slabs.values()) or slabs.bytes > arena.host_bytes:
+        wrong.append(f"{slabs.bytes} bytes of slabs")
     entries: dict[int, Entry] = {}
-    for slab in arena.slabs.values():
+    for slab in slabs.slabs.values():
         if slab.phase is Phase.RETIRED:
             continue
         slots = [*slab.free, *slab.held, *slab.quarantined]
@@ -45,13 +44,13 @@ def arena(arena: Arena) -> None:
     pins = sum(e.pins for e in entries.values())
     if (pinned, pins) != (arena.pinned_bytes, arena.pins):
         wrong.append(f"{arena.pins} pins on {arena.pinned_bytes} bytes counted, {pins} on {pinned} found")
-    leaving = sum(s.layout.nbytes for s in arena.slabs.values() if s.phase is Phase.RETIRED)
-    if leaving != arena.retired.bytes:
-        wrong.append(f"{arena.retired.bytes} bytes being given back, {leaving} found")
-    kept = sum(s.layout.nbytes for s in arena.slabs.values() if s.retirement is not None and s.retirement.punched)
-    if kept != arena.retired.kept:
-        wrong.append(f"{arena.retired.kept} bytes kept by members, {kept} found")
-    if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in arena.slabs.values()):
+    leaving = sum(s.layout.nbytes for s in slabs.slabs.values() if s.phase is Phase.RETIRED)
+    if leaving != slabs.retired.bytes:
+        wrong.append(f"{slabs.retired.bytes} bytes being given back, {leaving} found")
+    kept = sum(s.layout.nbytes for s in slabs.slabs.values() if s.retirement is not None and s.retirement.punched)
+    if kept != slabs.retired.kept:
+        wrong.append(f"{slabs.retired.kept} bytes kept by members, {kept} found")
+    if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in slabs.slabs.values()):
         wrong.append("a retired slab that nobody keeps")
     remembered = sum(holding.residents.remembered for holding in arena.holdings.values())
     for owner, residents in arena.former.items():
@@ -68,16 +67,13 @@ def arena(arena: Arena) -> None:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
         if amiss := holding.residents.wrong():
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: {amiss}")
-        held = {id(e) for e in stay}
         free = sum(len(s.free) for s in holding.slabs)
         if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")
-        if holding.entries != len(held):
-            wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.entries} entries, has {len(held)}")
     _verdict("the arena's books do not balance", wrong)
 
 
-def _recount(arena: Arena) -> Sums:
+def _recount(arena: Arena, slabs: SlabPool) -> Sums:
     entries = arena.entries()
     resident = [e for e in entries if e.state is State.RESIDENT]
     return Sums(
@@ -85,13 +81,13 @@ def _recount(arena: Arena) -> Sums:
         block_bytes=sum(e.nbytes for e in resident),
         filling=sum(e.state is State.FILLING for e in entries),
         leased_blocks=sum(e.leases > 0 for e in entries),
-        quarantined_slots=sum(len(s.quarantined) for s in arena.slabs.values()),
+        quarantined_slots=sum(len(s.quarantined) for s in slabs.slabs.values()),
     )
 
 
 def hierarchy(well: Hierarchy) -> None:
     """Raises IntegrityError unless index, sessions and arena agree on who holds what, and the arena with itself."""
-    arena(well.arena)
+    arena(well.arena, well.slabs)
     levels, guesses = well.stack.levels, well.migration.prefetch
     wrong: list[str] = []
     for key, entry in well.index.items():
@@ -139,7 +135,7 @@ def hierarchy(well: Hierarchy) -> None:
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}
-    for slab in well.arena.slabs.values():
+    for slab in well.slabs.slabs.values():
         if strangers := slab.keepers - members - well.roster.keeping.keys():
             wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, of whom nobody will say when they let go")
     _verdict("the hierarchy's books do not balance", wrong)

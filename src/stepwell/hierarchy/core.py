@@ -13,7 +13,7 @@ from types import MappingProxyType
 from stepwell.block.layout import LEAST_SLAB
 from stepwell.block.namespace import BlockId
 from stepwell.events import Sink
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import WorkQueue
 from stepwell.io.clock import Clock

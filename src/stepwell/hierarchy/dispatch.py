@@ -6,7 +6,8 @@ from stepwell import events as e
 from stepwell.block.state import State
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.arena.records import Slab
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
@@ -37,6 +38,7 @@ class Dispatch:
         self,
         core: Core,
         arena: Arena,
+        slabs: SlabPool,
         stack: Stack,
         migration: Migration,
         costs: Costs,
@@ -50,6 +52,7 @@ class Dispatch:
     ) -> None:
         self._core = core
         self._arena = arena
+        self._slabs = slabs
         self._stack = stack
         self._migration = migration
         self._costs = costs
@@ -138,7 +141,7 @@ class Dispatch:
                 if slab is not None:
                     if slab.retirement is None:
                         raise _not_now(message)
-                    self._arena.unmapped(member.number, slab)
+                    self._slabs.unmapped(member.number, slab)
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
                     self._core.news.changed = True
@@ -148,7 +151,7 @@ class Dispatch:
                 raise _not_now(message)
 
     def _slab_of(self, session: Session, number: int) -> Slab | None:
-        slab = self._arena.slab(number)
+        slab = self._slabs.slabs.get(number)
         return slab if slab is not None and slab.owner == session.owner else None
 
     def _holding(self, session: Session, nbytes: int, work: Work) -> Work:

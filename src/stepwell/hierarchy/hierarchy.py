@@ -21,8 +21,8 @@ from stepwell.block.tier import HOST
 from stepwell.errors import StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.arena.records import Entry, Slab
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core, Limits
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.dispatch import Dispatch
@@ -109,26 +109,26 @@ class Hierarchy:
         self.roster = Roster(clock, self.shares, sealing, entropy)
         self.canaries = Canaries(clock, self._emit, barred, keep)
         sharing = SlabSharing(self._core, self.roster)
+        watch = _ArenaWatch(self, self._core, sharing, ghosts)
         self.arena = Arena(
             limits.host_bytes,
-            memory,
-            executor.submit,
-            _ArenaWatch(self, self._core, sharing, ghosts),
+            watch,
             clock,
-            slab_bytes=limits.slab_bytes,
             policy=policy,
             placement=placement,
         )
+        self.slabs = SlabPool(self.arena, memory, executor.submit, watch, clock, slab_bytes=limits.slab_bytes)
         self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, calibrations, learned)
         self.stack = Stack(self._core, self.arena, tiers, sealing)
         self.migration = Migration(
-            self._core, self.arena, self.stack, self.canaries, write or Through(), prefetch=prefetch
+            self._core, self.arena, self.slabs, self.stack, self.canaries, write or Through(), prefetch=prefetch
         )
         uses = AbsentUses(self.arena, self.costs)
         self._weighing = Weighing(self._core, self.costs, self.stack, recall)
         self._recalls = Recalls(
             self._core,
             self.arena,
+            self.slabs,
             self.stack,
             self.migration,
             self._weighing,
@@ -137,16 +137,26 @@ class Hierarchy:
             ghosts,
             self.held,
         )
-        self._spills = Spills(self._core, self.arena, self.stack, self.migration, uses, self.canaries)
+        self._spills = Spills(self._core, self.arena, self.slabs, self.stack, self.migration, uses, self.canaries)
         self.operator = Operator(
             self._core, self.arena, self.stack, self.migration, self._recalls, self.roster, self.canaries
         )
         self._members = Members(
-            self._core, self.arena, self.roster, sharing, self._recalls, self._spills, well, judge, self.tiers
+            self._core,
+            self.arena,
+            self.slabs,
+            self.roster,
+            sharing,
+            self._recalls,
+            self._spills,
+            well,
+            judge,
+            self.tiers,
         )
         self._dispatch = Dispatch(
             self._core,
             self.arena,
+            self.slabs,
             self.stack,
             self.migration,
             self.costs,
@@ -198,8 +208,8 @@ class Hierarchy:
         if self._core.news.any:
             self._recalls.look()
         self.stack.pump_due()
-        if (due := self.arena.next_moment) is not None and due <= self._clock.now():
-            self.arena.serve_queue()
+        if (due := self.slabs.next_moment) is not None and due <= self._clock.now():
+            self.slabs.serve_queue()
         self._members.end_overdue()
         self.migration.turn()
         self.arena.tidy()
@@ -244,7 +254,7 @@ class Hierarchy:
     @property
     def holds_blocks(self) -> bool:
         """There is something in host memory that would be lost with it."""
-        return self.arena.blocks > 0
+        return self.arena.sums.blocks > 0
 
     @property
     def idle(self) -> bool:
@@ -254,7 +264,7 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        parts = (self._core.work, self.stack, self.migration, self.arena, self.roster)
+        parts = (self._core.work, self.stack, self.migration, self.slabs, self.roster)
         return min((moment for part in parts if (moment := part.next_moment) is not None), default=None)
 
     @property
@@ -277,10 +287,11 @@ class Hierarchy:
             **self._paused(),
             "tiers": ",".join(self.tiers),
             "host_bytes": self.limits.host_bytes,
+            **self.slabs.count(),
             **self.arena.count(),
             **self.counters.values(),
             **self.stack.count(),
-            "trouble": str(self.arena.trouble or ""),
+            "trouble": str(self.slabs.trouble or ""),
             "paused": "; ".join(map(str, self.pauses.all)),
         }
 
@@ -305,7 +316,7 @@ class Hierarchy:
         for session in list(self.roster.sessions.values()):
             self._members.end(session, without=session.members[0])
             session.members[0].close()
-        self.arena.close()
+        self.slabs.close()
         self.stack.close()
 
 

@@ -11,6 +11,7 @@ from stepwell import events as e
 from stepwell.block.layout import SlabLayout
 from stepwell.errors import ConfigError, StepwellError
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
@@ -30,6 +31,7 @@ class Members:
         self,
         core: Core,
         arena: Arena,
+        slabs: SlabPool,
         roster: Roster,
         sharing: SlabSharing,
         recalls: Recalls,
@@ -40,6 +42,7 @@ class Members:
     ) -> None:
         self._core = core
         self._arena = arena
+        self._slabs = slabs
         self._roster = roster
         self._sharing = sharing
         self._recalls = recalls
@@ -76,7 +79,7 @@ class Members:
         for quarantine in self._roster.acknowledged(member):
             self._cleanse(quarantine)
         for number in self._roster.unmapped(member):
-            self._arena.let_go(number)
+            self._slabs.let_go(number)
         if member.is_scheduler and self._core.pauses.spills:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
         send(m.Welcome(session.number, m.PROTOCOL, self._well, self._core.limits.host_bytes, warnings, self._tiers), ())
@@ -96,9 +99,9 @@ class Members:
 
     def _open(self, session: Session) -> None:
         assert session.owner is not None
-        for slab in self._arena.serving(session.owner):
+        for slab in self._slabs.serving(session.owner):
             self._sharing.share_with(session, slab)
-        self._arena.came(session.owner)
+        self._slabs.came(session.owner)
         assert session.scheduler is not None
         self._core.emit(e.SessionOpened(session.number, session.scheduler.label, len(session.workers)))
         for member in session.members:
@@ -114,7 +117,7 @@ class Members:
         self.end(member.session, without=member)
         for quarantine in freed:
             self._cleanse(quarantine)
-        self._arena.let_go(member.number)
+        self._slabs.let_go(member.number)
 
     def end(self, session: Session, without: Member | None = None) -> None:
         """Ends a session, unless it has ended. `without`: the member whose connection has ended or is ended by the
@@ -137,15 +140,15 @@ class Members:
                     self._arena.release(entry)
         session.transfers.clear()
         if session.owner is not None and all(s.owner != session.owner for s in self._roster.sessions.values()):
-            self._arena.gone(session.owner)
+            self._slabs.gone(session.owner)
         self._core.news.freed = True
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
             self._roster.quarantines.remove(quarantine)
         self._core.emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
         for member in session.members:
-            for slab in self._arena.serving(session.owner) if session.owner else ():
+            for slab in self._slabs.serving(session.owner) if session.owner else ():
                 slab.mapped.discard(member.number)
-            if member.number in self._roster.keeping and not self._arena.keeps(member.number):
+            if member.number in self._roster.keeping and not self._slabs.keeps(member.number):
                 del self._roster.keeping[member.number]
             if member is not without:
                 member.close()
@@ -159,7 +162,7 @@ class Members:
     def watches(self, member: Member) -> bool:
         """It still matters when this member's process exits."""
         numbers = {n for quarantine in self._roster.quarantines for n in quarantine.alive.values()}
-        kept = member.number in self._roster.keeping and self._arena.keeps(member.number)
+        kept = member.number in self._roster.keeping and self._slabs.keeps(member.number)
         return member.session.phase is not Phase.ENDED or member.number in numbers or kept
 
     def end_overdue(self) -> None:

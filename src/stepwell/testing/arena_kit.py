@@ -16,8 +16,8 @@ from stepwell.block.state import State
 from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.io.memory import Memory
 from stepwell.testing.executor import SeededExecutor
 from stepwell.testing.sparse import SparseMemory
@@ -71,14 +71,14 @@ class Bench:
         self.retired: list[Slab] = []
         self.dropped: list[tuple[Entry, str]] = []
         self.maps = maps
-        self.arena = kit.make(host_bytes, self.memory, self.executor, _Recorder(self))
+        self.arena, self.slabs = kit.make(host_bytes, self.memory, self.executor, _Recorder(self))
 
     def settle(self) -> None:
         self.executor.drain()
-        audit.arena(self.arena)
+        audit.arena(self.arena, self.slabs)
 
     def grow(self, of: Owner) -> None:
-        self.arena.came(of)
+        self.slabs.came(of)
         self.settle()
 
     def fill(self, of: Owner, n: int, parent: Entry | None = None, shards: int = 1) -> Entry:
@@ -106,7 +106,9 @@ class Bench:
 
 class ArenaKit(ABC):
     @abstractmethod
-    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> Arena: ...
+    def make(
+        self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch
+    ) -> tuple[Arena, SlabPool]: ...
 
     def bench(self, host_bytes: int = SLAB, *, maps: bool = True) -> Bench:
         seed = random.randrange(1 << 32)
@@ -117,7 +119,7 @@ class ArenaKit(ABC):
         bench = self.bench()
         arena = bench.arena
         assert arena.reserve(owner(), name(1), None, 1, MEMBER) is None
-        arena.came(owner())
+        bench.slabs.came(owner())
         assert bench.memory.made
         assert arena.reserve(owner(), name(1), None, 1, MEMBER) is None
         bench.settle()
@@ -132,17 +134,17 @@ class ArenaKit(ABC):
         for mapped, room in ((set(), False), ({1}, False), ({2}, False), ({1, 2}, True)):
             slab.mapped = mapped
             assert (bench.arena.reserve(owner(), name(1), None, 1, members) is not None) is room
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     def test_bytes_are_bounded(self) -> None:
         bench = self.bench(5 * SLAB // 2)
         for n in range(6):
-            bench.arena.came(owner(n))
-            audit.arena(bench.arena)
+            bench.slabs.came(owner(n))
+            audit.arena(bench.arena, bench.slabs)
             bench.settle()
             for block in range(3):
                 bench.arena.reserve(owner(n), name(100 * n + block), None, 1, MEMBER)
-            assert bench.arena.bytes <= 5 * SLAB // 2
+            assert bench.slabs.bytes <= 5 * SLAB // 2
             assert sum(s.layout.nbytes for s in bench.served if s not in bench.retired) <= 5 * SLAB // 2
         assert len(bench.served) == 2  # a slot that is being filled is not taken away
 
@@ -150,11 +152,11 @@ class ArenaKit(ABC):
         bench = self.bench()
         bench.memory.refuse = True
         bench.grow(owner())
-        assert bench.arena.trouble is not None
-        assert bench.arena.bytes == 0
+        assert bench.slabs.trouble is not None
+        assert bench.slabs.bytes == 0
         bench.memory.refuse = False
         bench.grow(owner())
-        assert bench.arena.trouble is None
+        assert bench.slabs.trouble is None
         assert bench.served
 
     def test_tails_leave_before_heads(self) -> None:
@@ -168,7 +170,7 @@ class ArenaKit(ABC):
         assert bench.gone() == [24, 23, 22, 21, 20, 12]
         assert first[0].state is State.RESIDENT
         assert second[0].state is State.ABSENT
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     @pytest.mark.parametrize("hold", ["pin", "lease"])
     def test_what_is_held_is_not_evicted(self, hold: str) -> None:
@@ -181,7 +183,7 @@ class ArenaKit(ABC):
         (bench.arena.unpin if hold == "pin" else bench.arena.release)(entries[4])
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is not None
         assert bench.gone() == [4]
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     def test_what_is_being_filled_is_not_evicted(self) -> None:
         bench = self.bench()
@@ -189,7 +191,7 @@ class ArenaKit(ABC):
         entries = [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(SLOTS)]
         assert None not in entries
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     def test_what_is_being_filled_is_not_evicted_when_its_child_has_failed(self) -> None:
         bench = self.bench()
@@ -200,7 +202,7 @@ class ArenaKit(ABC):
         bench.arena.fail(child, quarantine=False)
         assert None not in [bench.arena.reserve(owner(), name(n), None, 1, MEMBER) for n in range(2, SLOTS + 1)]
         assert bench.arena.reserve(owner(), name(50), None, 1, MEMBER) is None
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
 
     def test_a_slot_has_another_generation_with_each_life(self) -> None:
         bench = self.bench()
@@ -226,11 +228,11 @@ class ArenaKit(ABC):
             assert taken is None or taken.slots[0] != (slab, slot)
         bench.arena.unpin(entry)
         assert slab.held[slot] is entry
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         bench.arena.release(entry)
         assert slot in slab.free
         assert slab.generation(slot) == generation  # changed when it is used again
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         again = bench.arena.reserve(owner(), name(99), None, 1, MEMBER)
         assert again is not None and again.slots == ((slab, slot),)
         assert slab.generation(slot) == generation + 1
@@ -241,12 +243,12 @@ class ArenaKit(ABC):
         entry = bench.arena.reserve(owner(), name(1), None, 1, MEMBER)
         assert entry is not None
         bench.arena.fail(entry, quarantine=True)
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         for n in range(20, 40):
             taken = bench.fill(owner(), n)
             assert taken.slots != entry.slots
         bench.arena.cleanse(entry.slots)
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         assert bench.fill(owner(), 50).slots == entry.slots
 
     def test_a_failed_fill_is_free_at_once(self) -> None:
@@ -256,7 +258,7 @@ class ArenaKit(ABC):
         entry = bench.arena.reserve(owner(), name(2), parent, 1, MEMBER)
         assert entry is not None
         bench.arena.fail(entry, quarantine=False)
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         assert parent.children == 0
         assert bench.arena.count()["free_slots"] == SLOTS - 1
 
@@ -268,7 +270,7 @@ class ArenaKit(ABC):
         free = bench.arena.count()["free_slots"]
         assert bench.arena.reserve(owner(), name(50), None, 3, MEMBER) is None
         assert bench.arena.count()["free_slots"] == free == 2
-        audit.arena(bench.arena)
+        audit.arena(bench.arena, bench.slabs)
         entry = bench.arena.reserve(owner(), name(50), None, 2, MEMBER)
         assert entry is not None and len(set(entry.slots)) == 2
 
@@ -282,7 +284,7 @@ class ArenaKit(ABC):
         at = slab.layout.offset + slot * slab.layout.stride
         mapping[at : at + 4] = 7
         assert slab.generation(slot) == 1
-        bench.arena.came(owner(2))
+        bench.slabs.came(owner(2))
         assert bench.retired == [slab]
         assert sorted(bench.gone()) == list(range(SLOTS))
         assert not mapping[: 8 * slab.layout.slots].any()  # members get the message at once, whenever its pages go
@@ -318,7 +320,7 @@ class ArenaKit(ABC):
                 bench.fill(owner(n), 100 * n + block)
         assert len(bench.served) == 4
         for _ in range(3):
-            bench.arena.came(owner(9))
+            bench.slabs.came(owner(9))
         assert [s.owner for s in bench.retired] == [owner(0)]  # the least recently used one, once
         bench.settle()
         assert bench.served[-1].owner == owner(9)
@@ -329,8 +331,8 @@ class ArenaKit(ABC):
         bench.chain(owner(1), range(SLOTS))
         bench.grow(owner(2))
         bench.chain(owner(2), range(10, 10 + SLOTS))
-        bench.arena.came(owner(1))
+        bench.slabs.came(owner(1))
         assert not bench.retired
-        bench.arena.came(owner(2))
+        bench.slabs.came(owner(2))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
         bench.settle()

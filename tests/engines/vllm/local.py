@@ -15,7 +15,7 @@ from stepwell.engines.paged.gpu.device import CopyMethod, Direction
 from stepwell.engines.paged.pool import pool_of
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well
 from stepwell.io.memory import Mapping

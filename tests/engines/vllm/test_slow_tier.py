@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
 from stepwell.engines.vllm.connector import HOST
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.levels.breaker import OVERDUE_S
 from stepwell.tiers.base import Incoming, Outgoing, ReadDone, Reading, WriteDone, Writing
 

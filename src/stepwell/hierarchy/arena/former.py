@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
+from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.arena.residents import MOST_REMEMBERED, Residents
-from stepwell.hierarchy.arena.slab import Owner
 from stepwell.policies.past import LEAST, PastTally
 
 MOST_FORMER: Final = 64

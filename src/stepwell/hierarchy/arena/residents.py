@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Final
 
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.standing import Standing
+from stepwell.hierarchy.arena.records import Entry, Standing
 from stepwell.policies.catalog import TierPolicy
 from stepwell.policies.past import Past, PastTally, most_remembered
 

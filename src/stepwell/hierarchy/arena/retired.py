@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepwell.errors import CapacityError, StepwellError
-from stepwell.hierarchy.arena.slab import Owner, Phase, Retirement, Slab
+from stepwell.hierarchy.arena.records import Owner, Phase, Retirement, Slab
 from stepwell.io.clock import Clock
 
 KEPT_S = 30.0

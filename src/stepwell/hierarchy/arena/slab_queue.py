@@ -8,7 +8,7 @@ its turn: whatever becomes free is kept for it, until it has its slab or TURN_S 
 
 from __future__ import annotations
 
-from stepwell.hierarchy.arena.slab import Owner
+from stepwell.hierarchy.arena.records import Owner
 from stepwell.io.clock import Clock
 
 LOOK_S = 1.0

@@ -16,7 +16,7 @@ from functools import partial
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import Breaker, State
 from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue

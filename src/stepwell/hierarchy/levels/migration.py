@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.prefetch import Prefetch
@@ -22,13 +23,21 @@ class Migration:
     """`prefetch` is None while nothing is fetched ahead."""
 
     def __init__(
-        self, core: Core, arena: Arena, stack: Stack, canaries: Canaries, write: WritePolicy, *, prefetch: bool
+        self,
+        core: Core,
+        arena: Arena,
+        slabs: SlabPool,
+        stack: Stack,
+        canaries: Canaries,
+        write: WritePolicy,
+        *,
+        prefetch: bool,
     ) -> None:
         self._core = core
         self._arena = arena
         self._stack = stack
         self._canaries = canaries
-        self._writers = [Writer(core, arena, level, write) for level in stack.levels]
+        self._writers = [Writer(core, arena, slabs, level, write) for level in stack.levels]
         self.prefetch = self._prefetch() if prefetch else None
         self._ending = False
 

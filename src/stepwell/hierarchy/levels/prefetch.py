@@ -20,7 +20,7 @@ from itertools import count
 from stepwell.block.namespace import BlockId
 from stepwell.events import BlocksPrefetched, PrefetchEnded
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack

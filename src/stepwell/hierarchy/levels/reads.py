@@ -19,7 +19,7 @@ from typing import Protocol
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
 from stepwell.hierarchy.levels.healthy import HealthyReads

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.sessions.sealing import Sealing

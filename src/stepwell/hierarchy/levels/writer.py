@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from stepwell.block.state import State
 from stepwell.events import BlockNotWritten
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.work import Step, Work
@@ -28,9 +29,10 @@ MOST_BEFORE = 64
 
 
 class Writer:
-    def __init__(self, core: Core, arena: Arena, level: Level, policy: WritePolicy) -> None:
+    def __init__(self, core: Core, arena: Arena, slabs: SlabPool, level: Level, policy: WritePolicy) -> None:
         self._pauses = core.pauses
         self._arena = arena
+        self._slabs = slabs
         self._level = level
         self._tier = level.tier
         self._emit = core.emit
@@ -94,7 +96,7 @@ class Writer:
             self._stored, self._changed = self._level.writes.stored, True
         if self._changed and self._ahead and not self._walking:
             self._changed = False
-            if next_to_go := self._arena.next_to_go(self._ahead - self._level.writes.queued_bytes):
+            if next_to_go := self._slabs.next_to_go(self._ahead - self._level.writes.queued_bytes):
                 self._walking = True
                 self._work.walk(self._clean(next_to_go))
 

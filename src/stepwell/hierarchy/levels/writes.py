@@ -14,7 +14,7 @@ from itertools import count
 from stepwell import events as e
 from stepwell.block.state import State
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import Breaker, verdict
 from stepwell.hierarchy.levels.reads import MAX_BATCH

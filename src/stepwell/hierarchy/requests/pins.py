@@ -6,7 +6,7 @@ from collections import deque
 
 from stepwell.block.state import State
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import Session, Ticket

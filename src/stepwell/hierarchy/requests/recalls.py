@@ -17,7 +17,8 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlocksRecalled, RunAnswered
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.levels.level import Level
@@ -64,6 +65,7 @@ class Recalls:
         self,
         core: Core,
         arena: Arena,
+        slabs: SlabPool,
         stack: Stack,
         migration: Migration,
         weighing: Weighing,
@@ -73,6 +75,7 @@ class Recalls:
         held: Held,
     ) -> None:
         self._arena = arena
+        self._slabs = slabs
         self._index = core.index
         self._news = core.news
         self._emit = core.emit
@@ -310,7 +313,7 @@ class Recalls:
         assert owner is not None
         if not self.pins.room(owner.slot_bytes * shards):
             return self._no_pins(session, ticket)
-        if self._arena.awaits_slab(owner, session.copiers) and self._arena.trouble is None:
+        if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return _Obstacle("mapping", True)
         if ticket.weighed is None or ticket.extended:
             return _UNWEIGHED

@@ -9,7 +9,8 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlockSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
+from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
@@ -25,9 +26,17 @@ from stepwell.protocol.messages import Granted, Reserve
 
 class Spills:
     def __init__(
-        self, core: Core, arena: Arena, stack: Stack, migration: Migration, uses: AbsentUses, canaries: Canaries
+        self,
+        core: Core,
+        arena: Arena,
+        slabs: SlabPool,
+        stack: Stack,
+        migration: Migration,
+        uses: AbsentUses,
+        canaries: Canaries,
     ) -> None:
         self._arena = arena
+        self._slabs = slabs
         self._index = core.index
         self._clock = core.clock
         self._emit = core.emit
@@ -63,7 +72,7 @@ class Spills:
             while (
                 not (ends or self._pauses.spills)
                 and id not in self._index
-                and self._arena.awaits_slab(session.owner, session.copiers)
+                and self._slabs.awaits_slab(session.owner, session.copiers)
                 and self._clock.now() < patient_until
             ):
                 yield Step.PARK
@@ -100,7 +109,7 @@ class Spills:
             yield Step.DONE
         if session.scheduler is not None:
             session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
-        self._arena.populate(session.owner)
+        self._slabs.populate(session.owner)
 
     def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
         """How many blocks are before the one behind `parent`, 0 if nobody knows. And why it is not to be taken: nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.sessions.session import Session, Ticket
 

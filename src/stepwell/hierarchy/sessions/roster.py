@@ -12,7 +12,7 @@ from itertools import count
 
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
-from stepwell.hierarchy.arena.slab import Owner
+from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session

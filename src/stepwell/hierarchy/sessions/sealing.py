@@ -16,7 +16,7 @@ from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, f
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, Opener, Sealer, SegmentKey, seal, unseal
-from stepwell.hierarchy.arena.entry import Entry
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.origin import Origin, SegmentKeys
 from stepwell.io.memory import Bytes
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
-from stepwell.hierarchy.arena.entry import Entry
-from stepwell.hierarchy.arena.slab import Owner, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell import events as e
-from stepwell.hierarchy.arena.slab import Slab
+from stepwell.hierarchy.arena.records import Slab
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.session import Phase, Session

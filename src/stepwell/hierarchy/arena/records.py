@@ -1,18 +1,22 @@
-"""A slab: one piece of shared memory, cut into slots of one size, serving one owner until it is retired."""
+"""What the arena writes down: slabs, the blocks in their slots, and what is remembered of a block's use. Each of these
+three refers to the others."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from stepwell.block.layout import SlabLayout
+from stepwell.block.namespace import BlockId
+from stepwell.block.state import Event, State, after
+from stepwell.hierarchy.origin import Origin
 from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
-if TYPE_CHECKING:
-    from stepwell.hierarchy.arena.entry import Entry
+_REF = struct.Struct("<IIQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +95,67 @@ class Slab:
     def forget_generations(self) -> None:
         """No reference of the past holds any more."""
         self._generations()[:] = 0
+
+
+class Entry:
+    """A block with slots. Only the arena changes it.
+
+    pins are soft holds of waiting requests, leases hard ones of copies under way. `children` counts blocks of the
+    arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
+    its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
+    set by the hierarchy: whose it is, for tiers below. `source` is the level that it was promoted from, -1 for one that
+    an engine has filled; bit n of `written` says that level n has stored it. `standing` is set when it is given its
+    place, and stays when it has left.
+    """
+
+    __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "source",
+                 "standing", "state", "written")  # fmt: skip
+
+    standing: Standing
+
+    def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None) -> None:
+        self.id = id
+        self.origin: Origin | None = None
+        self.slots = slots
+        self.refs = b"".join(_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots)
+        self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)
+        self.state = after(State.ABSENT, Event.FILL)
+        self.parent = parent
+        self.children = 0
+        self.pins = 0
+        self.leases = 0
+        self.source = -1
+        self.written = 0
+
+    def change(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    @property
+    def evictable(self) -> bool:
+        return self.state is State.RESIDENT and not (self.pins or self.leases or self.children)
+
+
+class Standing:
+    """An `Item` of policies. `entry`: the block, while it is held. `depth`: blocks before it in the prompt, as far as
+    that is known. `seconds`: what computing it takes, in units of what a prompt's first block takes: only ratios
+    between blocks of one owner matter, and these are known before any time was measured. `passing`: it is to leave
+    before all that policies rank."""
+
+    __slots__ = ("depth", "entry", "id", "listed", "note", "passing", "seconds", "used", "uses")
+
+    size = 1
+
+    def __init__(self, id: BlockId, depth: int, seconds: float) -> None:
+        self.id = id
+        self.depth = depth
+        self.seconds = seconds
+        self.entry: Entry | None = None
+        self.passing = False
+        self.uses = 0
+        self.used = 0.0
+        self.note: Any = None
+        self.listed = 0
+
+    @property
+    def evictable(self) -> bool:
+        return self.entry is not None and self.entry.evictable
