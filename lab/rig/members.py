@@ -108,6 +108,16 @@ class Rig:
             audit.hierarchy(self.hierarchy)
 
 
+class Unheard:
+    """A connection whose other end listens to nothing."""
+
+    def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
+        pass
+
+    def sever(self) -> None:
+        pass
+
+
 class FakeMember:
     """One connection. `gone`: it has ended, from either side; its mappings stay, as a zombie's do."""
 
@@ -124,11 +134,11 @@ class FakeMember:
         self._pins = hello.pins
         self.gone = False
         self._mappings: dict[int, Mapping] = {}
-        self.member = rig.hierarchy.join(Peer(uid, 0, watched, tenant), hello, self._sent, self._ended)
+        self.member = rig.hierarchy.join(Peer(uid, 0, watched, tenant), hello, self)
         self.gone = self.gone or self.member is None
         rig.members.append(self)
 
-    def _sent(self, message: m.Message, fds: tuple[int, ...]) -> None:
+    def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
         assert not self.gone, "a message to a member whose connection has ended"
         self.inbox.append(message)
         if isinstance(message, m.SlabShared):
@@ -141,7 +151,7 @@ class FakeMember:
         elif isinstance(message, m.SlabRetired) and self._pins:
             self.retired.append(message.slab)
 
-    def _ended(self) -> None:
+    def sever(self) -> None:
         self.gone = True
 
     def take(self, kind: type[Kind]) -> list[Kind]:

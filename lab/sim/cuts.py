@@ -103,6 +103,23 @@ def _trouble(kind: str, error: BaseException) -> None:
         raise Violation("books", f"a job raised {error!r} ({kind})") from error
 
 
+class _Heard:
+    """What the well sends to the reader's member number `at`."""
+
+    def __init__(self, reader: _Reader, at: int) -> None:
+        self._reader = reader
+        self._at = at
+
+    def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
+        if isinstance(message, m.Found):
+            self._reader.found.append(message)
+        elif isinstance(message, m.SlabShared):
+            self._reader.unmapped.append((self._reader.members[self._at], message.slab))
+
+    def sever(self) -> None:
+        pass
+
+
 class _Reader:
     """An engine by hand that only reads, in the well's own memory."""
 
@@ -111,9 +128,9 @@ class _Reader:
         self._fibres = fibres
         self._model = model
         self._tickets = 0
-        self._found: list[m.Found] = []
-        self._unmapped: list[tuple[Member, int]] = []
-        self._members: list[Member] = []
+        self.found: list[m.Found] = []
+        self.unmapped: list[tuple[Member, int]] = []
+        self.members: list[Member] = []
         for rank in range(model.world):
             self._join(
                 m.Hello(
@@ -145,25 +162,18 @@ class _Reader:
         self._settle()
 
     def _join(self, hello: m.Hello) -> None:
-        at = len(self._members)
-
-        def send(message: m.Message, fds: tuple[int, ...]) -> None:
-            if isinstance(message, m.Found):
-                self._found.append(message)
-            elif isinstance(message, m.SlabShared):
-                self._unmapped.append((self._members[at], message.slab))
-
-        member = self._hierarchy.join(Peer(0, at, True, DEFAULT_TENANT), hello, send, lambda: None)
+        at = len(self.members)
+        member = self._hierarchy.join(Peer(0, at, True, DEFAULT_TENANT), hello, _Heard(self, at))
         if member is None:
             raise Violation("hits", "a reader cannot join")
-        self._members.append(member)
+        self.members.append(member)
 
     def _settle(self) -> None:
         for _ in range(100_000):
             busy = self._hierarchy.turn()
             busy = self._fibres.step() or busy
-            while self._unmapped:
-                member, slab = self._unmapped.pop()
+            while self.unmapped:
+                member, slab = self.unmapped.pop()
                 self._hierarchy.handle(member, m.Mapped(slab))
                 busy = True
             if not busy:
@@ -184,13 +194,13 @@ class _Reader:
 
     def _ask(self, epoch: int, digests: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.void]]:
         self._tickets += 1
-        self._found.clear()
-        self._hierarchy.handle(self._members[-1], m.Ask(self._tickets, epoch, 0, digests))
+        self.found.clear()
+        self._hierarchy.handle(self.members[-1], m.Ask(self._tickets, epoch, 0, digests))
         self._settle()
-        if not self._found or self._found[-1].more:
+        if not self.found or self.found[-1].more:
             raise Violation("late", "a fresh well does not answer")
-        self._hierarchy.handle(self._members[-1], m.Release(self._tickets))
-        return np.frombuffer(b"".join(f.slots for f in self._found), m.SLOT_REF).reshape(-1, self._model.shards)
+        self._hierarchy.handle(self.members[-1], m.Release(self._tickets))
+        return np.frombuffer(b"".join(f.slots for f in self.found), m.SLOT_REF).reshape(-1, self._model.shards)
 
     def _shard(self, ref: np.void) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         slab = self._hierarchy.slabs.slabs.get(int(ref["slab"]))
@@ -198,6 +208,6 @@ class _Reader:
         return slab.payload(int(ref["slot"]))
 
     def leave(self) -> None:
-        for member in self._members:
+        for member in self.members:
             self._hierarchy.exited(member)
         self._settle()

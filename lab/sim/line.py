@@ -69,11 +69,9 @@ class Line:
         if message is not None:
             self._heard(self, message)
         if isinstance(message, m.Hello):
-            self.member = hierarchy.join(
-                Peer(0, self.process, True, DEFAULT_TENANT), message, self._sent, self._severed
-            )
+            self.member = hierarchy.join(Peer(0, self.process, True, DEFAULT_TENANT), message, self)
             if self.member is None:
-                self._severed()
+                self.sever()
         elif message is None:
             self._served = False
             if self.member is not None:
@@ -97,11 +95,11 @@ class Line:
 
     # the well's side --------------------------------------------------------------------------------------------------
 
-    def _sent(self, message: m.Message, fds: tuple[int, ...]) -> None:
+    def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
         if self._served and self._receiver is not None:
             self._down.append((message, [os.dup(fd) for fd in fds]))
 
-    def _severed(self) -> None:
+    def sever(self) -> None:
         self._served = False
         self._down.append((None, []))
 

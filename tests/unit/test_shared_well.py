@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from wells import PATIENCE, Recorder, eventually, scheduler, worker
 
+from lab.rig.members import Unheard
 from stepwell.client import control, start
 from stepwell.client.finder import finder
 from stepwell.client.membership import Membership
@@ -386,7 +387,7 @@ def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
     roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def session_of(uid: int, tenant: str, hello: Hello) -> object:
-        return roster.enter(Peer(uid, 1, True, tenant), hello, lambda *_: None, lambda: None).session
+        return roster.enter(Peer(uid, 1, True, tenant), hello, Unheard()).session
 
     ours = session_of(1, "default", scheduler())
     assert session_of(2, "default", worker()) is not ours
@@ -399,7 +400,7 @@ def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> No
 
     def enter(uid: int, hello: Hello) -> Member:
         peer = Peer(uid, 1, watched=True, tenant="default")
-        return roster.enter(peer, hello, lambda message, fds: None, lambda: None)
+        return roster.enter(peer, hello, Unheard())
 
     session = enter(1, scheduler()).session
     enter(1, worker())

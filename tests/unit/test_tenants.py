@@ -16,7 +16,7 @@ from test_shared_well import GUEST, HOST, ROOT, STRANGER, as_user, folder, join,
 from typer.testing import CliRunner
 from wells import eventually, scheduler, worker
 
-from lab.rig.members import FakeEngine, Rig
+from lab.rig.members import FakeEngine, Rig, Unheard
 from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
@@ -205,7 +205,7 @@ def test_a_session_has_members_of_one_tenant_whatever_they_call_themselves() -> 
 
     def enter(tenant: str, hello: Hello) -> Member:
         peer = Peer(1, 1, watched=True, tenant=tenant)
-        return roster.enter(peer, hello, lambda message, fds: None, lambda: None)
+        return roster.enter(peer, hello, Unheard())
 
     session = enter("a", scheduler()).session
     assert enter("b", worker()).session is not session

@@ -79,6 +79,19 @@ Spilled = dict[tuple[int, bytes], set[int]]
 """By place of a tenant and digest: the words of all fills of it."""
 
 
+class _Listened:
+    """A member's connection; what it carries to the member is added to `said`."""
+
+    def __init__(self, member: FakeMember, said: list[bytes]) -> None:
+        self._said = said
+        self._send = member.send
+        self.sever = member.sever
+
+    def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
+        self._said.append(wire.frame(message))
+        self._send(message, fds)
+
+
 class _Engine(FakeEngine):
     def __init__(self, rig: Rig, place: int, tenant: str) -> None:
         self.place = place
@@ -90,13 +103,7 @@ class _Engine(FakeEngine):
     def _listen(self, member: FakeMember) -> None:
         self.said += [wire.frame(message) for message in member.inbox]
         assert member.member is not None
-        tell = member.member.send
-
-        def heard(message: m.Message, fds: tuple[int, ...]) -> None:
-            self.said.append(wire.frame(message))
-            tell(message, fds)
-
-        member.member.send = heard
+        member.member.channel = _Listened(member, self.said)
 
 
 class _Well:

@@ -78,9 +78,9 @@ class Dispatch:
                 self._from_worker(session, member, message)
         except ProtocolError as error:
             self._core.emit(e.MessageRefused(session.number, error.code, error.what))
-            member.send(m.Refused(error.code, error.what, error.why, error.fix), ())
+            member.channel.send(m.Refused(error.code, error.what, error.why, error.fix))
             self._members.end(session, without=member)
-            member.close()
+            member.channel.sever()
 
     def _from_scheduler(self, session: Session, message: m.FromEngine) -> None:
         if session.phase is not Phase.LIVE and not isinstance(message, m.Report):

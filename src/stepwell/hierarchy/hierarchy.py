@@ -41,7 +41,7 @@ from stepwell.hierarchy.sessions.canaries import Canaries, Tags
 from stepwell.hierarchy.sessions.costs import Calibrations, Costs
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.sessions.session import Member, Peer, Send, Ticket
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Ticket
 from stepwell.hierarchy.sessions.shares import Held, Shares
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.hierarchy.work import WorkQueue
@@ -181,9 +181,9 @@ class Hierarchy:
 
     # engines ----------------------------------------------------------------------------------------------------------
 
-    def join(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member | None:
+    def join(self, peer: Peer, hello: Hello, channel: Channel) -> Member | None:
         """Takes a connection in and answers it. None: it was refused and is to be closed."""
-        return self._members.join(peer, hello, send, close)
+        return self._members.join(peer, hello, channel)
 
     def handle(self, member: Member, message: FromEngine) -> None:
         """One message of a member. A message that its role or state does not allow ends the session."""
@@ -315,7 +315,7 @@ class Hierarchy:
         """Ends all sessions and frees all shared memory. No job may be running any more."""
         for session in list(self.roster.sessions.values()):
             self._members.end(session, without=session.members[0])
-            session.members[0].close()
+            session.members[0].channel.sever()
         self.slabs.close()
         self.stack.close()
 

@@ -137,7 +137,7 @@ class LocalWell:
             if self._closed:
                 raise BackendDown("SW-505", what="the well is closed", why="it was closed", fix="open another")
             peer = Peer(os.getuid(), os.getpid(), watched=True, tenant=DEFAULT_TENANT)
-            link.member = self.hierarchy.join(peer, hello, link.deliver, link.sever)
+            link.member = self.hierarchy.join(peer, hello, link)
             if link.member is None:
                 link.sever()
         self.pump()
@@ -249,7 +249,7 @@ class _LocalLink:
             self._well.leave(self.member, exited=True)
         self.end()
 
-    def deliver(self, message: Message, fds: Sequence[int]) -> None:
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         copies = [os.dup(fd) for fd in fds]
         self._well.later(lambda: self._received(message, copies))
 

@@ -16,7 +16,7 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.sessions.roster import Roster
-from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.protocol import messages as m
 
@@ -55,12 +55,12 @@ class Members:
         """From now on this checks the wishes of engines that join."""
         self._judge = judge
 
-    def join(self, peer: Peer, hello: m.Hello, send: Send, close: Callable[[], None]) -> Member | None:
+    def join(self, peer: Peer, hello: m.Hello, channel: Channel) -> Member | None:
         """Takes a connection in and answers it. None: it was refused and is to be closed."""
         member: Member | None = None
         try:
             warnings = self._judge(hello.wishes) if hello.wishes else []
-            member = self._roster.enter(peer, hello, send, close)
+            member = self._roster.enter(peer, hello, channel)
             session = member.session
             if session.complete:
                 self._fits(hello.shard_bytes)
@@ -68,10 +68,10 @@ class Members:
         except StepwellError as error:
             refused = m.Refused(error.code, error.what, error.why, error.fix)
             if member is None:
-                send(refused, ())
+                channel.send(refused)
             else:
                 for other in member.session.members:  # whoever joined last, all are to know why
-                    other.send(refused, ())
+                    other.channel.send(refused)
                 self.end(member.session, without=member)
             return None
         for old in self._roster.disowned(member):
@@ -82,7 +82,8 @@ class Members:
             self._slabs.let_go(number)
         if member.is_scheduler and self._core.pauses.spills:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
-        send(m.Welcome(session.number, m.PROTOCOL, self._well, self._core.limits.host_bytes, warnings, self._tiers), ())
+        host_bytes = self._core.limits.host_bytes
+        channel.send(m.Welcome(session.number, m.PROTOCOL, self._well, host_bytes, warnings, self._tiers))
         if session.phase is Phase.LIVE:
             self._open(session)
         return member
@@ -105,7 +106,7 @@ class Members:
         assert session.scheduler is not None
         self._core.emit(e.SessionOpened(session.number, session.scheduler.label, len(session.workers)))
         for member in session.members:
-            member.send(m.Ready(session.number), ())
+            member.channel.send(m.Ready(session.number))
 
     def left(self, member: Member) -> None:
         """The member's connection has ended: so has its session, for all its members."""
@@ -151,7 +152,7 @@ class Members:
             if member.number in self._roster.keeping and not self._slabs.keeps(member.number):
                 del self._roster.keeping[member.number]
             if member is not without:
-                member.close()
+                member.channel.sever()
 
     def _cleanse(self, quarantine: Quarantine) -> None:
         self._arena.cleanse(quarantine.slots)

@@ -331,10 +331,9 @@ class Door:
             return
         if watched:
             self._watched[connection.pidfd] = connection
-        send, sever = functools.partial(self._send, connection), functools.partial(self._sever, connection)
         assert connection.tenant is not None  # or it would be ending, and not listened to
         peer = Peer(connection.uid, connection.pid, watched, connection.tenant)
-        member = self._hierarchy.join(peer, hello, send, sever)
+        member = self._hierarchy.join(peer, hello, _Channel(self, connection))
         if not watched:
             self._discard_pidfd(connection)
         if member is None:
@@ -513,6 +512,14 @@ class Door:
             return ours | self._hierarchy.stats_of(str(connection.tenant))
         counts = {"connections": len(self._connections), "connections_refused": self._refused}
         return ours | self._hierarchy.stats() | counts
+
+
+class _Channel:
+    """A connection as the hierarchy sees it."""
+
+    def __init__(self, door: Door, connection: Connection) -> None:
+        self.send = functools.partial(door._send, connection)
+        self.sever = functools.partial(door._sever, connection)
 
 
 def _too_many(what: str, limit: int) -> CapacityError:

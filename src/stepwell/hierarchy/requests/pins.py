@@ -49,7 +49,7 @@ class Pins:
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)
             last.asked_way = True
-            session.scheduler.send(GiveWay(last.number), ())
+            session.scheduler.channel.send(GiveWay(last.number))
 
     def add(self, ticket: Ticket, entry: Entry) -> None:
         """The next block of the ticket's run."""

@@ -106,7 +106,7 @@ class Recalls:
         """So much waits already that nothing is kept of this question: a miss."""
         self._emit(RunAnswered(0, 0, len(message.digests) // 32, "queue_full"))
         if session.scheduler is not None:
-            session.scheduler.send(Found(message.ticket, 0, b"", False, "queue_full"), ())
+            session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
 
     def look(self) -> None:
         """Tickets that waited for what has happened since the last look go on, the earliest request first. Nothing
@@ -131,7 +131,7 @@ class Recalls:
                     return
                 scheduler = session.scheduler
                 if ticket.told and scheduler is not None and session.tickets.get(ticket.number) is ticket:
-                    scheduler.send(GiveWay(ticket.number, PAUSED), ())
+                    scheduler.channel.send(GiveWay(ticket.number, PAUSED))
                 yield Step.DONE
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
@@ -357,7 +357,7 @@ class Recalls:
                 ticket.allow_s,
                 ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
             )
-            session.scheduler.send(found, ())
+            session.scheduler.channel.send(found)
 
     def _allowance_s(self, ticket: Ticket) -> float:
         """What the ticket may wait for its next block in addition to the usual patience: seconds."""

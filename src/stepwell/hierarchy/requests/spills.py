@@ -108,7 +108,7 @@ class Spills:
             depth += 1
             yield Step.DONE
         if session.scheduler is not None:
-            session.scheduler.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)), ())
+            session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)))
         self._slabs.populate(session.owner)
 
     def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
@@ -140,7 +140,7 @@ class Spills:
         for _ in range(blocks):
             self._emit(SpillRefused(reason))
         if session.scheduler is not None:
-            session.scheduler.send(Granted(message.spill, [0] * blocks, b""), ())
+            session.scheduler.channel.send(Granted(message.spill, [0] * blocks, b""))
 
     def _lease(self, session: Session, entry: Entry) -> int:
         self._leases += 1

@@ -15,7 +15,7 @@ from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, Step
 from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.sessions.session import Member, Peer, Phase, Quarantine, Send, Session
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.clock import Clock
 from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
@@ -43,7 +43,7 @@ class Roster:
         self.quarantines: list[Quarantine] = []
         self.keeping: dict[int, Member] = {}  # workers of ended sessions that pin, and may do so still
 
-    def enter(self, peer: Peer, hello: Hello, send: Send, close: Callable[[], None]) -> Member:
+    def enter(self, peer: Peer, hello: Hello, channel: Channel) -> Member:
         """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
         _examine(peer, hello)
         engine = (peer.uid, peer.tenant, hello.engine)
@@ -60,7 +60,7 @@ class Roster:
             session = Session(next(self._numbers), engine, peer.tenant)
             self.sessions[session.number] = session
             self._incomplete[session.number] = self._clock.now() + ASSEMBLE_S
-        member = Member(next(self._numbers), peer, hello, send, close, session)
+        member = Member(next(self._numbers), peer, hello, channel, session)
         if member.is_scheduler:
             if session.scheduler is not None:
                 raise _stranger(hello)

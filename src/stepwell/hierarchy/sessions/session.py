@@ -7,9 +7,9 @@ alone never frees a slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
@@ -18,7 +18,6 @@ from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
-Send = Callable[[Message, tuple[int, ...]], None]
 Engine = tuple[int, str, str]
 """The user it runs as, its tenant, and its own name for itself: no process speaks for an engine of another user or
 tenant, and no session has members of two."""
@@ -35,15 +34,24 @@ class Peer:
     tenant: str
 
 
+class Channel(Protocol):
+    """The well's end of a member's connection. Neither call blocks, nor calls back into the hierarchy."""
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Sends the message with these descriptors, which stay the caller's."""
+
+    def sever(self) -> None:
+        """Ends the connection, after what was sent."""
+
+
 @dataclass(slots=True, eq=False)
 class Member:
-    """One connection of a session. `send` never blocks; `close` ends the connection."""
+    """One connection of a session."""
 
     number: int
     peer: Peer
     hello: Hello
-    send: Send
-    close: Callable[[], None]
+    channel: Channel
     session: Session
     exited: bool = False
 

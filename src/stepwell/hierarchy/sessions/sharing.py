@@ -28,11 +28,11 @@ class SlabSharing:
         for member in session.workers.values():
             if member.hello.pins:
                 slab.keepers.add(member.number)
-            member.send(message, (slab.memory.fd,))
+            member.channel.send(message, (slab.memory.fd,))
 
     def unshare(self, slab: Slab) -> None:
         self._emit(e.SlabRemoved(slab.layout.nbytes))
         for session in self._roster.sessions.values():
             if session.owner == slab.owner:
                 for member in session.workers.values():
-                    member.send(m.SlabRetired(slab.number), ())
+                    member.channel.send(m.SlabRetired(slab.number))
