@@ -6,7 +6,7 @@ itself: messages are handled when said, work is done in `turns`, jobs in `execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -17,15 +17,16 @@ import numpy.typing as npt
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.sessions.canaries import Tags
+from stepwell.hierarchy.saved import SavedState, Tags
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Peer
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Bytes, Mapping
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.writing.through import Through
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.clock import SetClock
@@ -49,7 +50,7 @@ class Rig:
         tiers: Callable[[Executor], Sequence[Tier]] = lambda executor: (),
         queue_bytes: int = 256 << 20,
         sealed: bool = True,
-        barred: Iterable[Tags] = (),
+        barred: Sequence[Tags] = (),
         policy: str = "lru",
         placement: str = "by_worth",
         write: WritePolicy | None = None,
@@ -63,19 +64,15 @@ class Rig:
         self.members: list[FakeMember] = []
         self.tiers = tiers(self.executor)
         self.hierarchy = Hierarchy(
-            limits=Limits(host_bytes, queue_bytes=queue_bytes),
-            sealing=Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
-            tiers=self.tiers,
-            clock=self.clock,
-            executor=self.executor,
-            memory=self.memory,
+            Limits(host_bytes, queue_bytes=queue_bytes),
+            System(self.clock, self.executor, self.memory),
+            Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
+            Options(placement=PLACEMENTS[placement](), write=write or Through(), prefetch=prefetch),
             well="rig",
-            barred=barred,
+            tiers=self.tiers,
             policy=POLICIES[policy],
-            placement=PLACEMENTS[placement](),
-            write=write,
-            prefetch=prefetch,
             tenants=tenants,
+            saved=SavedState(barred),
         )
 
     def turns(self, limit: int = 10_000) -> None:

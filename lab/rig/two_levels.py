@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.config import load
+from stepwell.hierarchy.core import Limits, System
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.io.executor import Executor
 from stepwell.serve import process
 from stepwell.testing.remote_tier import RemoteTier
 from stepwell.tiers.base import Tier
@@ -22,9 +22,9 @@ REMOTE_BYTES = 1 << 30
 
 
 class TwoLevels(Hierarchy):
-    def __init__(self, *, tiers: Sequence[Tier], executor: Executor, **rest: Any) -> None:
-        remote = RemoteTier(REMOTE_BYTES, executor, {})
-        super().__init__(tiers=(*tiers, remote), executor=executor, **rest)
+    def __init__(self, limits: Limits, system: System, *rest: Any, tiers: Sequence[Tier], **named: Any) -> None:
+        remote = RemoteTier(REMOTE_BYTES, system.executor, {})
+        super().__init__(limits, system, *rest, tiers=(*tiers, remote), **named)
 
 
 def main() -> int:

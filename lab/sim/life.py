@@ -13,9 +13,9 @@ from lab.sim.files import SimFiles
 from lab.sim.oracle import Violation
 from lab.sim.setup import Setup
 from lab.sim.trace import Trace
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.pauses import Pause
+from stepwell.hierarchy.saved import PauseRecord, SavedState, StateStore
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.executor import Executor
 from stepwell.io.staging import Staging
@@ -31,7 +31,7 @@ from stepwell.vault.keyring import Epoch, Keyring, TenantKeys
 
 
 @dataclass(slots=True)
-class Surroundings:
+class Surroundings(StateStore):
     """What outlives a well: its keys, the time, and buffers. `wall_offset` is how wrong the wall clock is, seconds;
     `segments`: how many the next well may have in each directory; `paused`: what home says of that; `store`: what a
     remote tier holds."""
@@ -43,13 +43,13 @@ class Surroundings:
     wall_offset: float = 1_800_000_000.0
     staging: Staging = field(default_factory=lambda: Staging(1))
     segments: int = 0
-    paused: list[Pause] = field(default_factory=list)
+    paused: list[PauseRecord] = field(default_factory=list)
     store: Store = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.segments = self.setup.segments
 
-    def keep_paused(self, paused: Sequence[Pause]) -> None:
+    def save_paused(self, paused: Sequence[PauseRecord]) -> None:
         self.paused = list(paused)
 
     def wall(self) -> float:
@@ -85,20 +85,15 @@ def make_well(
         slab_bytes=4096,
     )
     hierarchy = Hierarchy(
-        limits=limits,
-        sealing=sealing,
-        clock=around.clock,
-        executor=executor,
-        memory=memory,
+        limits,
+        System(around.clock, executor, memory, entropy),
+        sealing,
+        Options(placement=PLACEMENTS[setup.placement](), write=WRITE_POLICIES[setup.write](), prefetch=setup.prefetch),
         well="sim",
         tiers=tiers,
-        entropy=entropy,
         policy=POLICIES[setup.policy],
-        placement=PLACEMENTS[setup.placement](),
-        write=WRITE_POLICIES[setup.write](),
-        prefetch=setup.prefetch,
-        paused=around.paused,
-        keep_paused=around.keep_paused,
+        saved=SavedState(paused=around.paused),
+        store=around,
     )
     return hierarchy, sealing
 

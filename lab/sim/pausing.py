@@ -12,7 +12,7 @@ from lab.sim.life import Life
 from lab.sim.oracle import Violation
 from lab.sim.world import World
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.pauses import KINDS, Kind, Pause
+from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord
 
 PAUSES, RESUMES = 0.02, 0.03
 """In a step, if the well is there."""
@@ -62,7 +62,7 @@ class Pausing:
         self._paused.add(kind)
         self._world.trace("pause", kind)
         self._world.seen[f"paused {kind}"] += 1
-        life.hierarchy.operator.pause(Pause(kind, self._world.around.wall(), 0, "a walk"))
+        life.hierarchy.operator.pause(PauseRecord(kind, self._world.around.wall(), 0, "a walk"))
 
     def _look(self, life: Life) -> None:
         well = life.hierarchy

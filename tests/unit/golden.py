@@ -16,7 +16,7 @@ from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, FrameHeader, frame_b
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, SegmentKey, seal
-from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.io.memory import Bytes
 from stepwell.tiers.disk.layout import Footer, Head
 from stepwell.tiers.disk.segment import Segment, SegmentPhase

@@ -28,7 +28,7 @@ class TestArena(ArenaKit):
     def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> tuple[Arena, SlabPool]:
         self.clock = SetClock()
         arena = Arena(host_bytes, watch, self.clock, policy=POLICIES["lru"])
-        return arena, SlabPool(arena, memory, executor.submit, watch, self.clock)
+        return arena, SlabPool(arena, memory, executor, watch, self.clock)
 
     def test_bookkeeping_does_not_grow_with_use(self) -> None:
         bench = self.bench()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from wells import PATIENCE
 
-from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MOST_NAMESPACES, Calibrations, Costs
+from stepwell.hierarchy.saved import Calibrations, StateStore
+from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MOST_NAMESPACES, Costs
 from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME, CostList
 from stepwell.serve.kept import Keeper
@@ -26,9 +27,17 @@ def keeper() -> Iterator[Keeper]:
     assert made.close(PATIENCE)
 
 
+class Saves(StateStore):
+    def __init__(self) -> None:
+        self.calibrations: list[Calibrations] = []
+
+    def save_calibrations(self, calibrations: Calibrations) -> None:
+        self.calibrations.append(calibrations)
+
+
 def costs(earlier: Calibrations | None = None) -> tuple[Costs, SetClock, list[Calibrations]]:
-    clock, kept = SetClock(), list[Calibrations]()
-    return Costs(clock, 1 << 20, earlier, kept.append), clock, kept
+    clock, store = SetClock(), Saves()
+    return Costs(clock, 1 << 20, earlier, store), clock, store.calibrations
 
 
 def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: Keeper) -> None:

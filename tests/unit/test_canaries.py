@@ -8,7 +8,7 @@ import logging
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +43,7 @@ from stepwell.client.start import rendezvous
 from stepwell.config import Settings
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.saved import StateStore, Tags
 from stepwell.hierarchy.sessions.canaries import (
     ALARM_EVERY_S,
     FLOOR,
@@ -77,6 +78,14 @@ class Named:
     tag: bytes
 
 
+class Saves(StateStore):
+    def __init__(self) -> None:
+        self.barred: list[list[Tags]] = []
+
+    def save_barred(self, barred: Sequence[Tags]) -> None:
+        self.barred.append(list(barred))
+
+
 class Judge(Canaries):
     """Of one tenant, whose alarms are never too soon."""
 
@@ -87,8 +96,8 @@ class Judge(Canaries):
 
 def canaries() -> tuple[Judge, list[e.Event], list[list[tuple[bytes, ...]]]]:
     events: list[e.Event] = []
-    kept: list[list[tuple[bytes, ...]]] = []
-    return Judge(SetClock(), events.append, keep=lambda barred: kept.append(list(barred))), events, kept
+    store = Saves()
+    return Judge(SetClock(), events.append, store=store), events, store.barred
 
 
 def origins(*tags: bytes) -> Any:

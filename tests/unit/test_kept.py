@@ -111,8 +111,8 @@ def test_a_well_whose_home_hangs_makes_slabs_and_ends(
     def loop(hierarchy: Hierarchy, gates: Any, clock: Any, executors: list[ThreadExecutor], wakeup: Wakeup, **_: Any):  # type: ignore[no-untyped-def]
         def run() -> str:
             for number in range(20):
-                hierarchy.canaries._keep([(bytes([number]) * 16,)])
-                hierarchy.costs._keep({})
+                hierarchy.canaries._store.save_barred([(bytes([number]) * 16,)])
+                hierarchy.costs._store.save_calibrations({})
             assert home.begun.wait(PATIENCE)
             done = threading.Event()
             executors[0].submit(done.set, lambda error: None)  # as the arena has slabs populated and punched

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +33,9 @@ from stepwell.engines.common import log_messages
 from stepwell.engines.common.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.pauses import KINDS, MOST_REASON, PAUSED, Kind, Pause, Pauses, one_line
+from stepwell.hierarchy.pauses import MOST_REASON, PAUSED, Pauses, one_line
 from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 from stepwell.io.paths import prepare_home
 from stepwell.log import RateLimited
 from stepwell.ops import switch
@@ -58,7 +59,7 @@ HUNG = TierFaults(hang=1.0)
 
 def pause(rig: DeepRig, *kinds: Kind) -> None:
     for kind in kinds or KINDS:
-        rig.hierarchy.operator.pause(Pause(kind, 1.8e9, 1000, "a test"))
+        rig.hierarchy.operator.pause(PauseRecord(kind, 1.8e9, 1000, "a test"))
 
 
 def resume(rig: DeepRig, *kinds: Kind) -> None:
@@ -331,11 +332,16 @@ def test_an_engine_that_joins_while_spills_are_paused_is_told() -> None:
 # the switch -----------------------------------------------------------------------------------------------------------
 
 
+class Saves(StateStore):
+    def __init__(self, save_paused: Callable[[Sequence[PauseRecord]], None]) -> None:
+        self.save_paused = save_paused
+
+
 def test_pausing_twice_changes_nothing_and_is_kept_again() -> None:
     events: list[Any] = []
-    kept: list[Sequence[Pause]] = []
-    pauses = Pauses(events.append, [], kept.append)
-    first, second = Pause("recalls", 1.0, 7, "first"), Pause("recalls", 2.0, 8, "second")
+    kept: list[Sequence[PauseRecord]] = []
+    pauses = Pauses(events.append, [], Saves(kept.append))
+    first, second = PauseRecord("recalls", 1.0, 7, "first"), PauseRecord("recalls", 2.0, 8, "second")
     assert pauses.pause(first) and not pauses.pause(second)
     assert pauses.all == [first] and kept == [[first], [first]]
     assert pauses.resume("recalls", 8) and not pauses.resume("recalls", 8)
@@ -352,11 +358,11 @@ def test_a_pause_says_what_since_when_by_whom_and_why(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(well_voice, "_switched", RateLimited(well_voice.log))
-    assert str(Pause("recalls", 1.8e9, 7, "a test")) == "recalls since 2027-01-15 08:00:00 UTC by user 7: a test"
-    assert str(Pause("spills", 1e300, 7)) == "spills since 9999-12-31 23:59:59 UTC by user 7"
+    assert str(PauseRecord("recalls", 1.8e9, 7, "a test")) == "recalls since 2027-01-15 08:00:00 UTC by user 7: a test"
+    assert str(PauseRecord("spills", 1e300, 7)) == "spills since 9999-12-31 23:59:59 UTC by user 7"
     with caplog.at_level(logging.INFO):
-        pauses = Pauses(log_event, [], lambda kept: None)
-        pauses.pause(Pause("recalls", 1.8e9, 7, "a test"))
+        pauses = Pauses(log_event, [], StateStore())
+        pauses.pause(PauseRecord("recalls", 1.8e9, 7, "a test"))
         pauses.resume("recalls", 8)
     assert [record.getMessage() for record in caplog.records] == [
         "recalls are paused by user 7: a test; `stepwell resume recalls` undoes it",
@@ -371,9 +377,9 @@ def test_a_script_that_pauses_and_resumes_without_end_does_not_fill_the_log(
     monkeypatch.setattr(kept, "_limited", RateLimited(kept.log, clock=lambda: 0.0))
     keeper, listed = Keeper(), PauseList(tmp_path / "gone")
     with caplog.at_level(logging.INFO):
-        pauses = Pauses(log_event, [], lambda paused: listed.keep(paused, keeper))
+        pauses = Pauses(log_event, [], Saves(lambda paused: listed.keep(paused, keeper)))
         for number in range(20):
-            pauses.pause(Pause("recalls", 1.8e9, 7, f"reason {number}"))
+            pauses.pause(PauseRecord("recalls", 1.8e9, 7, f"reason {number}"))
             assert keeper.settle(PATIENCE)
             pauses.resume("recalls", 8)
         assert keeper.close(PATIENCE)
@@ -398,7 +404,7 @@ def test_an_engine_says_once_that_recalls_are_paused_and_once_that_they_are_not(
 
 def test_what_was_paused_is_paused_in_the_next_life(tmp_path: Path) -> None:
     keeper, first = Keeper(), PauseList(tmp_path)
-    pauses = [Pause("recalls", 1.5, 7, 'so "it" is'), Pause("spills", 2.5, 8)]
+    pauses = [PauseRecord("recalls", 1.5, 7, 'so "it" is'), PauseRecord("spills", 2.5, 8)]
     assert first.read() == []
     first.keep(pauses, keeper)
     assert keeper.close(PATIENCE) and first.kept
@@ -408,7 +414,7 @@ def test_what_was_paused_is_paused_in_the_next_life(tmp_path: Path) -> None:
 
 def test_what_is_not_written_is_not_said_to_be(tmp_path: Path) -> None:
     keeper, listed = Keeper(), PauseList(tmp_path / "gone")
-    listed.keep([Pause("recalls", 1.5, 7)], keeper)
+    listed.keep([PauseRecord("recalls", 1.5, 7)], keeper)
     assert keeper.close(PATIENCE)
     assert not listed.kept
 
@@ -476,15 +482,15 @@ def test_a_well_begins_with_what_was_paused_and_hands_its_own_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its loop, in whose place somebody resumes recalls and pauses spills."""
-    before = Pause("recalls", 1.5, 7, "a test")
+    before = PauseRecord("recalls", 1.5, 7, "a test")
     PauseList(tmp_path).write({"recalls": {"since": 1.5, "uid": 7, "reason": "a test"}})
-    begun: list[list[Pause]] = []
+    begun: list[list[PauseRecord]] = []
 
     def loop(hierarchy: Hierarchy, *_: Any, shell: Shell, **__: Any) -> Any:
         def run() -> str:
             begun.append(hierarchy.pauses.all)
             hierarchy.operator.resume("recalls", 7)
-            hierarchy.operator.pause(Pause("spills", 2.5, 8))
+            hierarchy.operator.pause(PauseRecord("spills", 2.5, 8))
             return "it is over"
 
         return SimpleNamespace(run=run, drain=lambda seconds: True, stop=lambda why: None, reload=lambda: None)
@@ -493,7 +499,7 @@ def test_a_well_begins_with_what_was_paused_and_hands_its_own_on(
     monkeypatch.setattr(process.gc, "freeze", lambda: None)
     process._serve(tmp_path, Settings(), 64 << 20, Keyring.ephemeral(), [], [], False, lambda: None, Settings)
     assert begun == [[before]]
-    assert PauseList(tmp_path).read() == [Pause("spills", 2.5, 8)]
+    assert PauseList(tmp_path).read() == [PauseRecord("spills", 2.5, 8)]
 
 
 # the command, and a real well -----------------------------------------------------------------------------------------

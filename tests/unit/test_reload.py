@@ -24,15 +24,11 @@ from stepwell.client import control
 from stepwell.config import Settings, Tenant
 from stepwell.config.reread import FIXED, LIVE, changed, in_force
 from stepwell.errors import ConfigError
-from stepwell.policies.catalog import PLACEMENTS
-from stepwell.policies.decide import Mode
-from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.protocol import messages as m
 from stepwell.serve import process
 from stepwell.serve.admin import Shell
 from stepwell.serve.loop import Loop
 from stepwell.serve.reload import ANSWER_SECONDS, MOST_WAITING, Reloading, line
-from stepwell.serve.wishes import judge
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.units import Amount
@@ -243,14 +239,7 @@ def test_the_loop_wakes_for_a_read_that_hangs(tmp_path: Path) -> None:
 
 def follow(rig: DeepRig, **changes: Any) -> None:
     settings = Settings(**changes)
-    rig.hierarchy.follow(
-        recall=Mode(settings.recall),
-        placement=PLACEMENTS[settings.placement](),
-        write=WRITE_POLICIES[settings.write](),
-        prefetch=settings.prefetch == "on",
-        pin_waiting=settings.pin_waiting,
-        judge=judge(settings),
-    )
+    rig.hierarchy.follow(process.options(settings))
 
 
 def test_recall_is_asked_for_each_request() -> None:

@@ -11,7 +11,7 @@ from deep import HEALTHY, HUNG, DeepRig, at, chain, fill, told
 from lab.rig.members import FakeEngine
 from stepwell.hierarchy.levels.breaker import FAILURES, OVERDUE_S
 from stepwell.hierarchy.levels.reads import MAX_PROBES
-from stepwell.hierarchy.pauses import Pause
+from stepwell.hierarchy.saved import PauseRecord
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.protocol import messages as m
@@ -395,7 +395,7 @@ def test_each_level_has_what_its_write_policy_says(policy: str) -> None:
 def test_what_is_promoted_is_not_written_while_spills_are_paused() -> None:
     rig = filled({})
     engine = rig.join()
-    rig.hierarchy.operator.pause(Pause("spills", 1.0, 0, "a test"))
+    rig.hierarchy.operator.pause(PauseRecord("spills", 1.0, 0, "a test"))
     assert len(words(engine, chain(BLOCKS))) == BLOCKS
     assert not rig.below.blocks
 

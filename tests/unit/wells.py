@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.cli.commands import app
 from stepwell.errors import StepwellError
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Limits, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
@@ -126,13 +126,11 @@ class InThread:
             site = take(folder / "disk", Amount(size=disk_bytes), Amount(size=0))
             self.tier = DiskTier([site], self.executors[-1], clock, time.time, sealing)
         self.hierarchy = Hierarchy(
-            limits=Limits(64 * MIB),
-            sealing=sealing,
-            clock=clock,
-            executor=self.executor,
-            tiers=(self.tier,) if self.tier is not None else (),
-            memory=SystemMemory(),
+            Limits(64 * MIB),
+            System(clock, self.executor, SystemMemory()),
+            sealing,
             well="test",
+            tiers=(self.tier,) if self.tier is not None else (),
         )
         ours = frozenset((os.geteuid(), 0))
         self.users = dict.fromkeys(ours, DEFAULT_TENANT) | dict(guests or {})

@@ -27,10 +27,11 @@ from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.levels import prefetch
 from stepwell.hierarchy.levels.prefetch import Guess, Prefetch
 from stepwell.hierarchy.levels.reads import ReadQueue
-from stepwell.hierarchy.pauses import KINDS, Pauses
+from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.waiting import Waiting
+from stepwell.hierarchy.saved import KINDS
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.session import Fill, Session
 from stepwell.io.files import File
@@ -298,7 +299,7 @@ def test_a_pause_that_leaves_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pause_that_the_next_life_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Surroundings, "keep_paused", lambda self, paused: None)
+    monkeypatch.setattr(Surroundings, "save_paused", lambda self, paused: None)
     assert "should be paused" in _finds("paused", pauses=True).what
 
 

@@ -88,7 +88,7 @@ def test_an_ordinary_dump_of_an_engines_client_has_no_key_and_no_block(stage: St
 NAMING = """
 import sys
 from stepwell.block.namespace import Namespace
-from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.io.process import dumps
 from stepwell.vault.keyring import Epoch
 

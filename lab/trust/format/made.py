@@ -13,8 +13,8 @@ from blake3 import blake3
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import Namespace
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.memory import Bytes, SystemMemory
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading

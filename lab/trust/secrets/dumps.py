@@ -19,7 +19,7 @@ from lab.trust.secrets import cores, courier
 from lab.trust.secrets.stage import Stage
 from stepwell.block.namespace import DEFAULT_TENANT, Namespace, layout_of_session
 from stepwell.client import control
-from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.tiers.disk.layout import Head
 from stepwell.vault.keyring import Keyring
 

@@ -12,7 +12,8 @@ import typer
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown
-from stepwell.hierarchy.pauses import KINDS, MOST_REASON, Kind, Pause, one_line
+from stepwell.hierarchy.pauses import MOST_REASON, one_line
+from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord
 from stepwell.protocol.messages import Paused, PauseRow
 
 
@@ -93,7 +94,7 @@ def _absent(error: BackendDown, home: Path, socket: Path | None) -> bool:
     return error.code == "SW-505" and socket is None and home.exists()
 
 
-def _tell_next(pauses: list[Pause], as_json: bool) -> None:
+def _tell_next(pauses: list[PauseRecord], as_json: bool) -> None:
     answer = Paused([PauseRow(p.kind, p.since, p.uid, p.reason) for p in pauses], kept=True)
     rows = [msgspec.structs.asdict(row) for row in answer.rows]
     text = f"{told(answer)}\nno well runs: the next one begins so"
@@ -115,5 +116,5 @@ def _tell(answer: Paused, home: Path, as_json: bool, unkept: str) -> None:
 
 def told(answer: Paused) -> str:
     """All that is paused, for a person."""
-    lines = [f"paused: {Pause(row.kind, row.since, row.uid, row.reason)}" for row in answer.rows]  # type: ignore[arg-type]
+    lines = [f"paused: {PauseRecord(row.kind, row.since, row.uid, row.reason)}" for row in answer.rows]  # type: ignore[arg-type]
     return "\n".join(lines) or "nothing is paused"

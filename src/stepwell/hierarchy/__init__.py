@@ -5,5 +5,5 @@
     levels/     the tier below the arena: reads and writes, what they cost, what is written and fetched ahead
     requests/   recalls, spills and the decisions on them
 
-Each folder may use those before it and `counters`, `origin`, `pauses` and `work`; all but arena/ also use `core`.
+Each folder may use those before it and `counters`, `pauses`, `saved` and `work`; all but arena/ also use `core`.
 """

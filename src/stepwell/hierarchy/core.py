@@ -6,7 +6,8 @@ calling them back in the middle of something, a part notes what has happened, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -17,16 +18,55 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.work import WorkQueue
 from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
+from stepwell.io.memory import Memory
+from stepwell.policies.decide import Mode
+from stepwell.policies.placement.base import Placement
+from stepwell.policies.placement.by_worth import ByWorth
+from stepwell.policies.writing.base import WritePolicy
+from stepwell.policies.writing.through import Through
+
+Callback = Callable[[], None]
+"""Called once, when what was asked for has happened."""
+
+Entropy = Callable[[int], bytes]
+"""So many random bytes."""
+
+Judge = Callable[[Mapping[str, str | int | float]], list[str]]
+"""Checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What blocks or cannot be repeated, injected: the clock, jobs that block, shared memory, random bytes."""
+
+    clock: Clock
+    executor: Executor
+    memory: Memory
+    entropy: Entropy = secrets.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator may change while the well serves. recall: how requests without a wish of their own are decided.
+    placement: where blocks are to lie. write: when blocks are written to tiers. prefetch: blocks are promoted before a
+    request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge: checks
+    wishes of engines that join."""
+
+    recall: Mode = Mode.DEFAULT
+    placement: Placement = field(default_factory=ByWorth)
+    write: WritePolicy = field(default_factory=Through)
+    prefetch: bool = False
+    pin_waiting: float = 0.5
+    judge: Judge = lambda wishes: []
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """host_bytes: the arena's size. pin_waiting: share of it that waiting requests may pin together. queue_bytes: of
-    blocks that wait to be written to a tier. readers: batches that are read from a tier at the same time.
-    slab_bytes: the least of a slab, if eight slots need no more."""
+    """host_bytes: the arena's size. queue_bytes: of blocks that wait to be written to a tier. readers: batches that are
+    read from a tier at the same time. slab_bytes: the least of a slab, if eight slots need no more."""
 
     host_bytes: int
-    pin_waiting: float = 0.5
     queue_bytes: int = 256 << 20
     readers: int = 4
     slab_bytes: int = LEAST_SLAB

@@ -12,8 +12,7 @@ executor that reorders, delays and fails completions.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
@@ -23,108 +22,81 @@ from stepwell.events import Event, Sink
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry, Slab
 from stepwell.hierarchy.arena.slab_pool import SlabPool
-from stepwell.hierarchy.core import Core, Limits
+from stepwell.hierarchy.core import Callback, Core, Limits, Options, System
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.dispatch import Dispatch
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.reads import MAX_BATCH
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.members import Judge, Members
+from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
-from stepwell.hierarchy.pauses import KINDS, Pause, Pauses
+from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.requests.decisions import Decisions
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.weighing import Weighing
-from stepwell.hierarchy.sessions.canaries import Canaries, Tags
-from stepwell.hierarchy.sessions.costs import Calibrations, Costs
+from stepwell.hierarchy.saved import KINDS, SavedState, StateStore
+from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Ticket
 from stepwell.hierarchy.sessions.shares import Held, Shares
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.hierarchy.work import WorkQueue
-from stepwell.io.clock import Clock
-from stepwell.io.executor import Executor
-from stepwell.io.memory import Memory
-from stepwell.policies.catalog import POLICIES, TierPolicy
-from stepwell.policies.decide import Mode
-from stepwell.policies.placement.base import Placement
-from stepwell.policies.writing.base import WritePolicy
-from stepwell.policies.writing.through import Through
+from stepwell.policies.catalog import POLICIES, MakePolicy
 from stepwell.protocol.messages import FromEngine, Hello
 from stepwell.tiers.base import Tier
 
 
 class Hierarchy:
     """`tiers`: where blocks go below the arena, the uppermost first, each with a name of its own; they answer on this
-    thread. `judge` checks what a joining engine wished
-    for: returns warnings, raises ConfigError for nonsense. `barred`: namespaces that were in quarantine at an earlier
-    well's end; `keep` is told whenever they change, and must not block. `entropy(n)`: n random bytes, for numbers of
-    sessions. `recall`: how requests without a wish of their own are decided. `write`: when blocks are written to the
-    tier; None: at once. `prefetch`: they are brought up from it before anybody asks for them. `calibrations`: costs of
-    prefill that an earlier well had learned, by the namespace's tag; `learned` is told of them now and then, and must
-    not block. `tenants`: how many share this well. `paused`: what was paused at an earlier well's
-    end; `keep_paused` is told whenever somebody asks to pause or resume, and must not block."""
+    thread. `well`: the name that members are given. `policy`: makes the policy of each owner's blocks in host memory.
+    `tenants`: how many share this well. `saved` and `store`: what an earlier well has left, and what keeps this one's
+    state for the next. `sink` hears of every event."""
 
     def __init__(
         self,
-        *,
         limits: Limits,
+        system: System,
         sealing: Sealing,
-        clock: Clock,
-        executor: Executor,
-        memory: Memory,
+        options: Options | None = None,
+        *,
         well: str,
         tiers: Sequence[Tier] = (),
-        judge: Judge = lambda wishes: [],
-        sink: Sink = lambda event: None,
-        barred: Iterable[Tags] = (),
-        keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
-        recall: Mode = Mode.DEFAULT,
-        policy: Callable[[], TierPolicy] = POLICIES["default"],
-        placement: Placement | None = None,
-        write: WritePolicy | None = None,
-        prefetch: bool = False,
-        calibrations: Calibrations | None = None,
-        learned: Callable[[Calibrations], None] = lambda costs: None,
+        policy: MakePolicy = POLICIES["default"],
         tenants: int = 1,
-        paused: Iterable[Pause] = (),
-        keep_paused: Callable[[Sequence[Pause]], None] = lambda paused: None,
+        saved: SavedState | None = None,
+        store: StateStore | None = None,
+        sink: Sink = lambda event: None,
     ) -> None:
-        self._clock = clock
+        options, saved, store = options or Options(), saved or SavedState(), store or StateStore()
+        self._clock = clock = system.clock
         self._started = clock.now()
         self.well = well
         self.limits = limits
         self.counters = Counters()
         self.decisions = Decisions()
         self._sink = sink
-        self.pauses = Pauses(self._emit, paused, keep_paused)
+        self.pauses = Pauses(self._emit, saved.paused, store)
         self._core = Core(clock, limits, self._emit, self.pauses, WorkQueue(clock))
         ghosts = Ghosts()
         self.shares = Shares(tenants)
         self.held = Held(self.shares)
-        self.roster = Roster(clock, self.shares, sealing, entropy)
-        self.canaries = Canaries(clock, self._emit, barred, keep)
+        self.roster = Roster(clock, self.shares, sealing, system.entropy)
+        self.canaries = Canaries(clock, self._emit, saved.barred, store)
         sharing = SlabSharing(self._core, self.roster)
         watch = _ArenaWatch(self, self._core, sharing, ghosts)
-        self.arena = Arena(
-            limits.host_bytes,
-            watch,
-            clock,
-            policy=policy,
-            placement=placement,
-        )
-        self.slabs = SlabPool(self.arena, memory, executor.submit, watch, clock, slab_bytes=limits.slab_bytes)
-        self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, calibrations, learned)
+        self.arena = Arena(limits.host_bytes, watch, clock, options.placement, policy)
+        self.slabs = SlabPool(self.arena, system.memory, system.executor, watch, clock, slab_bytes=limits.slab_bytes)
+        self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, saved.calibrations, store)
         self.stack = Stack(self._core, self.arena, tiers, sealing)
         self.migration = Migration(
-            self._core, self.arena, self.slabs, self.stack, self.canaries, write or Through(), prefetch=prefetch
+            self._core, self.arena, self.slabs, self.stack, self.canaries, options.write, prefetch=options.prefetch
         )
         uses = AbsentUses(self.arena, self.costs)
-        self._weighing = Weighing(self._core, self.costs, self.stack, recall)
+        self._weighing = Weighing(self._core, self.costs, self.stack, options.recall)
         self._recalls = Recalls(
             self._core,
             self.arena,
@@ -136,6 +108,7 @@ class Hierarchy:
             self.canaries,
             ghosts,
             self.held,
+            options.pin_waiting,
         )
         self._spills = Spills(self._core, self.arena, self.slabs, self.stack, self.migration, uses, self.canaries)
         self.operator = Operator(
@@ -150,7 +123,7 @@ class Hierarchy:
             self._recalls,
             self._spills,
             well,
-            judge,
+            options.judge,
             self.tiers,
         )
         self._dispatch = Dispatch(
@@ -222,27 +195,18 @@ class Hierarchy:
         """Finds what an earlier life left in the tier, in the background. Call once, at first."""
         self.stack.recover()
 
-    def drain(self, done: Callable[[], None]) -> None:
+    def drain(self, done: Callback) -> None:
         """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
         it in its best form. Call `turn` and deliver completions meanwhile."""
         self.migration.drain(done)
 
-    def follow(
-        self,
-        *,
-        recall: Mode,
-        placement: Placement,
-        write: WritePolicy,
-        prefetch: bool,
-        pin_waiting: float,
-        judge: Judge,
-    ) -> None:
-        """From now on it does as the parameters of the same names say."""
-        self._members.follow(judge)
-        self._weighing.follow(recall)
-        self._recalls.pins.follow(pin_waiting)
-        self.arena.follow(placement)
-        self.migration.follow(write, prefetch=prefetch)
+    def follow(self, options: Options) -> None:
+        """From now on these are in force."""
+        self._members.follow(options.judge)
+        self._weighing.follow(options.recall)
+        self._recalls.pins.follow(options.pin_waiting)
+        self.arena.follow(options.placement)
+        self.migration.follow(options.write, prefetch=options.prefetch)
 
     # looking ----------------------------------------------------------------------------------------------------------
 

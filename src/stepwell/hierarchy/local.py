@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.events import Event, TierRecovered
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Callback, Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
@@ -53,7 +53,7 @@ class InlineExecutor:
     """Runs each job at once; its completion is delivered by the next pump."""
 
     def __init__(self) -> None:
-        self.completions: deque[Callable[[], None]] = deque()
+        self.completions: deque[Callback] = deque()
 
     def submit(self, job: Job, done: Done) -> None:
         self.completions.append(partial(done, _run(job)))
@@ -63,8 +63,8 @@ class JobThreads:
     """Runs jobs on `threads` threads; `ended` is called on them whenever there are completions for the next pump."""
 
     def __init__(self, threads: int) -> None:
-        self.completions: deque[Callable[[], None]] = deque()
-        self.ended: Callable[[], None] = lambda: None
+        self.completions: deque[Callback] = deque()
+        self.ended: Callback = lambda: None
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"stepwell-local-{number}", daemon=True)
@@ -118,7 +118,7 @@ class LocalWell:
         self._executors = [*threads, *([executor] if executor is not None else ())]
         self._threads = threads
         self._lock = lock or threading.RLock()
-        self._deliveries: deque[Callable[[], None]] = deque()
+        self._deliveries: deque[Callback] = deque()
         self._pumping = False
         self._closed = False
         self._moment: float | None = None  # when time alone gives something to do, as the keeper knows it
@@ -154,7 +154,7 @@ class LocalWell:
             (self.hierarchy.exited if exited else self.hierarchy.left)(member)
         self.pump()
 
-    def later(self, delivery: Callable[[], None]) -> None:
+    def later(self, delivery: Callback) -> None:
         self._deliveries.append(delivery)
 
     def pump(self) -> None:
@@ -284,13 +284,11 @@ def open_well(
     executor = InlineExecutor()
     keyring = Keyring.open(home / KEYRING) if home is not None else Keyring.ephemeral()
     hierarchy = Hierarchy(
-        limits=Limits(parse_size(host)),
-        sealing=Sealing(keyring, sealed=True, wall=time.time),
-        clock=clock or MonotonicClock(),
-        executor=executor,
-        memory=memory or SystemMemory(),
+        Limits(parse_size(host)),
+        System(clock or MonotonicClock(), executor, memory or SystemMemory()),
+        Sealing(keyring, sealed=True, wall=time.time),
+        Options(recall),
         well="in-process",
-        recall=recall,
     )
     return LocalWell(hierarchy, executor)
 
@@ -327,11 +325,9 @@ def open_threaded(
             recovered.set()
 
     hierarchy = Hierarchy(
-        limits=Limits(host_bytes, readers=2 * DISK_THREADS),
-        sealing=sealing,
-        clock=clock,
-        executor=threads[0],
-        memory=SystemMemory(),
+        Limits(host_bytes, readers=2 * DISK_THREADS),
+        System(clock, threads[0], SystemMemory()),
+        sealing,
         well="in-process",
         tiers=() if tier is None else (tier,),
         sink=hear,

@@ -5,23 +5,20 @@ What a session held is given back when it ends, or kept apart until no process c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
 from stepwell.errors import ConfigError, StepwellError
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.slab_pool import SlabPool
-from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.core import Core, Judge
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.protocol import messages as m
-
-Judge = Callable[[Mapping[str, str | int | float]], list[str]]
-"""Checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
 
 
 class Members:

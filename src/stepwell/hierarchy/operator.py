@@ -7,9 +7,9 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.pauses import Kind, Pause
 from stepwell.hierarchy.requests import clearing
 from stepwell.hierarchy.requests.recalls import Recalls
+from stepwell.hierarchy.saved import Kind, PauseRecord
 from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.roster import Roster
 
@@ -57,7 +57,7 @@ class Operator:
             self._migration.cleared(namespace)
         work.walk(clearing.Clearing(self._arena, stack, tiers & self.tiers, namespace, work, cleared).run())
 
-    def pause(self, pause: Pause) -> None:
+    def pause(self, pause: PauseRecord) -> None:
         """From now on nothing of this kind begins; what has begun goes its way to the end."""
         if self._core.pauses.pause(pause):
             if pause.kind == "recalls":

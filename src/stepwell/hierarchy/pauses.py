@@ -6,15 +6,10 @@ are. Why so: docs/design/adr/0022-an-off-switch.md.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable
 
 from stepwell.events import PauseChanged, Sink
-
-Kind = Literal["recalls", "spills"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 
 PAUSED = "paused"
 """Why a request is answered with a miss, and why a spill is refused."""
@@ -22,31 +17,15 @@ PAUSED = "paused"
 MOST_REASON = 200
 """Characters of a reason."""
 
-_LAST = 253402300799.0  # of the year 9999
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """`since`: seconds since 1970. `uid`: the user who asked for it. `reason`: theirs, one line, may be empty."""
-
-    kind: Kind
-    since: float
-    uid: int
-    reason: str = ""
-
-    def __str__(self) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(self.since, 0.0), _LAST)))
-        return f"{self.kind} since {when} by user {self.uid}" + (f": {self.reason}" if self.reason else "")
-
 
 class Pauses:
-    """`earlier`: what was paused when the well before ended. `keep` is told of all that is paused, whenever somebody
-    asks to pause or resume; it must not block."""
+    """`earlier`: what was paused when the well before ended. Saved whenever somebody asks to pause or resume, so that
+    asking again repeats a save that has failed."""
 
-    def __init__(self, emit: Sink, earlier: Iterable[Pause], keep: Callable[[Sequence[Pause]], None]) -> None:
+    def __init__(self, emit: Sink, earlier: Iterable[PauseRecord], store: StateStore) -> None:
         self._emit = emit
-        self._keep = keep
-        self._paused: dict[Kind, Pause] = {pause.kind: pause for pause in earlier}
+        self._store = store
+        self._paused: dict[Kind, PauseRecord] = {pause.kind: pause for pause in earlier}
 
     @property
     def recalls(self) -> bool:
@@ -57,16 +36,16 @@ class Pauses:
         return "spills" in self._paused
 
     @property
-    def all(self) -> list[Pause]:
+    def all(self) -> list[PauseRecord]:
         return [self._paused[kind] for kind in KINDS if kind in self._paused]
 
-    def pause(self, pause: Pause) -> bool:
+    def pause(self, pause: PauseRecord) -> bool:
         """False: it was paused already, and stays as it was: since then, by that user, for that reason."""
         fresh = pause.kind not in self._paused
         if fresh:
             self._paused[pause.kind] = pause
             self._emit(PauseChanged(pause.kind, True, pause.uid, pause.reason))
-        self._keep(self.all)
+        self._store.save_paused(self.all)
         return fresh
 
     def resume(self, kind: Kind, uid: int) -> bool:
@@ -74,7 +53,7 @@ class Pauses:
         fresh = self._paused.pop(kind, None) is not None
         if fresh:
             self._emit(PauseChanged(kind, False, uid, ""))
-        self._keep(self.all)
+        self._store.save_paused(self.all)
         return fresh
 
 

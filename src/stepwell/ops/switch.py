@@ -11,27 +11,38 @@ from pathlib import Path
 from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.errors import AccessDenied, BackendDown
-from stepwell.hierarchy.pauses import Kind, Pause, Pauses, one_line
+from stepwell.hierarchy.pauses import Pauses, one_line
+from stepwell.hierarchy.saved import Kind, PauseRecord, StateStore
 from stepwell.io.paths import check_home
 from stepwell.serve.holding import holding
 from stepwell.serve.pauses import PauseList
 
 
-def pause(home: Path, kinds: Sequence[Kind], reason: str) -> list[Pause]:
+def pause(home: Path, kinds: Sequence[Kind], reason: str) -> list[PauseRecord]:
     """Pauses `kinds` and returns all pauses, on disk. Raises BackendDown SW-501 if a well runs, starts or ends, and
     AccessDenied if home is not this user's or cannot be written."""
     with _alone(home) as pauses:
         for kind in kinds:
-            pauses.pause(Pause(kind, time.time(), os.geteuid(), one_line(reason)))
+            pauses.pause(PauseRecord(kind, time.time(), os.geteuid(), one_line(reason)))
         return pauses.all
 
 
-def resume(home: Path, kinds: Sequence[Kind]) -> list[Pause]:
+def resume(home: Path, kinds: Sequence[Kind]) -> list[PauseRecord]:
     """The end of a pause; otherwise as `pause`."""
     with _alone(home) as pauses:
         for kind in kinds:
             pauses.resume(kind, os.geteuid())
         return pauses.all
+
+
+class _OnDisk(StateStore):
+    """Pauses are on disk when a call returns; raises OSError."""
+
+    def __init__(self, listed: PauseList) -> None:
+        self._listed = listed
+
+    def save_paused(self, paused: Sequence[PauseRecord]) -> None:
+        self._listed.put(paused)
 
 
 @contextlib.contextmanager
@@ -50,7 +61,7 @@ def _alone(home: Path) -> Iterator[Pauses]:
         with holding(home, place):
             listed = PauseList(home)
             try:
-                yield Pauses(lambda event: None, listed.read(), listed.put)
+                yield Pauses(lambda event: None, listed.read(), _OnDisk(listed))
             except OSError as error:
                 raise AccessDenied(
                     "SW-601",

@@ -42,7 +42,9 @@ def _always(eviction: Callable[[], Eviction]) -> Callable[[], TierPolicy]:
     return lambda: TierPolicy(eviction(), Always())
 
 
-POLICIES: Mapping[str, Callable[[], TierPolicy]] = {
+MakePolicy = Callable[[], TierPolicy]
+
+POLICIES: Mapping[str, MakePolicy] = {
     "default": _default,
     "lru": _always(Lru),
     "lfu": _always(Lfu),

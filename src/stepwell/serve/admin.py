@@ -12,8 +12,9 @@ import msgspec
 from stepwell.errors import ProtocolError
 from stepwell.events import Expected, RecallDecided, RecallEnded
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.pauses import KINDS, Kind, Pause, one_line
+from stepwell.hierarchy.pauses import one_line
 from stepwell.hierarchy.requests.clearing import NamespaceSum, Sum
+from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord
 from stepwell.protocol.messages import (
     Clear,
     Cleared,
@@ -108,7 +109,7 @@ def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
 def pause(hierarchy: Hierarchy, message: PauseMessage, uid: int, kept: Callable[[], bool], answer: Answer) -> None:
     """Raises ProtocolError SW-804 for what no `stepwell pause` sends."""
     for kind in _kinds(message.kinds):
-        hierarchy.operator.pause(Pause(kind, time.time(), uid, one_line(message.reason)))
+        hierarchy.operator.pause(PauseRecord(kind, time.time(), uid, one_line(message.reason)))
     paused(hierarchy, kept, answer)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepwell.hierarchy.sessions.costs import MOST_NAMESPACES, Calibrations
+from stepwell.hierarchy.saved import Calibrations
+from stepwell.hierarchy.sessions.costs import MOST_NAMESPACES
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.serve.kept import Keeper, KeptFile
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.errors import BackendDown
-from stepwell.hierarchy.pauses import KINDS, Pause, one_line
+from stepwell.hierarchy.pauses import one_line
+from stepwell.hierarchy.saved import KINDS, PauseRecord
 from stepwell.serve.kept import Keeper, KeptFile
 
 PAUSED_NAME = "paused.json"
@@ -38,7 +39,7 @@ class PauseList(KeptFile):
         self._newest: Any = None
         self._written: Any = None
 
-    def read(self, wall: Callable[[], float] = time.time) -> list[Pause]:
+    def read(self, wall: Callable[[], float] = time.time) -> list[PauseRecord]:
         """What was paused last; everything where that cannot be known."""
         try:
             return _pauses(self.content())
@@ -47,14 +48,14 @@ class PauseList(KeptFile):
         except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
             log.warning("%s", _unknown(self.path, error))
             why = f"{PAUSED_NAME} in home cannot be read, and may say so"
-            return [Pause(kind, wall(), os.geteuid(), why) for kind in KINDS]
+            return [PauseRecord(kind, wall(), os.geteuid(), why) for kind in KINDS]
 
-    def keep(self, pauses: Sequence[Pause], keeper: Keeper) -> None:
+    def keep(self, pauses: Sequence[PauseRecord], keeper: Keeper) -> None:
         """Has it written, beside the well's work."""
         self._newest = _content(pauses)
         keeper.keep(self, self._newest)
 
-    def put(self, pauses: Sequence[Pause]) -> None:
+    def put(self, pauses: Sequence[PauseRecord]) -> None:
         """On disk when this returns; raises OSError."""
         self.write(_content(pauses))
 
@@ -68,11 +69,11 @@ class PauseList(KeptFile):
         return self._written is self._newest
 
 
-def _content(pauses: Sequence[Pause]) -> dict[str, Any]:
+def _content(pauses: Sequence[PauseRecord]) -> dict[str, Any]:
     return {p.kind: {"since": p.since, "uid": p.uid, "reason": p.reason} for p in pauses}
 
 
-def _pauses(content: Any) -> list[Pause]:
+def _pauses(content: Any) -> list[PauseRecord]:
     """Raises ValueError, TypeError, KeyError or ArithmeticError (a number beyond all that can be) unless it is what
     this or an earlier version has written, all of it."""
     if not isinstance(content, dict) or not content.keys() <= set(KINDS):
@@ -85,7 +86,7 @@ def _pauses(content: Any) -> list[Pause]:
                 raise ValueError("it is paused since no time")
             if not 0 <= uid <= _MOST_UID:
                 raise ValueError("no user has paused it")
-            pauses.append(Pause(kind, since, uid, one_line(str(content[kind]["reason"]))))
+            pauses.append(PauseRecord(kind, since, uid, one_line(str(content[kind]["reason"]))))
     return pauses
 
 

@@ -25,7 +25,7 @@ from stepwell.client.control import pid_at
 from stepwell.client.start import lock, rendezvous
 from stepwell.config import Settings, check_host, check_together, queue_bytes
 from stepwell.errors import BackendDown, ConfigError
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import MonotonicClock
@@ -38,17 +38,14 @@ from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import Mode
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.serve.admin import Shell
-from stepwell.serve.calibration import CostList
 from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
 from stepwell.serve.gates import Gate, opened, ways
 from stepwell.serve.holding import holding
-from stepwell.serve.kept import Keeper
 from stepwell.serve.loop import Linger, Loop
-from stepwell.serve.pauses import PauseList
-from stepwell.serve.quarantine import QuarantineList
 from stepwell.serve.reload import Reloading
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
+from stepwell.serve.store import HomeStore
 from stepwell.serve.voice import log_event
 from stepwell.serve.wishes import judge
 from stepwell.tiers.base import Tier
@@ -157,48 +154,31 @@ def _serve(
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tiers.append(make_tier(sites, executors[-1], clock, sealing))
         executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
-    keeper, quarantine, costs, pauses = Keeper(), QuarantineList(home), CostList(home), PauseList(home)
+    store = HomeStore(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
-        limits=Limits(host, settings.pin_waiting, queue_bytes(settings, host), readers),
-        sealing=sealing,
-        clock=clock,
-        executor=executor,
-        tiers=tiers,
-        memory=SystemMemory(),
+        Limits(host, queue_bytes(settings, host), readers),
+        System(clock, executor, SystemMemory()),
+        sealing,
+        options(settings, host),
         well=__version__,
-        judge=judge(settings, host),
-        sink=log_event,
-        barred=quarantine.read(),
-        keep=lambda barred: quarantine.keep(barred, keeper),
-        recall=Mode(settings.recall),
+        tiers=tiers,
         policy=POLICIES[settings.policy],
-        placement=PLACEMENTS[settings.placement](),
-        write=WRITE_POLICIES[settings.write](),
-        prefetch=settings.prefetch == "on",
-        calibrations=costs.read(),
-        learned=lambda learned: costs.keep(learned, keeper),
         tenants=1 + len(settings.tenants),
-        paused=pauses.read(),
-        keep_paused=lambda paused: pauses.keep(paused, keeper),
+        saved=store.load(),
+        store=store,
+        sink=log_event,
     )
 
     def apply(settings: Settings) -> None:
-        hierarchy.follow(
-            recall=Mode(settings.recall),
-            placement=PLACEMENTS[settings.placement](),
-            write=WRITE_POLICIES[settings.write](),
-            prefetch=settings.prefetch == "on",
-            pin_waiting=settings.pin_waiting,
-            judge=judge(settings, host),
-        )
+        hierarchy.follow(options(settings, host))
         loop.linger = Linger(settings.linger, settings.linger_empty) if linger else None
         logger.setLevel(settings.log_level.upper())
 
     reader = ThreadExecutor(wakeup, 1)
     executors.append(reader)
     reloading = Reloading(settings, reread, apply, reader, clock, idle=() if linger else ("linger", "linger_empty"))
-    shell = Shell(lambda: pauses.kept, reloading.begin, reloading.keep_time, lambda: reloading.next_moment)
+    shell = Shell(lambda: store.pauses_saved, reloading.begin, reloading.keep_time, lambda: reloading.next_moment)
     lingers = Linger(settings.linger, settings.linger_empty) if linger else None
     loop = Loop(hierarchy, gates, clock, executors, wakeup, linger=lingers, shell=shell)
     with _signals(loop, wakeup):
@@ -213,10 +193,10 @@ def _serve(
             why = loop.run()
             log.info("the well ends: %s", why)
             if learned := hierarchy.costs.learned:
-                costs.keep(learned, keeper)
+                store.save_calibrations(learned)
             if not loop.drain(_DRAIN_SECONDS):
                 log.warning("what still waited to be written to disk is given up")
-            if not keeper.close(_HOME_SECONDS):
+            if not store.close(_HOME_SECONDS):
                 log.warning("home does not answer: what was learned lately is not kept for the next well")
         except Exception:
             log.exception("the well ends because of an error in itself")  # nobody reads its standard error any more
@@ -228,6 +208,18 @@ def _serve(
         log.warning("a job is stuck in the system and is left behind")
     wakeup.close()
     return why
+
+
+def options(settings: Settings, host: int | None = None) -> Options:
+    """What of these settings may change while the well serves; `host` as of `judge`."""
+    return Options(
+        Mode(settings.recall),
+        PLACEMENTS[settings.placement](),
+        WRITE_POLICIES[settings.write](),
+        settings.prefetch == "on",
+        settings.pin_waiting,
+        judge(settings, host),
+    )
 
 
 def _host_bytes(settings: Settings) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.config.access import MAX_TENANTS
-from stepwell.hierarchy.sessions.canaries import MOST_NAMESPACES, Tags
+from stepwell.hierarchy.saved import Tags
+from stepwell.hierarchy.sessions.canaries import MOST_NAMESPACES
 from stepwell.serve.kept import Keeper, KeptFile
 
 LIST_NAME = "quarantine.json"

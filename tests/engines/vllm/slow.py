@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy.core import Limits
+from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.levels import level, reads, writes
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
@@ -146,14 +146,12 @@ def slow_engine(
     clock, executor = SetClock(1000.0), InlineExecutor()
     tier = SlowTier(1 << 40, executor, clock)
     hierarchy = Hierarchy(
-        limits=Limits(host, queue_bytes=host // 8),
-        sealing=Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
-        clock=clock,
-        executor=executor,
-        memory=SparseMemory(),
+        Limits(host, queue_bytes=host // 8),
+        System(clock, executor, SparseMemory()),
+        Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
+        Options(recall=Mode.ALWAYS),  # the tier's time is the clock's, and the engine's is not: no weighing them
         well="slow",
         tiers=(tier,),
-        recall=Mode.ALWAYS,  # the tier's time is the clock's, and the engine's is not: no weighing them
     )
     hierarchy.recover()
     with (

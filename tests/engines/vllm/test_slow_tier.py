@@ -52,7 +52,7 @@ class Pins:
     def look(self) -> None:
         pinned, limits = self.hierarchy.arena.pinned_bytes, self.hierarchy.limits
         self.most = max(self.most, pinned)
-        assert pinned <= limits.pin_waiting * limits.host_bytes
+        assert pinned <= 0.5 * limits.host_bytes
 
 
 def test_a_long_queue_does_not_lose_what_was_staged_for_it(tmp_path: Path) -> None:

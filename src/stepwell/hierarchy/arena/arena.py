@@ -9,7 +9,7 @@ A slot's life:   free -> reserve -> (entry FILLING) -> commit -> (RESIDENT) -> e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from stepwell.hierarchy.arena.former import A_FEW, Former
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, Standing
 from stepwell.hierarchy.arena.residents import Residents
 from stepwell.io.clock import Clock
-from stepwell.policies.catalog import POLICIES, TierPolicy
+from stepwell.policies.catalog import POLICIES, MakePolicy
 from stepwell.policies.past import PastTally
 from stepwell.policies.placement.base import Place, Placement
 from stepwell.policies.placement.by_worth import ByWorth
@@ -97,9 +97,8 @@ class Arena:
         host_bytes: int,
         watch: Watch,
         clock: Clock,
-        *,
-        policy: Callable[[], TierPolicy] = POLICIES["default"],
         placement: Placement | None = None,
+        policy: MakePolicy = POLICIES["default"],
     ) -> None:
         self.host_bytes = host_bytes
         self._watch = watch

@@ -13,7 +13,7 @@ import numpy as np
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import Event, State, after
-from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
 _REF = struct.Struct("<IIQ")

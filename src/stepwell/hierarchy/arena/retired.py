@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepwell.errors import CapacityError, StepwellError
+from stepwell.errors import CapacityError
+from stepwell.hierarchy.arena.arena import Watch
 from stepwell.hierarchy.arena.records import Owner, Phase, Retirement, Slab
 from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
 
 KEPT_S = 30.0
 """Within which a member unmaps a retired slab: copies in it, its driver's work, and that on slabs before it. Who has
 not is not waited for any more, though its bytes count."""
 
-Submit = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
-
 
 class Retired:
-    """`gone` is told of each slab whose bytes are free, and who is to get a slab for it; `troubled` of what is kept for
-    too long, once."""
+    """`gone` is called with each slab whose bytes are free, and with the owner that is to get a slab for it. The
+    observer hears once of each that is kept for too long."""
 
     def __init__(
         self,
-        submit: Submit,
+        executor: Executor,
         clock: Clock,
         gone: Callable[[Slab, Owner | None], None],
-        troubled: Callable[[StepwellError], None],
+        watch: Watch,
     ) -> None:
-        self._submit = submit
+        self._executor = executor
         self._clock = clock
         self._gone = gone
-        self._troubled = troubled
+        self._watch = watch
         self._slabs: dict[int, Slab] = {}
         self.bytes = 0
         self.kept = 0  # of these, those that only wait for members
@@ -51,7 +51,7 @@ class Retired:
                 self.kept += slab.layout.nbytes
                 self.part_with(slab)
 
-        self._submit(slab.memory.punch, punched)
+        self._executor.submit(slab.memory.punch, punched)
 
     def part_with(self, slab: Slab) -> None:
         """If its pages are back and nobody keeps them."""
@@ -76,7 +76,7 @@ class Retired:
             found.append(slab)
             if not retirement.told:
                 retirement.told = True
-                self._troubled(_kept(slab))
+                self._watch.troubled(_kept(slab))
         return found
 
     def clear(self) -> None:

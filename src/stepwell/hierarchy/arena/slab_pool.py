@@ -1,7 +1,7 @@
 """Slabs of the arena: made ahead of need, shared out among owners, and retired for those that need them more.
 
 Plain data structure above `Arena`, single-threaded, no I/O but the making of memory: populating and punching are jobs
-of `submit`.
+of the executor.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from stepwell.block.state import State
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.arena import Arena, Holding, Watch
 from stepwell.hierarchy.arena.records import Entry, Owner, Phase, Slab
-from stepwell.hierarchy.arena.retired import Retired, Submit
+from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.arena.slab_queue import SlabQueue
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.clock import Clock
+from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 
 AHEAD_BYTES = 128 << 20
@@ -38,7 +39,7 @@ class SlabPool:
         self,
         arena: Arena,
         memory: Memory,
-        submit: Submit,
+        executor: Executor,
         watch: Watch,
         clock: Clock,
         *,
@@ -50,12 +51,12 @@ class SlabPool:
         self._clock = clock
         self._slab_bytes = slab_bytes
         self._memory = memory
-        self._submit = submit
+        self._executor = executor
         self._watch = watch
         self.slabs: dict[int, Slab] = {}
         self._numbers = 0
         self.bytes = 0
-        self.retired = Retired(submit, clock, self._freed, watch.troubled)
+        self.retired = Retired(executor, clock, self._freed, watch)
         self.trouble: StepwellError | None = None
         self._queue = SlabQueue(clock)
 
@@ -169,7 +170,7 @@ class SlabPool:
             self.serve_queue()
             self.populate(slab.owner)
 
-        self._submit(lambda: slab.memory.populate(start, length), done)
+        self._executor.submit(lambda: slab.memory.populate(start, length), done)
 
     def serving(self, owner: Owner) -> Sequence[Slab]:
         """The owner's slabs that members may map."""

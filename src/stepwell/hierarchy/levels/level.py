@@ -10,18 +10,18 @@ cannot be read for now, a level further below may have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
-from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import Breaker, State
 from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue
 from stepwell.hierarchy.levels.writes import WRITERS, WriteQueue
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
@@ -50,7 +50,7 @@ class Level:
         self.writes = WriteQueue(core, arena, tier, sealing, self._writes_breaker, number)
         self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
         self._moves = False  # a breaker has moved since the last `pump`
-        self._when_idle: Callable[[], None] | None = None
+        self._when_idle: Callback | None = None
 
     # looking ----------------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Level:
         self.reads.add(entry, order)
         return True
 
-    def probe(self, ids: Sequence[BlockId], done: Callable[[], None]) -> bool:
+    def probe(self, ids: Sequence[BlockId], done: Callback) -> bool:
         """Asks a tier that others write to which of these blocks it has; `done` is called when that is known. False: it
         is not asked."""
         return self._shared is not None and self.reads.probe(self._shared, ids, done)
@@ -188,7 +188,7 @@ class Level:
         self.recovering = True
         self.tier.recover(done)
 
-    def settle(self, done: Callable[[], None]) -> None:
+    def settle(self, done: Callback) -> None:
         """Calls back once, when everything that was to be written is and the tier has it in its best form."""
         self._when_idle = lambda: self.tier.settle(done)
         self.pump()

@@ -3,13 +3,13 @@ what is fetched ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
-from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.prefetch import Prefetch
 from stepwell.hierarchy.levels.stack import Stack
@@ -117,7 +117,7 @@ class Migration:
 
     # a life's end -----------------------------------------------------------------------------------------------------
 
-    def drain(self, done: Callable[[], None]) -> None:
+    def drain(self, done: Callback) -> None:
         """What is still to be written is written, and `done` is called when each tier has it in its best form."""
         self._ending = True
         left = set(self._stack.levels)

@@ -20,11 +20,11 @@ from itertools import count
 from stepwell.block.namespace import BlockId
 from stepwell.events import BlocksPrefetched, PrefetchEnded
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work

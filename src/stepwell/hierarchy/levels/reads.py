@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from stepwell import events as e
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
-from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
 from stepwell.hierarchy.levels.healthy import HealthyReads
 from stepwell.hierarchy.levels.speed import ReadSpeed
@@ -199,7 +199,7 @@ class ReadQueue:
         self._emit(e.BlockNotRead(self._tier.name, "superseded" if answer is Reading.GOOD else answer.value))
         return 0
 
-    def probe(self, tier: SharedTier, ids: Sequence[BlockId], done: Callable[[], None]) -> bool:
+    def probe(self, tier: SharedTier, ids: Sequence[BlockId], done: Callback) -> bool:
         """Asks the tier which of these blocks it has, as a call that its breaker watches; `done` is called when it has
         answered. False: it is not asked, since it is down or asked a lot already."""
         if not self._breaker.admits or self._probes == MAX_PROBES:

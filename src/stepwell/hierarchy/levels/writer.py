@@ -12,14 +12,14 @@ there yet, the first one first; they come to lie side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from stepwell.block.state import State
 from stepwell.events import BlockNotWritten
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
-from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
@@ -100,7 +100,7 @@ class Writer:
                 self._walking = True
                 self._work.walk(self._clean(next_to_go))
 
-    def end(self, done: Callable[[], None]) -> None:
+    def end(self, done: Callback) -> None:
         """The well ends: `done` is called when the level's queue has all that is to be written."""
         if self._ahead and self._level.keeps:
             self._work.walk(self._finish(done))
@@ -115,7 +115,7 @@ class Writer:
             yield Step.DONE
         self._walking = False
 
-    def _finish(self, done: Callable[[], None]) -> Work:
+    def _finish(self, done: Callback) -> Work:
         """What was used last is written first, in case that there is no time for all."""
         entries: list[Entry] = []
         for entry in self._arena.walk():

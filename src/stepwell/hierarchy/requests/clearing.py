@@ -14,7 +14,7 @@ from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.sessions.canaries import Tags
+from stepwell.hierarchy.saved import Tags
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.hierarchy.work import Step, Work, WorkQueue
 from stepwell.tiers.base import Forgotten

@@ -18,15 +18,16 @@ AT_ONCE = 32
 
 
 class Pins:
-    """`leaving`: tickets that have ended and whose pins are being let go."""
+    """`share`: of host memory, that waiting requests may pin together. `leaving`: tickets that have ended and whose
+    pins are being let go."""
 
-    def __init__(self, core: Core, arena: Arena, stack: Stack) -> None:
+    def __init__(self, core: Core, arena: Arena, stack: Stack, share: float) -> None:
         self._arena = arena
         self._stack = stack
         self._news = core.news
         self._work = core.work
         self._host_bytes = core.limits.host_bytes
-        self._share = core.limits.pin_waiting
+        self._share = share
         self.leaving: set[Ticket] = set()
 
     def follow(self, share: float) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 
 from stepwell.block.namespace import BlockId
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
 from stepwell.hierarchy.work import Step, Work
 

@@ -17,6 +17,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlocksRecalled, RunAnswered
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
@@ -24,7 +25,6 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.probes import Probes
@@ -73,6 +73,7 @@ class Recalls:
         canaries: Canaries,
         ghosts: Ghosts,
         held: Held,
+        pin_waiting: float,
     ) -> None:
         self._arena = arena
         self._slabs = slabs
@@ -90,7 +91,7 @@ class Recalls:
         self._canaries = canaries
         self._ghosts = ghosts
         self._held = held
-        self.pins = Pins(core, arena, stack)
+        self.pins = Pins(core, arena, stack, pin_waiting)
         self.waiting = Waiting()
         self._transfers = Transfers(arena, core.news)
 

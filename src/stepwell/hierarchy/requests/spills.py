@@ -9,12 +9,12 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import State
 from stepwell.events import BlockSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import Canaries

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from stepwell.block.state import State
 from stepwell.block.tier import HOST
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.core import Index
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.decision import EngineLoad
 from stepwell.hierarchy.sessions.session import Phase, Session, Ticket

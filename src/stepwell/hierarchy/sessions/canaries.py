@@ -14,11 +14,12 @@ docs/design/adr/0010-canary.md.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.events import CanaryHeard, NamespaceQuarantined, QuarantineLifted, Sink
-from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.arena.origin import Origin
+from stepwell.hierarchy.saved import StateStore, Tags
 from stepwell.io.clock import Clock
 
 KNOWN = 1000
@@ -44,9 +45,6 @@ ALARM_EVERY_S = 10.0
 soon for one stays the first of two."""
 
 _LARGEST = 1e9  # an error that is not a number, or no bound's multiple, is this many times it
-
-Tags = tuple[bytes, ...]
-"""One namespace: its tag under each of its tenant's key epochs, newest first."""
 
 
 @dataclass(slots=True)
@@ -93,19 +91,12 @@ class _Judged:
 
 
 class Canaries:
-    """`earlier`: namespaces that were in quarantine when the well before ended, whose-ever they are. `keep` is told of
-    all that are, whenever that changes; it must not block."""
+    """`earlier`: namespaces of any tenant that were in quarantine when the well before ended."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        emit: Sink,
-        earlier: Iterable[Tags] = (),
-        keep: Callable[[Sequence[Tags]], None] = lambda barred: None,
-    ) -> None:
+    def __init__(self, clock: Clock, emit: Sink, earlier: Iterable[Tags] = (), store: StateStore | None = None) -> None:
         self._clock = clock
         self._emit = emit
-        self._keep = keep
+        self._store = store or StateStore()
         self._earlier = list(earlier)
         self._tenants: dict[str, _Judged] = {}
         self._tags: frozenset[bytes] = frozenset()
@@ -161,7 +152,7 @@ class Canaries:
 
     def _changed(self) -> None:
         self._look()
-        self._keep(self.barred)
+        self._store.save_barred(self.barred)
 
     def _look(self) -> None:
         self._tags = frozenset(tag for tags in self.barred for tag in tags)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stepwell.block.tier import HOST
+from stepwell.hierarchy.saved import Calibrations, StateStore
 from stepwell.io.clock import Clock
 from stepwell.policies.costs.prefill import PrefillCost, PrefillFit
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
@@ -22,9 +23,6 @@ MOST_NAMESPACES = 64
 KEEP_EVERY_S = 60.0
 """How often what was learned is written down."""
 
-Calibrations = Mapping[bytes, PrefillCost]
-"""By the namespace's tag."""
-
 
 @dataclass(slots=True)
 class _Engine:
@@ -33,20 +31,19 @@ class _Engine:
 
 
 class Costs:
-    """`earlier`: what another life had learned. `keep` is told what is to be remembered; it must not block.
-    `in_flight`: bytes that are copied at a time."""
+    """`earlier`: what an earlier well had learned. `in_flight`: bytes that are copied at a time."""
 
     def __init__(
         self,
         clock: Clock,
         in_flight: int,
         earlier: Calibrations | None = None,
-        keep: Callable[[Calibrations], None] = lambda learned: None,
+        store: StateStore | None = None,
     ) -> None:
         self._clock = clock
         self._in_flight = in_flight
         self._earlier = OrderedDict(earlier or {})
-        self._keep = keep
+        self._store = store or StateStore()
         self._kept_at = -math.inf
         self._engines: OrderedDict[bytes, _Engine] = OrderedDict()
 
@@ -60,7 +57,7 @@ class Costs:
         now = self._clock.now()
         if now - self._kept_at >= KEEP_EVERY_S and (learned := self.learned):
             self._kept_at = now
-            self._keep(learned)
+            self._store.save_calibrations(learned)
 
     def known(self, tag: bytes, tokens: int, tiers: Mapping[str, TierSpeed]) -> KnownCosts:
         """All that bears on a prompt of so many tokens. `tiers`: how fast those below the arena are read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stepwell.block.namespace import Namespace
-from stepwell.hierarchy.origin import Origin
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.sessions.sealing import Sealing
 
 EPOCHS_KEPT = 4

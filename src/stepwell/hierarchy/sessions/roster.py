@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
 
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
 from stepwell.hierarchy.arena.records import Owner
+from stepwell.hierarchy.core import Entropy
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
@@ -30,9 +30,7 @@ weights are hashed, and kernels compiled. Who is still alone then joins again, i
 class Roster:
     """`entropy(n)`: n random bytes."""
 
-    def __init__(
-        self, clock: Clock, shares: Shares, sealing: Sealing, entropy: Callable[[int], bytes] = secrets.token_bytes
-    ) -> None:
+    def __init__(self, clock: Clock, shares: Shares, sealing: Sealing, entropy: Entropy = secrets.token_bytes) -> None:
         self._clock = clock
         self._shares = shares
         self._sealing = sealing

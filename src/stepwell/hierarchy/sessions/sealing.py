@@ -16,8 +16,9 @@ from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, f
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
 from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, Opener, Sealer, SegmentKey, seal, unseal
+from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.hierarchy.arena.records import Entry
-from stepwell.hierarchy.origin import Origin, SegmentKeys
+from stepwell.hierarchy.core import Entropy
 from stepwell.io.memory import Bytes
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
 from stepwell.vault.keyring import Keyring
@@ -56,7 +57,7 @@ class Sealing:
         *,
         sealed: bool,
         wall: Callable[[], float],
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
+        entropy: Entropy = secrets.token_bytes,
     ) -> None:
         self._sealed = sealed
         self._wall = wall

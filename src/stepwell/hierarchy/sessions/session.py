@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Protocol
 
 from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
+from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
-from stepwell.hierarchy.origin import Origin
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message

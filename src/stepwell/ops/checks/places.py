@@ -17,7 +17,7 @@ from stepwell.config import Settings
 from stepwell.config.listen import split_listen
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.errors import AccessDenied, BackendDown, ConfigError, ProtocolError
-from stepwell.hierarchy.pauses import Pause
+from stepwell.hierarchy.saved import PauseRecord
 from stepwell.io.paths import check_home, check_socket_dir
 from stepwell.ops.checks.check import Check, Facts, failed
 from stepwell.serve.metrics import REQUEST_SECONDS
@@ -96,7 +96,7 @@ def paused(home: Path, at: Path | None = None) -> Iterator[Check]:
     """Whether recalls or spills of the well are paused, or will be of the next one. Nothing where it is not ours to
     know, or an older well has no such thing."""
     try:
-        rows = [Pause(row.kind, row.since, row.uid, row.reason) for row in control.paused(home, socket=at).rows]  # type: ignore[arg-type]
+        rows = [PauseRecord(row.kind, row.since, row.uid, row.reason) for row in control.paused(home, socket=at).rows]  # type: ignore[arg-type]
     except BackendDown as error:
         if error.code != "SW-505":
             raise
