@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, field
 from random import Random
 
-MOST_PENDING = 64
+MAX_PENDING = 64
 """Writes of one file that may be pending; beyond them the oldest reach the disk by themselves."""
 
 _MOODS = ((0.0, 0.0), (1.0, 0.0), (0.4, 0.3), (0.7, 0.3), (0.1, 0.6), (0.0, 1.0))
@@ -40,8 +40,8 @@ class Inode:
         self.written = True
         self.changes += 1
         self.pending.append((offset, raw))
-        if len(self.pending) > MOST_PENDING:
-            self._reach(MOST_PENDING // 2)
+        if len(self.pending) > MAX_PENDING:
+            self._reach(MAX_PENDING // 2)
 
     def sync(self) -> None:
         self._reach(len(self.pending))

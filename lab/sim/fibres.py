@@ -11,7 +11,7 @@ from random import Random
 
 from stepwell.io.executor import Done, Job
 
-MOST_RUNNING = 8
+MAX_RUNNING = 8
 """Jobs that have begun and not ended, as a well has threads."""
 
 
@@ -97,7 +97,7 @@ class Fibres:
 
     def step(self) -> bool:
         """Begins a job, lets one go on, or delivers a completion. False: there is nothing to do."""
-        room = len(self._paused) + len(self._hanging) < MOST_RUNNING
+        room = len(self._paused) + len(self._hanging) < MAX_RUNNING
         waiting = len(self._waiting) if room else 0
         total = waiting + len(self._paused) + len(self._ended)
         if not total:

@@ -13,7 +13,7 @@ import pytest
 from lab.rig.caller import Caller, prefix
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.client import control
-from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
+from stepwell.policies.costs.prefill import MIN_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME
 from stepwell.serve.metrics import MOST_REQUESTS
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
@@ -49,7 +49,7 @@ def test_a_well_whose_home_hangs_serves_makes_slabs_and_ends(tmp_path: Path) -> 
         with Caller(home, SHARD) as caller:  # the log is told of a session
             digests = prefix(dice, BLOCKS)
             eventually(lambda: caller.spill(digests) == BLOCKS, "there is room")
-            caller.scheduler.timed([(100, pairs(100, 0), 0.5)] * LEAST_SAMPLES, [])
+            caller.scheduler.timed([(100, pairs(100, 0), 0.5)] * MIN_SAMPLES, [])
             caller.scheduler.report(idle=True)  # as costs are learned, they are kept
             eventually(lambda: disk.report().hanging == 2, "log and costs hang")
             for number in range(6):  # slabs go from one engine to the next: made, populated, punched

@@ -10,7 +10,7 @@ from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
 from stepwell.hierarchy.arena.records import Entry, Owner, Phase
 from stepwell.hierarchy.arena.slab_pool import SlabPool
-from stepwell.hierarchy.arena.slab_queue import LOOK_S, MOST_PASSES, TURN_S
+from stepwell.hierarchy.arena.slab_queue import LOOK_S, MAX_PASSES, TURN_S
 from stepwell.hierarchy.work import SLAB_WAIT_S
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES
@@ -201,7 +201,7 @@ class TestArena(ArenaKit):
         """BIG waits as others join and are given slabs, as often as may be. What they hold is pinned."""
         held = self.pinned(bench, 1, 2, 3)
         bench.grow(BIG)
-        for n in range(4, 4 + MOST_PASSES):
+        for n in range(4, 4 + MAX_PASSES):
             bench.grow(owner(n))
             self.unpin(bench, held.pop(0))
             held += self.pinned(bench, n)
@@ -212,7 +212,7 @@ class TestArena(ArenaKit):
         """Then it gets what becomes free at several times, and who has slabs already or comes now waits."""
         bench = self.bench(3 * SLAB)
         held = self.passed_over(bench)
-        late = 4 + MOST_PASSES
+        late = 4 + MAX_PASSES
         bench.grow(owner(late))
         for entries in held:
             assert not bench.slabs.serving(BIG)
@@ -224,7 +224,7 @@ class TestArena(ArenaKit):
     def test_an_owner_whose_turn_ends_in_vain_lets_the_others_go(self) -> None:
         bench = self.bench(3 * SLAB)
         held = self.passed_over(bench)
-        late = owner(4 + MOST_PASSES)
+        late = owner(4 + MAX_PASSES)
         bench.grow(late)
         self.unpin(bench, held[0])
         assert not bench.slabs.serving(late)

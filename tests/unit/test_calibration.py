@@ -10,14 +10,14 @@ import pytest
 from wells import PATIENCE
 
 from stepwell.hierarchy.saved import Calibrations, StateStore
-from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MOST_NAMESPACES, Costs
-from stepwell.policies.costs.prefill import LEAST_SAMPLES, pairs
+from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MAX_NAMESPACES, Costs
+from stepwell.policies.costs.prefill import MIN_SAMPLES, pairs
 from stepwell.serve.calibration import COSTS_NAME, CostList
 from stepwell.serve.kept import Keeper
 from stepwell.testing.clock import SetClock
 
 STEP = (100, pairs(100, 0), 0.5)
-KNOWN = [STEP] * LEAST_SAMPLES
+KNOWN = [STEP] * MIN_SAMPLES
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_it_is_written_down_now_and_then() -> None:
 
 def test_namespaces_are_bounded_and_those_of_whom_nothing_is_heard_go_first() -> None:
     learned, _, _ = costs()
-    tags = [n.to_bytes(4, "big") for n in range(3 * MOST_NAMESPACES)]
+    tags = [n.to_bytes(4, "big") for n in range(3 * MAX_NAMESPACES)]
     for tag in tags:
         learned.heard(tag, KNOWN, [])
         learned.heard(tags[0], KNOWN, [])
-    assert len(learned._engines) <= MOST_NAMESPACES
-    assert len(learned._earlier) <= MOST_NAMESPACES
-    assert len(learned.learned) == MOST_NAMESPACES
+    assert len(learned._engines) <= MAX_NAMESPACES
+    assert len(learned._earlier) <= MAX_NAMESPACES
+    assert len(learned.learned) == MAX_NAMESPACES
     assert tags[0] in learned.learned and tags[-1] in learned.learned
 
 
@@ -97,7 +97,7 @@ def test_numbers_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> None:
-    rows = {f"{n:08x}": [0, 1, 0, 1] for n in range(MOST_NAMESPACES + 3)}
+    rows = {f"{n:08x}": [0, 1, 0, 1] for n in range(MAX_NAMESPACES + 3)}
     (tmp_path / COSTS_NAME).write_text(json.dumps(rows))
     found = CostList(tmp_path).read()
     assert [tag.hex() for tag in found] == list(rows)[3:]

@@ -48,8 +48,8 @@ from stepwell.hierarchy.sessions.canaries import (
     ALARM_EVERY_S,
     FLOOR,
     KNOWN,
-    MOST_ERRORS,
-    MOST_NAMESPACES,
+    MAX_ERRORS,
+    MAX_NAMESPACES,
     PRIOR,
     Calibration,
     Canaries,
@@ -167,14 +167,14 @@ def test_one_namespace_is_lifted_and_no_other() -> None:
 
 def test_namespaces_are_judged_apart_and_are_few() -> None:
     judge, _, kept = canaries()
-    for n in range(2 * MOST_NAMESPACES):
+    for n in range(2 * MAX_NAMESPACES):
         assert not judge.heard(origins(b"%d" % n), BF16, OFF)
-    assert len(judge._tenants["one"].known) == MOST_NAMESPACES
-    for n in range(2 * MOST_NAMESPACES):
+    assert len(judge._tenants["one"].known) == MAX_NAMESPACES
+    for n in range(2 * MAX_NAMESPACES):
         judge.heard(origins(b"%d" % n), BF16, OFF)
         judge.heard(origins(b"%d" % n), BF16, OFF)
-    assert len(judge.barred) == len(kept[-1]) == MOST_NAMESPACES
-    assert not judge.bars(origins(b"0")) and judge.bars(origins(b"%d" % (2 * MOST_NAMESPACES - 1)))
+    assert len(judge.barred) == len(kept[-1]) == MAX_NAMESPACES
+    assert not judge.bars(origins(b"0")) and judge.bars(origins(b"%d" % (2 * MAX_NAMESPACES - 1)))
 
 
 def test_a_tenant_has_nothing_of_another_one_forgotten() -> None:
@@ -182,7 +182,7 @@ def test_a_tenant_has_nothing_of_another_one_forgotten() -> None:
     for _ in range(2):
         judge.heard(origins(b"red"), BF16, OFF)
     judge.heard(origins(b"red too"), BF16, OFF)
-    for n in range(2 * MOST_NAMESPACES):
+    for n in range(2 * MAX_NAMESPACES):
         for _ in range(2):
             judge.heard(origins(b"%d" % n), BF16, OFF, tenant="blue")
     assert judge.bars(origins(b"red")), "its quarantine"
@@ -192,12 +192,12 @@ def test_a_tenant_has_nothing_of_another_one_forgotten() -> None:
 def test_the_quarantine_of_an_earlier_well_is_nobodys_to_push_out() -> None:
     events: list[e.Event] = []
     judge = Judge(SetClock(), events.append, [(b"earlier",)])
-    for n in range(2 * MOST_NAMESPACES):
+    for n in range(2 * MAX_NAMESPACES):
         for _ in range(2):
             judge.heard(origins(b"%d" % n), BF16, OFF)
-    assert judge.bars(origins(b"earlier")) and len(judge.barred) == 1 + MOST_NAMESPACES
+    assert judge.bars(origins(b"earlier")) and len(judge.barred) == 1 + MAX_NAMESPACES
     judge.lift(b"earlier")
-    assert not judge.bars(origins(b"earlier")) and len(judge.barred) == MOST_NAMESPACES
+    assert not judge.bars(origins(b"earlier")) and len(judge.barred) == MAX_NAMESPACES
 
 
 def test_a_tenants_alarms_come_one_at_a_time() -> None:
@@ -369,7 +369,7 @@ def test_a_comparison_is_leased_and_is_no_recall() -> None:
     assert rig.hierarchy.stats()["leased_blocks"] == 0
 
 
-@pytest.mark.parametrize("errors", [[], [0.0] * (MOST_ERRORS + 1)], ids=["none", "too many"])
+@pytest.mark.parametrize("errors", [[], [0.0] * (MAX_ERRORS + 1)], ids=["none", "too many"])
 def test_a_canary_that_makes_no_sense_ends_the_session(errors: list[float]) -> None:
     rig = Rig(4 * SLAB, seed=1)
     engine = engine_of(rig)

@@ -161,7 +161,7 @@ def test_what_a_session_may_ask_at_a_time_is_bounded_and_more_is_a_miss(
 ) -> None:
     engine, digests = joined(rig), chain(4)
     engine.spill(digests)
-    monkeypatch.setattr(shares, "MOST_HELD_BY_ONE", 2 * (len(digests) + OVERHEAD))
+    monkeypatch.setattr(shares, "MAX_HELD_BY_ONE", 2 * (len(digests) + OVERHEAD))
     tickets = [engine.ask(digests) for _ in range(3)]
     rig.settle()
     assert [len(engine.answer(ticket).refs) for ticket in tickets] == [4, 4, 0]
@@ -176,7 +176,7 @@ def test_what_a_session_may_ask_at_a_time_is_bounded_and_more_is_a_miss(
 
 
 def test_questions_that_are_taken_back_at_once_do_not_pile_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "MOST_HELD_BY_ONE", 10 * (32 + OVERHEAD))
+    monkeypatch.setattr(shares, "MAX_HELD_BY_ONE", 10 * (32 + OVERHEAD))
     engine = joined(rig)
     for _ in range(100):
         engine.release(engine.ask(chain(1)))
@@ -187,7 +187,7 @@ def test_questions_that_are_taken_back_at_once_do_not_pile_up(rig: Rig, monkeypa
 
 
 def test_reservations_do_not_pile_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "MOST_HELD_BY_ONE", 3 * (32 + OVERHEAD))
+    monkeypatch.setattr(shares, "MAX_HELD_BY_ONE", 3 * (32 + OVERHEAD))
     engine = joined(rig)
     for n in range(10):
         engine.scheduler.say(m.Reserve(n, 0, b"", chain(1, n)))
@@ -247,7 +247,7 @@ def test_no_tenant_takes_all_places_for_sessions(monkeypatch: pytest.MonkeyPatch
 
 def test_no_tenant_takes_all_that_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(8 * SLAB, seed=1, tenants=2)
-    monkeypatch.setattr(shares, "MOST_HELD", 8 * (32 + OVERHEAD))
+    monkeypatch.setattr(shares, "MAX_HELD", 8 * (32 + OVERHEAD))
     a, b = (FakeEngine(rig, name="e", tenant=tenant) for tenant in ("a", "b"))
     rig.settle()
     for engine, most in ((a, 6), (b, 2)):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stepwell.block.namespace import BlockId
 from stepwell.policies.prefetch import conversations as c
 from stepwell.policies.prefetch.conversations import Conversations
-from stepwell.policies.prefetch.record import FIRST_PAUSE_S, LEAST_GUESSES, LONGEST_PAUSE_S, GuessRecord
-from stepwell.policies.prefetch.rhythm import LEAST_TIMES, LONGEST_S, Rhythm
+from stepwell.policies.prefetch.record import FIRST_PAUSE_S, LONGEST_PAUSE_S, MIN_GUESSES, GuessRecord
+from stepwell.policies.prefetch.rhythm import LONGEST_S, MIN_TIMES, Rhythm
 
 TAG, OTHER = b"t" * 16, b"o" * 16
 
@@ -53,7 +53,7 @@ def test_a_window_lies_around_its_mean_or_is_none(times: list[float]) -> None:
         known = [seconds for seconds in times if seconds <= LONGEST_S]
         assert 0 < window.opens < window.closes
         assert window.opens <= max(known[-1], *known, 1e-3) and window.closes >= min(known)
-    assert len(times) >= LEAST_TIMES or window is None
+    assert len(times) >= MIN_TIMES or window is None
 
 
 def test_who_is_irregular_is_not_expected() -> None:
@@ -98,13 +98,13 @@ def test_of_two_that_go_on_from_one_the_first_is_its_next_turn() -> None:
 def test_prompts_of_no_block_and_those_too_long_are_nobodys() -> None:
     known = Conversations()
     assert turn(known) is None
-    assert turn(known, *range(c.MOST_CHAIN + 1)) is None
+    assert turn(known, *range(c.MAX_CHAIN + 1)) is None
     assert len(known) == known.ids == 0
 
 
 def test_what_is_remembered_is_bounded_and_who_went_on_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c, "MOST_CONVERSATIONS", 8)
-    monkeypatch.setattr(c, "MOST_BLOCKS", 40)
+    monkeypatch.setattr(c, "MAX_CONVERSATIONS", 8)
+    monkeypatch.setattr(c, "MAX_BLOCKS", 40)
     known = Conversations()
     made = [turn(known, 100 * n, 100 * n + 1) for n in range(12)]
     assert [each.turn > 0 for each in made if each] == [False] * 4 + [True] * 8
@@ -119,8 +119,8 @@ def test_what_is_remembered_is_bounded_and_who_went_on_longest_ago_goes(monkeypa
 def test_books_of_what_is_remembered(steps: list[tuple[int, int, int]]) -> None:
     """Turns, answers and clears in any order: ids are those of the chains, and what is forgotten is found no more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(c, "MOST_CONVERSATIONS", 3)
-        patch.setattr(c, "MOST_BLOCKS", 12)
+        patch.setattr(c, "MAX_CONVERSATIONS", 3)
+        patch.setattr(c, "MAX_BLOCKS", 12)
         known, made = Conversations(), []
         for what, size, start in steps:
             numbers = [10 * start + n for n in range(size)]
@@ -148,7 +148,7 @@ def test_when_most_guesses_are_wrong_nothing_is_guessed_for_longer_and_longer() 
         while record.trusted(now):
             record.ended(now, right=False)
             guesses += 1
-        assert guesses == LEAST_GUESSES
+        assert guesses == MIN_GUESSES
         pauses.append(record.until - now)
         now = record.until
     assert pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(9)]

@@ -10,7 +10,7 @@ from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena import arena, former
 from stepwell.hierarchy.arena.former import most_of_all
-from stepwell.policies.past import LEAST
+from stepwell.policies.past import MIN_REMEMBERED
 from stepwell.testing.arena_kit import SLAB
 
 FEW = 14
@@ -22,7 +22,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(former, "most_of_all", lambda host_bytes: FEW)
     monkeypatch.setattr(former, "A_FEW", 4)
     monkeypatch.setattr(arena, "A_FEW", 4)
-    monkeypatch.setattr(former, "MOST_FORMER", 3)
+    monkeypatch.setattr(former, "MAX_FORMER", 3)
     return Rig(2 * SLAB, seed=1)
 
 
@@ -109,7 +109,7 @@ def test_who_remembers_most_forgets_first(rig: Rig) -> None:
 
 
 def test_the_bound_follows_host() -> None:
-    assert most_of_all(0) == most_of_all(64 << 20) == LEAST
+    assert most_of_all(0) == most_of_all(64 << 20) == MIN_REMEMBERED
     assert most_of_all(16 << 30) * 300 <= (16 << 30) / 64
     assert most_of_all(1 << 50) == 1 << 22
 

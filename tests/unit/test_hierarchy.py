@@ -16,7 +16,7 @@ from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit, dispatch
 from stepwell.hierarchy.dispatch import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.requests import pins
-from stepwell.hierarchy.requests.transfers import MOST_EARLY
+from stepwell.hierarchy.requests.transfers import MAX_EARLY
 from stepwell.hierarchy.sessions import roster
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
@@ -235,10 +235,10 @@ def test_a_worker_may_have_copied_before_the_scheduler_said_so(rig: Rig) -> None
     assert (stats["pinned_bytes"], stats["leased_blocks"], stats["recalled_blocks"]) == (0, 2, 4)
     engine.workers[1].say(m.Recalled(transfers[1:]))
     assert rig.hierarchy.stats()["leased_blocks"] == 0
-    for first in (1000, 1000 + MOST_EARLY):
-        engine.workers[0].say(m.Recalled(list(range(first, first + MOST_EARLY))))
+    for first in (1000, 1000 + MAX_EARLY):
+        engine.workers[0].say(m.Recalled(list(range(first, first + MAX_EARLY))))
     (session,) = rig.hierarchy.roster.sessions.values()
-    assert len(session.early) == MOST_EARLY
+    assert len(session.early) == MAX_EARLY
 
 
 def test_what_is_pinned_or_leased_is_not_evicted() -> None:

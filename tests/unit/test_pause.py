@@ -33,7 +33,7 @@ from stepwell.engines.common import log_messages
 from stepwell.engines.common.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.pauses import MOST_REASON, PAUSED, Pauses, one_line
+from stepwell.hierarchy.pauses import MAX_REASON, PAUSED, Pauses, one_line
 from stepwell.hierarchy.requests.survey import Survey
 from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 from stepwell.io.paths import prepare_home
@@ -351,7 +351,7 @@ def test_pausing_twice_changes_nothing_and_is_kept_again() -> None:
 
 def test_a_reason_is_one_short_line() -> None:
     assert one_line(" wrong\nanswers\x1b ") == "wrong?answers?"
-    assert len(one_line("x" * 1000)) == MOST_REASON
+    assert len(one_line("x" * 1000)) == MAX_REASON
 
 
 def test_a_pause_says_what_since_when_by_whom_and_why(
@@ -592,7 +592,7 @@ def test_the_switch_finds_its_well_whatever_the_settings_say_by_now(home: Path, 
 def test_a_reason_of_any_length_is_cut_to_what_is_kept(home: Path) -> None:
     prepare_home(home)
     assert invoke("pause", "--home", str(home), "--reason", "a" * (1 << 16))[0] == 0
-    assert {len(pause.reason) for pause in PauseList(home).read()} == {MOST_REASON}
+    assert {len(pause.reason) for pause in PauseList(home).read()} == {MAX_REASON}
 
 
 def test_without_a_well_the_next_one_begins_paused_and_home_is_locked_meanwhile(home: Path) -> None:

@@ -9,7 +9,7 @@ from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.levels import prefetch as p
 from stepwell.policies.prefetch import record
-from stepwell.policies.prefetch.record import LEAST_GUESSES
+from stepwell.policies.prefetch.record import MIN_GUESSES
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 from stepwell.tiers.faulty import TierFaults
@@ -285,13 +285,13 @@ def test_wrong_guesses_end_guessing_for_a_while(monkeypatch: pytest.MonkeyPatch)
     rig = made()
     engine = rig.join()
     brought = []
-    for n in range(LEAST_GUESSES + 2):
+    for n in range(MIN_GUESSES + 2):
         digests = talk(rig, engine, 1000 * n)
         forgotten(rig)
         pass_time(rig, GAP_S, 0.5)
         brought.append(there(rig, engine, digests) > 0)
         pass_time(rig, GAP_S, GAP_S)
-    assert brought == [True] * LEAST_GUESSES + [False] * 2
+    assert brought == [True] * MIN_GUESSES + [False] * 2
     assert rig.stat("dict_prefetched_blocks") == rig.stat("prefetches_unused")
     rig.clock.advance(10 * GAP_S)
     digests = talk(rig, engine, 50000)
@@ -327,7 +327,7 @@ def test_what_cannot_be_read_ends_as_any_read_does() -> None:
 
 def test_what_is_due_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation that goes on before it was expected leaves a guess behind, each time."""
-    monkeypatch.setattr(p, "MOST_CONVERSATIONS", 4)
+    monkeypatch.setattr(p, "MAX_CONVERSATIONS", 4)
     rig = made()
     engine = rig.join()
     talk(rig, engine)
@@ -348,7 +348,7 @@ def test_a_long_prompt_is_noted_in_slices_and_one_too_long_not_at_all() -> None:
     known = rig.hierarchy.migration.prefetch._conversations
     looked: list[bytes] = []
     known.ends = looked.append  # type: ignore[assignment, method-assign, return-value]
-    engine.scheduler.say(m.Ask(1, 0, 1, chain(p.MOST_CHAIN + 1), 0, ""))
+    engine.scheduler.say(m.Ask(1, 0, 1, chain(p.MAX_CHAIN + 1), 0, ""))
     rig.settle()
     assert len(known) == 0 and not looked
     del known.ends
@@ -364,8 +364,8 @@ def test_requests_that_wait_to_be_noted_are_bounded() -> None:
     engine = rig.join()
     assert engine.scheduler.member is not None and rig.hierarchy.migration.prefetch is not None
     session = engine.scheduler.member.session
-    for n in range(p.MOST_NOTED + 10):
+    for n in range(p.MAX_NOTED + 10):
         rig.hierarchy.migration.prefetch.asked(session, session.origins(0)[0], chain(2, 10 * n))
-    assert rig.hierarchy.migration.prefetch._noting == p.MOST_NOTED
+    assert rig.hierarchy.migration.prefetch._noting == p.MAX_NOTED
     rig.settle()
     assert rig.hierarchy.migration.prefetch._noting == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
 from stepwell.policies.costs.hardware import Machine, Model, prefill_cost, preset
-from stepwell.policies.costs.prefill import LEAST_SAMPLES, MOST_KINDS, SAMPLES, PrefillCost, PrefillFit, pairs
+from stepwell.policies.costs.prefill import MAX_KINDS, MIN_SAMPLES, SAMPLES, PrefillCost, PrefillFit, pairs
 
 TRUE = PrefillCost(0.02, 1e-3, 4e-8, 2048)
 SHORT, LONG = (500, 0), (16_000, 0)
@@ -69,7 +69,7 @@ def test_whatever_was_seen_more_tokens_never_take_less(
     for tokens, before, seconds in steps:
         fit.observe(tokens, pairs(tokens, before), seconds)
     cost = fit.cost
-    assert (cost is None) == (len(steps) < LEAST_SAMPLES)
+    assert (cost is None) == (len(steps) < MIN_SAMPLES)
     if cost is None:
         return
     assert 0 < cost.seconds(new, context) < math.inf
@@ -108,7 +108,7 @@ def test_memory_is_bounded() -> None:
     for n in range(4000):
         tokens = 1 << n % 20
         fit.observe(tokens, pairs(tokens, 1 << n // 20 % 25), 1.0)
-    assert sum(map(len, fit._kinds.values())) <= MOST_KINDS * SAMPLES
+    assert sum(map(len, fit._kinds.values())) <= MAX_KINDS * SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_memory_is_bounded() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_left_out(step: tuple[int, float, float]) -> None:
     fit = PrefillFit()
-    for _ in range(2 * LEAST_SAMPLES):
+    for _ in range(2 * MIN_SAMPLES):
         fit.observe(*step)
     assert fit.cost is None
 

@@ -21,7 +21,7 @@ from plain_tiers import (
 from small_traces import seconds, trace_of, traces
 
 from stepwell.policies.catalog import POLICIES
-from stepwell.policies.past import LEAST, Past
+from stepwell.policies.past import MIN_REMEMBERED, Past
 from stepwell.policies.reuse import CLASSES, class_of
 from stepwell.simulate.optimal import optimal
 from stepwell.simulate.replay import Replay
@@ -81,7 +81,7 @@ def remembering(replay: Replay, blocks: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60)
-@given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20, LEAST]))
+@given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20, MIN_REMEMBERED]))
 def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int, memory: int) -> None:
     watched = Watched(trace, POLICIES[policy](), capacity, seconds)
     again = replay(trace, policy, capacity)

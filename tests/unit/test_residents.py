@@ -123,7 +123,7 @@ def test_what_follows_a_refused_block_is_refused_too() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.hierarchy.arena.residents.MOST_REMEMBERED", 20)
+    monkeypatch.setattr("stepwell.hierarchy.arena.residents.MAX_REMEMBERED", 20)
     rig = Rig(SLAB, seed=1, policy="default")
     list(replay(rig, cyclic(6)))
     (holding,) = rig.hierarchy.arena.holdings.values()

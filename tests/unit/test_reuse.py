@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.policies.cohorts import FINENESS, Cohorts
-from stepwell.policies.past import LEAST, REMEMBERED, Past, most_remembered
+from stepwell.policies.past import MIN_REMEMBERED, REMEMBERED, Past, most_remembered
 from stepwell.policies.reuse import BINS, CLASSES, EDGES, Reuse, best_rates, class_of, hazards
 
 BEGINS = [0.0, *EDGES[1:].tolist()]  # of the bins
@@ -336,7 +336,7 @@ def test_what_is_forgotten_already_is_not_remembered() -> None:
 
 def test_what_is_remembered_is_bounded_by_blocks() -> None:
     assert most_remembered(10**6) == REMEMBERED * 10**6
-    assert most_remembered(0) == LEAST
+    assert most_remembered(0) == MIN_REMEMBERED
     kept: set[int] = set()
 
     def forget(thing: Thing) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.rig.members import FakeEngine, Model
-from stepwell.hierarchy.arena.slab_pool import MOST_NEXT
-from stepwell.hierarchy.levels.writer import MOST_BEFORE
+from stepwell.hierarchy.arena.slab_pool import MAX_NEXT
+from stepwell.hierarchy.levels.writer import MAX_BEFORE
 from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.policies.writing.back import SHARE, Back
 from stepwell.policies.writing.named import WRITE_POLICIES
@@ -122,14 +122,14 @@ def test_what_is_written_brings_what_is_before_it() -> None:
 
 def test_only_so_many_blocks_are_brought_along() -> None:
     """More of them come with the next use."""
-    blocks = MOST_BEFORE + 8
+    blocks = MAX_BEFORE + 8
     rig = DeepRig(2 * blocks // SLOTS + 2, write=SecondTouchWriting())
     engine, digests = rig.join(), chain(blocks)
     fill(engine, digests)
     rig.hierarchy.arena.drop(rig.hierarchy.index[rig.name(engine, at(digests, blocks - 1))], "evicted")
     fill(engine, at(digests, blocks - 1), parent=at(digests, blocks - 2))
     rig.settle()
-    assert below(rig, engine, digests) == list(range(blocks - 1 - MOST_BEFORE, blocks))
+    assert below(rig, engine, digests) == list(range(blocks - 1 - MAX_BEFORE, blocks))
     assert engine.found(digests) == blocks
     assert below(rig, engine, digests) == list(range(blocks))
 
@@ -292,13 +292,13 @@ def test_writing_ahead_is_cut_into_slices() -> None:
 
 
 def test_no_more_is_named_to_go_next_than_can_be_looked_at_in_a_turn() -> None:
-    rig = DeepRig(2 * MOST_NEXT // SLOTS)
+    rig = DeepRig(2 * MAX_NEXT // SLOTS)
     engine = rig.join()
-    for n in range(2 * MOST_NEXT):
+    for n in range(2 * MAX_NEXT):
         fill(engine, chain(1, 10 * n))
     rig.settle()
     named = rig.hierarchy.slabs.next_to_go(1 << 50)
-    assert len(named) == len(set(named)) == MOST_NEXT
+    assert len(named) == len(set(named)) == MAX_NEXT
     assert rig.hierarchy.slabs.next_to_go(0) == []
 
 

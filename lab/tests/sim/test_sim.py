@@ -85,9 +85,9 @@ def test_walks_of_wells_that_do_not_write_through(write: str) -> None:
 
 def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less of a rhythm than any walk has, and never discouraged."""
-    monkeypatch.setattr(rhythm, "MOST_DEVIATION", 100.0)
-    monkeypatch.setattr(rhythm, "LEAST_TIMES", 1)
-    monkeypatch.setattr(record, "LEAST_RIGHT", 0.0)
+    monkeypatch.setattr(rhythm, "MAX_DEVIATION", 100.0)
+    monkeypatch.setattr(rhythm, "MIN_TIMES", 1)
+    monkeypatch.setattr(record, "MIN_RIGHT", 0.0)
     monkeypatch.setattr(prefetch, "HOST_SHARE", 2)
     brought: list[int] = []
     step = Prefetch._step

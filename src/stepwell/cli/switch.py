@@ -12,7 +12,7 @@ import typer
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown
-from stepwell.hierarchy.pauses import MOST_REASON, one_line
+from stepwell.hierarchy.pauses import MAX_REASON, one_line
 from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord
 from stepwell.protocol.messages import Paused, PauseRow
 
@@ -28,7 +28,7 @@ Kinds = Annotated[What, typer.Argument(help="recalls, spills or all.")]
 
 def pause(
     what: Kinds = What.ALL,
-    reason: Annotated[str, typer.Option(help=f"Why, for whoever finds it so; {MOST_REASON} characters.")] = "",
+    reason: Annotated[str, typer.Option(help=f"Why, for whoever finds it so; {MAX_REASON} characters.")] = "",
     home: Home = None,
     socket: Socket = None,
     as_json: Json = False,

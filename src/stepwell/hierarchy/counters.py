@@ -10,9 +10,9 @@ from stepwell import events as e
 from stepwell.block.namespace import BlockId
 
 _REMEMBERED = 1 << 16
-_MOST_NAMES = 64
+_MAX_NAMES = 64
 _NAME = re.compile("[a-z_]{1,48}")  # no digits: neither tokens nor digests pass for one
-_MOST = (1 << 63) - 1  # what a message can carry of a count
+_MAX_COUNT = (1 << 63) - 1  # what a message can carry of a count
 
 
 class Ghosts:
@@ -121,8 +121,8 @@ class Counters:
         """Names and numbers come from outside, and are shown: at most 64 names are kept, only such as name a kind of
         event, and none counts beyond what an answer can say."""
         for name, n in counts.items():
-            if name in self.engine or (len(self.engine) < _MOST_NAMES and _NAME.fullmatch(name)):
-                self.engine[name] = min(self.engine[name] + max(n, 0), _MOST)
+            if name in self.engine or (len(self.engine) < _MAX_NAMES and _NAME.fullmatch(name)):
+                self.engine[name] = min(self.engine[name] + max(n, 0), _MAX_COUNT)
 
     def values(self) -> dict[str, int | float]:
         """One flat table; the sums that people look for are there from the start."""

@@ -16,7 +16,7 @@ from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.weighing import Weighing
-from stepwell.hierarchy.sessions.canaries import MOST_ERRORS, Canaries
+from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, Canaries
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Phase, Session
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
@@ -118,7 +118,7 @@ class Dispatch:
                 session.forgetting += nbytes
                 self._core.work.add(self._forget(session, message))
             case m.Canary(epoch=epoch, kind=kind, errors=errors):
-                if not 0 < len(errors) <= MOST_ERRORS:
+                if not 0 < len(errors) <= MAX_ERRORS:
                     raise _not_now(message)
                 self._heard(session, epoch, kind, errors)
             case m.Report(counts=counts):

@@ -14,7 +14,7 @@ from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 PAUSED = "paused"
 """Why a request is answered with a miss, and why a spill is refused."""
 
-MOST_REASON = 200
+MAX_REASON = 200
 """Characters of a reason."""
 
 
@@ -59,4 +59,4 @@ class Pauses:
 
 def one_line(reason: str) -> str:
     """A person's reason, made fit for a log and a file."""
-    return "".join(c if c.isprintable() else "?" for c in reason.strip())[:MOST_REASON]
+    return "".join(c if c.isprintable() else "?" for c in reason.strip())[:MAX_REASON]

@@ -26,7 +26,7 @@ from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
 
-MOST_DOUBT = 0.5
+MAX_DOUBT = 0.5
 """Share of the reading time that may be forgiven."""
 
 UNKNOWN_LIMIT_S = 2.0
@@ -84,7 +84,7 @@ class KnownCosts:
     def forgiven(self, tier: str) -> float:
         """Share of a tier's reading time that doubt forgives."""
         speed = self.speeds.get(tier)
-        return 1.0 if speed is None else min(MOST_DOUBT, math.hypot(speed.doubt, self.doubt))
+        return 1.0 if speed is None else min(MAX_DOUBT, math.hypot(speed.doubt, self.doubt))
 
 
 @dataclass(frozen=True, slots=True)

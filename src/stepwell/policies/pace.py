@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-LEAST_S: Final = 1 / 16
+MIN_S: Final = 1 / 16
 """A use takes at least so long: what matters of many at once, or of a trace without times, is their order. Four go
 into the first bin of `reuse`."""
 
@@ -30,7 +30,7 @@ class Pace:
         if now == self._now:
             return False
         if self._now is not None:
-            took = max(LEAST_S, now - self._now)
+            took = max(MIN_S, now - self._now)
             self._mean += (min(took, _FASTEST * self._mean) - self._mean) / _USES
             self.time += min(took, SILENCE * self._mean)
         self._now = now

@@ -11,13 +11,13 @@ from stepwell.policies.item import Item
 Held = TypeVar("Held", bound=Item)
 
 REMEMBERED: Final = 4
-LEAST: Final = 1 << 16
+MIN_REMEMBERED: Final = 1 << 16
 
 
 def most_remembered(capacity: int) -> int:
     """Blocks that are remembered beside a tier of so many: four times as many, and at least 65,536 (some 10 MB), since
     a small tier has to remember for longer to see anything come back."""
-    return max(REMEMBERED * capacity, LEAST)
+    return max(REMEMBERED * capacity, MIN_REMEMBERED)
 
 
 class PastTally:

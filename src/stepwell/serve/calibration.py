@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepwell.hierarchy.saved import Calibrations
-from stepwell.hierarchy.sessions.costs import MOST_NAMESPACES
+from stepwell.hierarchy.sessions.costs import MAX_NAMESPACES
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.serve.kept import Keeper, KeptFile
 
@@ -34,7 +34,7 @@ class CostList(KeptFile):
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             self.damaged(error)
             return {}
-        return dict(list(found.items())[-MOST_NAMESPACES:])
+        return dict(list(found.items())[-MAX_NAMESPACES:])
 
     def keep(self, learned: Calibrations, keeper: Keeper) -> None:
         """Has it written, beside the well's work."""

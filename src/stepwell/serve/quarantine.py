@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepwell.config.access import MAX_TENANTS
 from stepwell.hierarchy.saved import Tags
-from stepwell.hierarchy.sessions.canaries import MOST_NAMESPACES
+from stepwell.hierarchy.sessions.canaries import MAX_NAMESPACES
 from stepwell.serve.kept import Keeper, KeptFile
 
 LIST_NAME = "quarantine.json"
@@ -21,7 +21,7 @@ LIST_NAME = "quarantine.json"
 NEW_LIST_NAME = f"{LIST_NAME}.new"
 """Of what a killed process may have left half written; the next one writes over it."""
 
-MOST_LISTED = (1 + MAX_TENANTS) * MOST_NAMESPACES
+MOST_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
 """That are believed: the latest."""
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepwell.hierarchy.arena.records import Owner
-from stepwell.hierarchy.arena.residents import MOST_REMEMBERED, Residents
-from stepwell.policies.past import LEAST, PastTally
+from stepwell.hierarchy.arena.residents import MAX_REMEMBERED, Residents
+from stepwell.policies.past import MIN_REMEMBERED, PastTally
 
-MOST_FORMER: Final = 64
+MAX_FORMER: Final = 64
 """Owners that have gone and are remembered."""
 
 A_FEW: Final = 64
@@ -27,7 +27,7 @@ _BYTES, _SHARE = 300, 64
 def most_of_all(host_bytes: int) -> int:
     """Blocks that all owners together remember beside a `host` tier of this size: what costs a 64th of it, and at least
     as many as the smallest owner alone may (some 20 MB)."""
-    return max(LEAST, min(MOST_REMEMBERED, host_bytes // _SHARE // _BYTES))
+    return max(MIN_REMEMBERED, min(MAX_REMEMBERED, host_bytes // _SHARE // _BYTES))
 
 
 class Former:
@@ -61,7 +61,7 @@ class Former:
     @property
     def too_many(self) -> bool:
         """`forget` is to be called, now and then."""
-        return len(self._owners) > MOST_FORMER
+        return len(self._owners) > MAX_FORMER
 
     def forget(self) -> bool:
         """A few blocks of the owner that went first; False if there is none."""

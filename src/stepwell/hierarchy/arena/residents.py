@@ -18,7 +18,7 @@ from stepwell.hierarchy.arena.records import Entry, Standing
 from stepwell.policies.catalog import TierPolicy
 from stepwell.policies.past import Past, PastTally, most_remembered
 
-MOST_REMEMBERED: Final = 1 << 22
+MAX_REMEMBERED: Final = 1 << 22
 """Blocks of one owner that have left and are remembered, some 300 bytes each, however large `host` is."""
 
 
@@ -28,7 +28,7 @@ class Residents:
     def __init__(self, policy: TierPolicy, capacity: int, tally: PastTally | None = None) -> None:
         self._eviction, self._admission = policy.eviction, policy.admission
         self._standings: dict[BlockId, Standing] = {}
-        most = min(most_remembered(capacity), MOST_REMEMBERED)
+        most = min(most_remembered(capacity), MAX_REMEMBERED)
         self._past = Past[Standing](most, self._forget, tally)
         self._passing: OrderedDict[Entry, None] = OrderedDict()  # held, and evictable when they came
 

@@ -27,7 +27,7 @@ AHEAD_BYTES = 128 << 20
 LOOKED_AT = 8
 """Slabs of each other owner that are weighed against a need."""
 
-MOST_NEXT = 128
+MAX_NEXT = 128
 """Blocks of an owner that are named as the next to go."""
 
 
@@ -281,14 +281,14 @@ class SlabPool:
 
     def next_to_go(self, nbytes: int) -> list[Entry]:
         """About which blocks each owner would lose if so many more bytes came for it: none where there is room. At most
-        MOST_NEXT of each."""
+        MAX_NEXT of each."""
         found: list[Entry] = []
         for owner, holding in self._holdings.items():
             layout = self._layout(owner)
             if holding.making or not layout.slots:
                 continue
             room = holding.free + (self._host_bytes - self.bytes) // layout.nbytes * layout.slots
-            short = min(-(-nbytes // owner.slot_bytes) - room, MOST_NEXT)
+            short = min(-(-nbytes // owner.slot_bytes) - room, MAX_NEXT)
             if short > 0:
                 found += holding.residents.few(short)
         return found

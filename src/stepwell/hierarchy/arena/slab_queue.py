@@ -2,7 +2,7 @@
 
 Plain data structure of the arena's. An owner is in the queue from the refusal until its first slab is being made or its
 last engine has gone, so an engine that joins a full well has memory before it first spills. First come first served,
-but what is too little for the first may be enough for one behind it: it is passed over, MOST_PASSES times. Then it is
+but what is too little for the first may be enough for one behind it: it is passed over, MAX_PASSES times. Then it is
 its turn: whatever becomes free is kept for it, until it has its slab or TURN_S have passed, and then it is the last.
 """
 
@@ -15,7 +15,7 @@ LOOK_S = 1.0
 """Time between two attempts while an owner waits and nothing else happens: pins end, and slabs that were made a moment
 ago may be taken after a while. Also the pause after a slab could not be made."""
 
-MOST_PASSES = 4
+MAX_PASSES = 4
 """Slabs that others get while an owner is the first in the queue, before it is its turn."""
 
 TURN_S = 60.0
@@ -62,7 +62,7 @@ class SlabQueue:
     def turn(self) -> Owner | None:
         """The owner for which all is kept that becomes free, if there is one."""
         first = self._first
-        if first is None or self._passes < MOST_PASSES:
+        if first is None or self._passes < MAX_PASSES:
             return None
         if self._clock.now() < self._turn_ends:
             return first

@@ -29,7 +29,7 @@ from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Phase, Session
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.prefetch.conversations import MOST_CHAIN, MOST_CONVERSATIONS, Conversation, Conversations
+from stepwell.policies.prefetch.conversations import MAX_CHAIN, MAX_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import GuessRecord
 
 SPEED_SHARE = 0.25
@@ -41,10 +41,10 @@ HOST_SHARE = 16
 BATCH_BYTES = 2 << 20
 """Asked for at a time: what a request may have to wait for. At least one block."""
 
-MOST_LOOKED_AT = 64
+MAX_LOOKED_AT = 64
 """Blocks in one turn."""
 
-MOST_NOTED = 64
+MAX_NOTED = 64
 """Requests that wait to be noted; of more at a time nothing is learned."""
 
 AGAIN_S = 0.05
@@ -91,7 +91,7 @@ class Prefetch:
 
     def asked(self, session: Session, origin: Origin, digests: bytes) -> None:
         """A request of this session has asked for these blocks. Noted in the background; not those of many at once."""
-        if self._noting < MOST_NOTED and len(digests) <= 32 * MOST_CHAIN:
+        if self._noting < MAX_NOTED and len(digests) <= 32 * MAX_CHAIN:
             self._noting += 1
             self._work.walk(self._note(session, origin, digests, self._clock.now()))
 
@@ -148,7 +148,7 @@ class Prefetch:
         guess = Guess(conversation, conversation.turn, conversation.last + window.closes)
         due = conversation.last + max(0.0, window.opens - lead)
         heapq.heappush(self._due, (due, next(self._numbers), guess))
-        if len(self._due) > 2 * MOST_CONVERSATIONS:
+        if len(self._due) > 2 * MAX_CONVERSATIONS:
             self._due = [each for each in self._due if each[2].turn == each[2].conversation.turn]
             heapq.heapify(self._due)
 
@@ -206,7 +206,7 @@ class Prefetch:
     def _some(self, guess: Guess, session: Session, origin: Origin) -> int:
         """Bytes that were asked for."""
         nbytes, before = 0, len(guess.brought)
-        for _ in range(MOST_LOOKED_AT):
+        for _ in range(MAX_LOOKED_AT):
             entry = self._step(guess, session, origin)
             if entry is None:
                 self._brought(guess)

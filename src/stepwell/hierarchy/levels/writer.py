@@ -24,7 +24,7 @@ from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.writing.base import WritePolicy
 
-MOST_BEFORE = 64
+MAX_BEFORE = 64
 """Blocks that a spilled block brings along: its prefix was asked for with it, so there are rarely any."""
 
 
@@ -139,7 +139,7 @@ class Writer:
         """The block and those right before it that are not below, the first one first."""
         missing: list[Entry] = []
         at: Entry | None = entry
-        while at is not None and len(missing) <= MOST_BEFORE and (at is entry or not self._safe(at)):
+        while at is not None and len(missing) <= MAX_BEFORE and (at is entry or not self._safe(at)):
             missing.append(at)
             at = at.parent
         return missing[::-1]

@@ -9,7 +9,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.sessions.session import Session, Transfer
 
-MOST_EARLY = 4096
+MAX_EARLY = 4096
 """Transfers of a session that are acknowledged and not known: as many as may be under way."""
 
 
@@ -37,7 +37,7 @@ class Transfers:
             transfer = session.transfers.get(number)
             if transfer is None:
                 session.early.setdefault(number, set()).add(rank)
-                if len(session.early) > MOST_EARLY:
+                if len(session.early) > MAX_EARLY:
                     del session.early[next(iter(session.early))]
                 continue
             transfer.missing.discard(rank)

@@ -25,7 +25,7 @@ from stepwell.policies.decide import (
     least_cost,
 )
 
-MOST_TOKENS = 1 << 26
+MAX_TOKENS = 1 << 26
 _MODES = {mode.value: mode for mode in Mode}
 
 
@@ -54,7 +54,7 @@ class Weighing:
         """`tokens`: of the prompt, as its engine says. `stretches`: where its leading run lies."""
         tag = load.tag
         blocks = sum(stretch.blocks for stretch in stretches)
-        tokens = min(max(tokens, blocks * block_tokens, 1), MOST_TOKENS)
+        tokens = min(max(tokens, blocks * block_tokens, 1), MAX_TOKENS)
         queued = self._stack.ahead(order)
         request = RecallQuestion(tokens, block_tokens, stretches, queued, load.busy_s(self._clock.now()))
         known = self._costs.known(tag, tokens, self._stack.speeds)

@@ -34,10 +34,10 @@ PRIOR = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.25}
 FLOOR = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.03}
 """The least: an engine that has only ever run one request at a time has seen no rounding differ at all."""
 
-MOST_ERRORS = 1 << 14
+MAX_ERRORS = 1 << 14
 """Errors in one Canary: two for each layer of each rank."""
 
-MOST_NAMESPACES = 64
+MAX_NAMESPACES = 64
 """Of one tenant: that are calibrated at a time, and that may be in quarantine; beyond it its earliest are forgotten."""
 
 ALARM_EVERY_S = 10.0
@@ -119,7 +119,7 @@ class Canaries:
         judged, tag = self._tenants.setdefault(tenant, _Judged()), origins[0].tag
         known = judged.known.setdefault(tag, Calibration([0.0] * len(errors)))
         judged.known.move_to_end(tag)
-        if len(judged.known) > MOST_NAMESPACES:
+        if len(judged.known) > MAX_NAMESPACES:
             judged.known.popitem(last=False)
         if len(known.worst) != len(errors):  # one layout has one number of layers: whoever says else compares nothing
             return False
@@ -133,7 +133,7 @@ class Canaries:
             return False
         judged.quiet_until = now + ALARM_EVERY_S
         del judged.known[tag]
-        judged.barred = [*judged.barred, tuple(origin.tag for origin in origins)][-MOST_NAMESPACES:]
+        judged.barred = [*judged.barred, tuple(origin.tag for origin in origins)][-MAX_NAMESPACES:]
         self._changed()
         self._emit(NamespaceQuarantined(tag, excess))
         return True

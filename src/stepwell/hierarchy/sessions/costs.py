@@ -17,7 +17,7 @@ from stepwell.policies.costs.prefill import PrefillCost, PrefillFit
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
 from stepwell.policies.decide import KnownCosts
 
-MOST_NAMESPACES = 64
+MAX_NAMESPACES = 64
 """Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""
 
 KEEP_EVERY_S = 60.0
@@ -77,18 +77,18 @@ class Costs:
         """What is to be remembered, the latest last."""
         costs = {tag: engine.prefill.cost for tag, engine in self._engines.items()}
         found = self._earlier | {tag: cost for tag, cost in costs.items() if cost is not None}
-        return dict(list(found.items())[-MOST_NAMESPACES:])
+        return dict(list(found.items())[-MAX_NAMESPACES:])
 
     def _engine(self, tag: bytes) -> _Engine:
         engine = self._engines.get(tag)
         if engine is None:
             engine = _Engine(PrefillFit(self._earlier.pop(tag, None)), TransferFit(self._in_flight))
             self._engines[tag] = engine
-            if len(self._engines) > MOST_NAMESPACES:
+            if len(self._engines) > MAX_NAMESPACES:
                 old, gone = self._engines.popitem(last=False)
                 if gone.prefill.cost is not None:
                     self._earlier[old] = gone.prefill.cost
         self._engines.move_to_end(tag)
-        while len(self._earlier) > MOST_NAMESPACES:
+        while len(self._earlier) > MAX_NAMESPACES:
             self._earlier.popitem(last=False)
         return engine

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from stepwell.hierarchy.sessions.session import Session
 
-MOST_HELD = 512 << 20
+MAX_HELD = 512 << 20
 """Bytes of digests that wait in a well, for an answer or to be recalled, with a little for each message."""
 
-MOST_HELD_BY_ONE = 128 << 20
+MAX_HELD_BY_ONE = 128 << 20
 """Of one session: some 2,000 prompts of 2,000 blocks each."""
 
 OVERHEAD = 1 << 10
@@ -45,9 +45,9 @@ class Held:
     def take(self, session: Session, nbytes: int) -> bool:
         """False: it is more than may wait."""
         nbytes += OVERHEAD
-        if session.held_bytes + nbytes > MOST_HELD_BY_ONE:
+        if session.held_bytes + nbytes > MAX_HELD_BY_ONE:
             return False
-        if not self._shares.has_room(MOST_HELD, self.by_tenant, session.tenant, nbytes):
+        if not self._shares.has_room(MAX_HELD, self.by_tenant, session.tenant, nbytes):
             return False
         self._add(session, nbytes)
         return True

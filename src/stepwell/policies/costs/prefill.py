@@ -17,10 +17,10 @@ import numpy as np
 
 from stepwell.policies.costs.robust import Fitted, fit
 
-LEAST_SAMPLES = 4
+MIN_SAMPLES = 4
 """Steps before an estimate is given without a calibration: an engine's first ones are slow."""
 
-MOST_KINDS, SAMPLES = 48, 8
+MAX_KINDS, SAMPLES = 48, 8
 """Kinds of steps remembered, by the powers of two of their tokens and contexts, and samples of each: long contexts stay
 known while only short ones come."""
 
@@ -30,7 +30,7 @@ HALF_LIFE = 64
 FROM_NOTHING, FROM_CALIBRATION = 0.1, 3.0
 """Samples that what was believed before counts for: without a calibration, that time grows with the tokens."""
 
-MOST_TOKENS, LEAST_SECONDS, MOST_SECONDS = 1 << 26, 1e-9, 1e6
+MAX_TOKENS, MIN_SECONDS, MAX_SECONDS = 1 << 26, 1e-9, 1e6
 
 
 def pairs(new: int, context: int) -> float:
@@ -77,13 +77,13 @@ class PrefillFit:
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
         """Adds a step of prefill: its tokens, their `pairs`, and its seconds. Impossible values are ignored."""
-        possible = LEAST_SECONDS <= seconds <= MOST_SECONDS
-        if not (0 < tokens <= MOST_TOKENS and tokens / 2 <= pairs <= tokens * MOST_TOKENS and possible):
+        possible = MIN_SECONDS <= seconds <= MAX_SECONDS
+        if not (0 < tokens <= MAX_TOKENS and tokens / 2 <= pairs <= tokens * MAX_TOKENS and possible):
             return
         kind = tokens.bit_length(), int(pairs / tokens).bit_length()
         self._kinds.setdefault(kind, deque(maxlen=SAMPLES)).append((self._count, tokens, pairs, seconds))
         self._kinds.move_to_end(kind)
-        if len(self._kinds) > MOST_KINDS:
+        if len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
         self._count += 1
         self._step_tokens = max(self._step_tokens, tokens)
@@ -113,7 +113,7 @@ class PrefillFit:
         return self._fitted
 
     def _learn(self) -> Fitted | None:
-        if self._count < (1 if self._calibration else LEAST_SAMPLES):
+        if self._count < (1 if self._calibration else MIN_SAMPLES):
             return None
         rows = np.array([row for kind in self._kinds.values() for row in kind], np.float64)
         x = np.column_stack([np.ones(len(rows)), rows[:, 1], rows[:, 2]])

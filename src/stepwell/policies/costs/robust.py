@@ -24,7 +24,7 @@ HUBER = 1.0
 """Spreads within which a residual counts in full. Of 1, 1.5, 2.5 and no bound, the least bias (3 %, 4 %, 10 %, 50 %)
 where one time in seven is 2 to 8 times too long, and no worse where none is."""
 
-LEAST_SPREAD = 0.02
+MIN_SPREAD = 0.02
 """Least relative spread: even the times of a quiet machine are not known better."""
 
 SHARED_NOISE = 0.25
@@ -64,7 +64,7 @@ def fit(x: Floats, seconds: Floats, weights: Floats, prior: Floats, strength: fl
         coefficients = _least(matrix + pull, rows.T @ (robust * seconds / expected) + pull @ prior)
         expected = np.maximum(x @ coefficients, 1e-3 * seconds)
         off = seconds / expected - 1
-        spread = max(LEAST_SPREAD, 1.4826 * _median(np.abs(off), weights))
+        spread = max(MIN_SPREAD, 1.4826 * _median(np.abs(off), weights))
         robust = weights * np.minimum(1.0, HUBER * spread / np.maximum(np.abs(off), 1e-12))
     scale = 1 / np.sqrt((matrix + pull).diagonal())
     covariance = scale[:, None] * np.linalg.pinv((matrix + pull) * scale * scale[:, None]) * scale

@@ -19,14 +19,14 @@ SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
 """Batches remembered, and the number of batches and of seconds after which one counts half: a tier's speed depends on
 its other users, and the few probes must soon count more than older reads."""
 
-LEAST_SAMPLES = 2
+MIN_SAMPLES = 2
 REFIT = 8
 """The fit is made again once one in so many of its samples is new: it costs some 0.2 ms."""
 
 FROM_NOTHING = 0.2
 """Weight, in batches, of the assumption that time grows with the bytes."""
 
-MOST_BYTES, LEAST_SECONDS, MOST_SECONDS = 1 << 50, 1e-9, 1e6
+MAX_BYTES, MIN_SECONDS, MAX_SECONDS = 1 << 50, 1e-9, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TransferFit:
     def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0, at: float = 0.0) -> None:
         """Adds a batch that was read `at` seconds of one clock: its bytes, its seconds, and the mean number of batches
         under way. Impossible values are ignored."""
-        if 0 < nbytes <= MOST_BYTES and LEAST_SECONDS <= seconds <= MOST_SECONDS and 1 <= side_by_side <= 1e6:
+        if 0 < nbytes <= MAX_BYTES and MIN_SECONDS <= seconds <= MAX_SECONDS and 1 <= side_by_side <= 1e6:
             self._samples.append((nbytes, side_by_side, seconds, at))
             self._new += 1
 
@@ -63,7 +63,7 @@ class TransferFit:
     def speed(self) -> TierSpeed | None:
         """The speed; None while too little is known."""
         known = len(self._samples)
-        if known >= LEAST_SAMPLES and self._new >= max(1, known // REFIT):
+        if known >= MIN_SAMPLES and self._new >= max(1, known // REFIT):
             self._new = 0
             self._speed = self._learn()
         return self._speed

@@ -17,11 +17,11 @@ from typing import Any, Final
 from stepwell.block.namespace import BlockId
 from stepwell.policies.prefetch.rhythm import Rhythm
 
-MOST_CONVERSATIONS: Final = 512
-MOST_BLOCKS: Final = 1 << 17
+MAX_CONVERSATIONS: Final = 512
+MAX_BLOCKS: Final = 1 << 17
 """Ids remembered, 32 bytes each, of all conversations together: 4 MiB. Those that went on longest ago are forgotten."""
 
-MOST_CHAIN: Final = 1 << 12
+MAX_CHAIN: Final = 1 << 12
 """Most blocks of a prompt that is remembered. A longer one is not part of a conversation."""
 
 ID_BYTES: Final = 32
@@ -51,7 +51,7 @@ class Conversation:
 
 
 class Conversations:
-    """The most recent conversations; at most MOST_CONVERSATIONS, with MOST_BLOCKS together."""
+    """The most recent conversations; at most MAX_CONVERSATIONS, with MAX_BLOCKS together."""
 
     def __init__(self) -> None:
         self._by_prompt: OrderedDict[bytes, Conversation] = OrderedDict()  # by the last block of the prompt
@@ -73,7 +73,7 @@ class Conversations:
     def asked(self, tag: bytes, ids: Sequence[BlockId], at: int | None, now: float) -> Conversation | None:
         """A request with these blocks in its prompt has come. `at`: position of the last of them that `ends` a prompt;
         None: a conversation begins. Returns the conversation; None if it is too long to be remembered."""
-        if not 0 < len(ids) <= MOST_CHAIN:
+        if not 0 < len(ids) <= MAX_CHAIN:
             return None
         conversation = self._by_prompt.get(ids[at]) if at is not None else None
         if conversation is None:
@@ -90,14 +90,14 @@ class Conversations:
         self._by_prompt[ids[-1]] = conversation
         self._by_tail[ids[-1]] = conversation
         self._ids += len(ids)
-        while len(self._by_prompt) > MOST_CONVERSATIONS or self._ids > MOST_BLOCKS:
+        while len(self._by_prompt) > MAX_CONVERSATIONS or self._ids > MAX_BLOCKS:
             self._forget(next(iter(self._by_prompt.values())))
         return conversation
 
     def followed(self, parent: BlockId, id: BlockId) -> None:
         """The block `id` was spilled behind the block `parent`."""
         conversation = self._by_tail.get(parent)
-        if conversation is None or id in self._by_tail or self._ids >= MOST_BLOCKS:
+        if conversation is None or id in self._by_tail or self._ids >= MAX_BLOCKS:
             return
         del self._by_tail[parent]
         conversation.blocks += id

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-LEAST_TIMES: Final = 2
+MIN_TIMES: Final = 2
 """Times between turns that must be known."""
 
 LONGEST_S: Final = 3600.0
@@ -20,7 +20,7 @@ LONGEST_S: Final = 3600.0
 WEIGHT: Final = 0.25
 """Least weight of the last time."""
 
-LEAST_DEVIATION, MOST_DEVIATION = 0.05, 0.5
+MIN_DEVIATION, MAX_DEVIATION = 0.05, 0.5
 """Bounds of the deviation of logarithms. No conversation is more regular than the first; for one that is less regular
 than the second no turn is expected."""
 
@@ -64,7 +64,7 @@ class Rhythm:
     @property
     def window(self) -> ExpectedWindow | None:
         """The window after the last turn; None: no turn is expected."""
-        if self._times < LEAST_TIMES or self._deviation > MOST_DEVIATION:
+        if self._times < MIN_TIMES or self._deviation > MAX_DEVIATION:
             return None
-        deviation = max(self._deviation, LEAST_DEVIATION)
+        deviation = max(self._deviation, MIN_DEVIATION)
         return ExpectedWindow(math.exp(self._mean - EARLY * deviation), math.exp(self._mean + LATE * deviation))

@@ -10,7 +10,7 @@ from itertools import count
 from stepwell.policies.eviction.base import Eviction
 from stepwell.policies.item import Item
 
-MOST_VOID = 64
+MAX_VOID = 64
 """Void records that are kept before they are removed, unless they are more than half of all."""
 
 
@@ -58,7 +58,7 @@ class Ranks:
             return
         item.listed = 0
         self._void += 1
-        if self._void > MOST_VOID and 2 * self._void > len(self._heap):
+        if self._void > MAX_VOID and 2 * self._void > len(self._heap):
             self._heap = [record for record in self._heap if record[3].listed == record[2]]
             heapq.heapify(self._heap)
             self._void = 0
