@@ -8,7 +8,7 @@ from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
-from stepwell.hierarchy.arena.records import Entry, Owner, Phase
+from stepwell.hierarchy.arena.records import Entry, Owner, SlabPhase
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.arena.slab_queue import LOOK_S, MAX_PASSES, TURN_S
 from stepwell.hierarchy.work import SLAB_WAIT_S
@@ -87,7 +87,7 @@ class TestArena(ArenaKit):
             bench.fill_slab(owner(n))
         bench.grow(owner(3))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
-        assert bench.retired[0].phase is Phase.RETIRED
+        assert bench.retired[0].phase is SlabPhase.RETIRED
 
     def test_a_slab_that_its_owner_waits_for_is_not_taken(self) -> None:
         """Both would wait for ever, and the system would make memory without end."""

@@ -7,7 +7,7 @@ from collections import Counter
 from stepwell.block.state import State
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.arena.arena import Arena, Sums
-from stepwell.hierarchy.arena.records import Entry, Phase
+from stepwell.hierarchy.arena.records import Entry, SlabPhase
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.shares import OVERHEAD
@@ -22,7 +22,7 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
         wrong.append(f"{slabs.bytes} bytes of slabs")
     entries: dict[int, Entry] = {}
     for slab in slabs.slabs.values():
-        if slab.phase is Phase.RETIRED:
+        if slab.phase is SlabPhase.RETIRED:
             continue
         slots = [*slab.free, *slab.held, *slab.quarantined]
         if sorted(slots) != list(range(slab.layout.slots)):
@@ -44,7 +44,7 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
     pins = sum(e.pins for e in entries.values())
     if (pinned, pins) != (arena.pinned_bytes, arena.pins):
         wrong.append(f"{arena.pins} pins on {arena.pinned_bytes} bytes counted, {pins} on {pinned} found")
-    leaving = sum(s.layout.nbytes for s in slabs.slabs.values() if s.phase is Phase.RETIRED)
+    leaving = sum(s.layout.nbytes for s in slabs.slabs.values() if s.phase is SlabPhase.RETIRED)
     if leaving != slabs.retired.bytes:
         wrong.append(f"{slabs.retired.bytes} bytes being given back, {leaving} found")
     kept = sum(s.layout.nbytes for s in slabs.slabs.values() if s.retirement is not None and s.retirement.punched)

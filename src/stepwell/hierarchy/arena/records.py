@@ -28,7 +28,7 @@ class Owner:
     slot_bytes: int
 
 
-class Phase(Enum):
+class SlabPhase(Enum):
     POPULATING = "populating"  # memory is being touched; nobody else knows the slab
     SERVING = "serving"
     RETIRED = "retired"  # emptied; its memory is being given back, by the system and by its keepers
@@ -62,7 +62,7 @@ class Slab:
         self.owner = owner
         self.layout = layout
         self.memory = memory
-        self.phase = Phase.POPULATING
+        self.phase = SlabPhase.POPULATING
         self.populated = 0
         self.free = list(range(layout.slots - 1, -1, -1))
         self.held: dict[int, Entry] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from stepwell.errors import CapacityError
 from stepwell.hierarchy.arena.arena import Watch
-from stepwell.hierarchy.arena.records import Owner, Phase, Retirement, Slab
+from stepwell.hierarchy.arena.records import Owner, Retirement, Slab, SlabPhase
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 
@@ -40,7 +40,7 @@ class Retired:
 
     def add(self, slab: Slab, heir: Owner | None = None) -> None:
         """Gives its pages back. The heir may get a slab of its own when its bytes are free."""
-        slab.phase = Phase.RETIRED
+        slab.phase = SlabPhase.RETIRED
         slab.retirement = retirement = Retirement(self._clock.now(), heir)
         self._slabs[slab.number] = slab
         self.bytes += slab.layout.nbytes

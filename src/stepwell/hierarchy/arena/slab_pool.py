@@ -13,7 +13,7 @@ from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.state import State
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.arena import Arena, Holding, Watch
-from stepwell.hierarchy.arena.records import Entry, Owner, Phase, Slab
+from stepwell.hierarchy.arena.records import Entry, Owner, Slab, SlabPhase
 from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.arena.slab_queue import SlabQueue
 from stepwell.hierarchy.work import SLAB_WAIT_S
@@ -159,7 +159,7 @@ class SlabPool:
                 self._populate_piece(slab)
                 return
             self.trouble = None
-            slab.phase = Phase.SERVING
+            slab.phase = SlabPhase.SERVING
             slab.unused_since = self._clock.now()
             holding = self._holdings[slab.owner]
             holding.making = False
@@ -203,7 +203,7 @@ class SlabPool:
                     break
             for entry in holding.residents.few(LOOKED_AT):
                 candidates.update((s.number, s) for s, _ in entry.slots)
-        idle = [s for s in candidates.values() if s.phase is Phase.SERVING and self._idle(s)]
+        idle = [s for s in candidates.values() if s.phase is SlabPhase.SERVING and self._idle(s)]
         idle = [s for s in idle if not s.keepers & idlers]
         idle.sort(key=lambda slab: (self._worth(slab), -len(self._holdings[slab.owner].slabs)))
         chosen: list[Slab] = []
