@@ -18,7 +18,7 @@ from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, Canaries
 from stepwell.hierarchy.sessions.costs import Costs
-from stepwell.hierarchy.sessions.session import Member, Phase, Session
+from stepwell.hierarchy.sessions.session import Member, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode
@@ -67,7 +67,7 @@ class Dispatch:
     def handle(self, member: Member, message: m.FromEngine) -> None:
         """One message of a member. A message that its role or state does not allow ends the session."""
         session = member.session
-        if session.phase is Phase.ENDED:
+        if session.phase is SessionPhase.ENDED:
             return
         try:
             if m.overlong(message):
@@ -83,7 +83,7 @@ class Dispatch:
             member.channel.sever()
 
     def _from_scheduler(self, session: Session, message: m.FromEngine) -> None:
-        if session.phase is not Phase.LIVE and not isinstance(message, m.Report):
+        if session.phase is not SessionPhase.LIVE and not isinstance(message, m.Report):
             raise _not_now(message)
         match message:
             case m.Ask(ticket=number, digests=digests):
@@ -160,7 +160,7 @@ class Dispatch:
 
     def _forget(self, session: Session, message: m.Forget) -> Work:
         for at in range(0, len(message.digests) - 31, 32):
-            if session.phase is not Phase.LIVE:
+            if session.phase is not SessionPhase.LIVE:
                 return
             for origin in session.origins(message.epoch):
                 id = origin.name(message.digests[at : at + 32])

@@ -16,7 +16,7 @@ from stepwell.hierarchy.core import Core, Judge
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.sessions.roster import Roster
-from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Quarantine, Session, SessionPhase
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.protocol import messages as m
 
@@ -81,7 +81,7 @@ class Members:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
         host_bytes = self._core.limits.host_bytes
         channel.send(m.Welcome(session.number, m.PROTOCOL, self._well, host_bytes, warnings, self._tiers))
-        if session.phase is Phase.LIVE:
+        if session.phase is SessionPhase.LIVE:
             self._open(session)
         return member
 
@@ -120,7 +120,7 @@ class Members:
     def end(self, session: Session, without: Member | None = None) -> None:
         """Ends a session, unless it has ended. `without`: the member whose connection has ended or is ended by the
         caller."""
-        if session.phase is Phase.ENDED:
+        if session.phase is SessionPhase.ENDED:
             return
         quarantine = self._roster.leave(session)
         for number in list(session.tickets):
@@ -161,7 +161,7 @@ class Members:
         """It still matters when this member's process exits."""
         numbers = {n for quarantine in self._roster.quarantines for n in quarantine.alive.values()}
         kept = member.number in self._roster.keeping and self._slabs.keeps(member.number)
-        return member.session.phase is not Phase.ENDED or member.number in numbers or kept
+        return member.session.phase is not SessionPhase.ENDED or member.number in numbers or kept
 
     def end_overdue(self) -> None:
         """Ends sessions that did not become complete in time."""

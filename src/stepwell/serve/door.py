@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.sessions.session import Peer, Phase, Session
+from stepwell.hierarchy.sessions.session import Peer, Session, SessionPhase
 from stepwell.io.clock import Clock
 from stepwell.log import RateLimited
 from stepwell.protocol.messages import (
@@ -476,7 +476,7 @@ class Door:
         """Takes what the others of a session that is about to end have said already. An engine that closes in good
         order acknowledges its last copies first, by another socket: unheard, their slots would be held for as long as
         its process runs. Of each the few messages that a copier may have under way."""
-        if session.phase is not Phase.LIVE:
+        if session.phase is not SessionPhase.LIVE:
             return
         for other in [each for each in self._connections if each.member in session.members]:
             if other.unread is None:

@@ -26,7 +26,7 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.canaries import Canaries
-from stepwell.hierarchy.sessions.session import Phase, Session
+from stepwell.hierarchy.sessions.session import Session, SessionPhase
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.prefetch.conversations import MAX_CHAIN, MAX_CONVERSATIONS, Conversation, Conversations
@@ -189,7 +189,7 @@ class Prefetch:
         if (
             now >= guess.until
             or guess.turn != guess.conversation.turn  # it has gone on, or was forgotten
-            or session.phase is not Phase.LIVE
+            or session.phase is not SessionPhase.LIVE
             or self._canaries.bars((origin,))
             or self._pauses.recalls
             or any(tag in (b"", origin.tag) for tag in self._forgetting)

@@ -10,7 +10,7 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
+from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.work import Step, Work
 
 
@@ -29,7 +29,7 @@ class Probes:
             for ids, origin in zip(named, origins, strict=True):
                 ids.append(origin.name(ticket.digests[32 * at : 32 * at + 32]))
             yield Step.DONE
-        if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
+        if session.phase is not SessionPhase.LIVE or session.tickets.get(ticket.number) is not ticket:
             return
         for level in self._stack.levels:
             for ids in named:

@@ -34,7 +34,7 @@ from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import Canaries
-from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
+from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Mode, Why
@@ -147,7 +147,7 @@ class Recalls:
     def _follow(self, session: Session, ticket: Ticket) -> Work:
         origins = session.origins(ticket.epoch)
         while True:
-            if session.phase is not Phase.LIVE or session.tickets.get(ticket.number) is not ticket:
+            if session.phase is not SessionPhase.LIVE or session.tickets.get(ticket.number) is not ticket:
                 self._held.give(session, len(ticket.digests))  # it ended while this was in the queue
                 return
             if self._canaries.bars(origins):

@@ -18,7 +18,7 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import Canaries
-from stepwell.hierarchy.sessions.session import Fill, Phase, Session
+from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.policies.placement.base import Place
 from stepwell.protocol.messages import Granted, Reserve
@@ -63,7 +63,7 @@ class Spills:
         depth, ends = self._behind(session, origins, message.parent)
         patient_until = self._clock.now() + SLAB_WAIT_S
         for at in range(0, len(message.digests), 32):
-            if session.phase is not Phase.LIVE:
+            if session.phase is not SessionPhase.LIVE:
                 return
             leases.append(0)
             id = origin.name(message.digests[at : at + 32])
@@ -76,7 +76,7 @@ class Spills:
                 and self._clock.now() < patient_until
             ):
                 yield Step.PARK
-                if session.phase is not Phase.LIVE:
+                if session.phase is not SessionPhase.LIVE:
                     return
             if self._pauses.spills:
                 ends = PAUSED

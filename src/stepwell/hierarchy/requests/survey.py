@@ -11,7 +11,7 @@ from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.decision import EngineLoad
-from stepwell.hierarchy.sessions.session import Phase, Session, Ticket
+from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.decide import Stretch
 from stepwell.policies.probe import PROBE_BYTES
@@ -39,7 +39,7 @@ class Survey:
             else:
                 lies.append((tier, 1))
             yield Step.DONE
-        if session.phase is Phase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
+        if session.phase is SessionPhase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
             self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
     def probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:

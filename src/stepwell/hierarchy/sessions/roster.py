@@ -15,7 +15,7 @@ from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.core import Entropy
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Phase, Quarantine, Session
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Quarantine, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.clock import Clock
 from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
@@ -45,7 +45,9 @@ class Roster:
         """The member, in a session that may now be complete. Raises StepwellError with what the engine is told."""
         _examine(peer, hello)
         engine = (peer.uid, peer.tenant, hello.engine)
-        session = next((s for s in self.sessions.values() if s.engine == engine and s.phase is Phase.ASSEMBLING), None)
+        session = next(
+            (s for s in self.sessions.values() if s.engine == engine and s.phase is SessionPhase.ASSEMBLING), None
+        )
         if session is None:
             taken = Counter(s.tenant for s in self.sessions.values())
             if not self._shares.has_room(MAX_SESSIONS, taken, peer.tenant):
@@ -102,12 +104,12 @@ class Roster:
         session.copiers = frozenset(m.number for m in session.workers.values())
         session.shards = first.world // first.replicas
         session.writers = frozenset(range(0, first.world, first.replicas))
-        session.phase = Phase.LIVE
+        session.phase = SessionPhase.LIVE
         del self._incomplete[session.number]
 
     def leave(self, session: Session) -> Quarantine | None:
         """Ends the session; a quarantine for what its copying processes may still touch, if any of them lives."""
-        was_live, session.phase = session.phase is Phase.LIVE, Phase.ENDED
+        was_live, session.phase = session.phase is SessionPhase.LIVE, SessionPhase.ENDED
         del self.sessions[session.number]
         self._incomplete.pop(session.number, None)
         self.keeping.update((m.number, m) for m in session.workers.values() if m.hello.pins and not m.exited)

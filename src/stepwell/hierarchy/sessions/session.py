@@ -71,7 +71,7 @@ class Member:
         return "".join(c if c.isprintable() else "?" for c in name[:64])
 
 
-class Phase(Enum):
+class SessionPhase(Enum):
     ASSEMBLING = "assembling"
     LIVE = "live"
     ENDED = "ended"
@@ -131,7 +131,7 @@ class Session:
     number: int
     engine: Engine
     tenant: str
-    phase: Phase = Phase.ASSEMBLING
+    phase: SessionPhase = SessionPhase.ASSEMBLING
     scheduler: Member | None = None
     workers: dict[int, Member] = field(default_factory=dict)
     keyed: KeyedNamespace | None = None  # once live

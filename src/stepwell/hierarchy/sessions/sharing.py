@@ -6,7 +6,7 @@ from stepwell import events as e
 from stepwell.hierarchy.arena.records import Slab
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.sessions.roster import Roster
-from stepwell.hierarchy.sessions.session import Phase, Session
+from stepwell.hierarchy.sessions.session import Session, SessionPhase
 from stepwell.protocol import messages as m
 
 
@@ -18,7 +18,7 @@ class SlabSharing:
     def share(self, slab: Slab) -> None:
         self._emit(e.SlabServing(slab.layout.nbytes))
         for session in self._roster.sessions.values():
-            if session.phase is Phase.LIVE and session.owner == slab.owner:
+            if session.phase is SessionPhase.LIVE and session.owner == slab.owner:
                 self.share_with(session, slab)
 
     @staticmethod
