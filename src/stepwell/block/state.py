@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(Enum):
+class BlockState(Enum):
     ABSENT = "absent"
     FILLING = "filling"  # its session is writing it; it cannot be read
     RESIDENT = "resident"  # complete, readable
@@ -23,13 +23,13 @@ class Event(Enum):
     GONE = "gone"  # dropped, and no copy holds it
 
 
-LEGAL: dict[tuple[State, Event], State] = {
-    (State.ABSENT, Event.FILL): State.FILLING,
-    (State.FILLING, Event.LAND): State.RESIDENT,
-    (State.FILLING, Event.FAIL): State.ABSENT,
-    (State.RESIDENT, Event.DRAIN): State.DRAINING,
-    (State.RESIDENT, Event.GONE): State.ABSENT,
-    (State.DRAINING, Event.GONE): State.ABSENT,
+LEGAL: dict[tuple[BlockState, Event], BlockState] = {
+    (BlockState.ABSENT, Event.FILL): BlockState.FILLING,
+    (BlockState.FILLING, Event.LAND): BlockState.RESIDENT,
+    (BlockState.FILLING, Event.FAIL): BlockState.ABSENT,
+    (BlockState.RESIDENT, Event.DRAIN): BlockState.DRAINING,
+    (BlockState.RESIDENT, Event.GONE): BlockState.ABSENT,
+    (BlockState.DRAINING, Event.GONE): BlockState.ABSENT,
 }
 
 
@@ -37,7 +37,7 @@ class IllegalChange(RuntimeError):
     """A bug in stepwell: this event cannot happen in this state."""
 
 
-def after(state: State, event: Event) -> State:
+def after(state: BlockState, event: Event) -> BlockState:
     """The state that follows. Raises IllegalChange where the table has no such row."""
     try:
         return LEGAL[state, event]

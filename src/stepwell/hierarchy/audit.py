@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy.arena.arena import Arena, Sums
 from stepwell.hierarchy.arena.records import Entry, SlabPhase
@@ -29,16 +29,16 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
             wrong.append(f"slab {slab.number}: slots {sorted(slots)}")
         for slot, entry in slab.held.items():
             entries[id(entry)] = entry
-            if (slab, slot) not in entry.slots or entry.state is State.ABSENT:
+            if (slab, slot) not in entry.slots or entry.state is BlockState.ABSENT:
                 wrong.append(f"slab {slab.number} slot {slot}: entry lies elsewhere or is {entry.state}")
-            if entry.state is State.DRAINING and not (entry.pins or entry.leases):
+            if entry.state is BlockState.DRAINING and not (entry.pins or entry.leases):
                 wrong.append("a draining block that nobody holds")
     children: dict[int, int] = {}
     for entry in entries.values():
         if entry.parent is not None:
             children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
     for entry in entries.values():
-        if entry.state is not State.DRAINING and entry.children != children.get(id(entry), 0):
+        if entry.state is not BlockState.DRAINING and entry.children != children.get(id(entry), 0):
             wrong.append(f"block counts {entry.children} children, has {children.get(id(entry), 0)}")
     pinned = sum(e.nbytes for e in entries.values() if e.pins)
     pins = sum(e.pins for e in entries.values())
@@ -62,7 +62,7 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
     for owner, holding in arena.holdings.items():
         if holding.over:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots has neither engines nor slabs")
-        stay = [e for s in holding.slabs for e in s.held.values() if e.state is not State.DRAINING]
+        stay = [e for s in holding.slabs for e in s.held.values() if e.state is not BlockState.DRAINING]
         if any(e.standing.entry is not e for e in stay):
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
         if amiss := holding.residents.wrong():
@@ -75,11 +75,11 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
 
 def _recount(arena: Arena, slabs: SlabPool) -> Sums:
     entries = arena.entries()
-    resident = [e for e in entries if e.state is State.RESIDENT]
+    resident = [e for e in entries if e.state is BlockState.RESIDENT]
     return Sums(
         blocks=len(resident),
         block_bytes=sum(e.nbytes for e in resident),
-        filling=sum(e.state is State.FILLING for e in entries),
+        filling=sum(e.state is BlockState.FILLING for e in entries),
         leased_blocks=sum(e.leases > 0 for e in entries),
         quarantined_slots=sum(len(s.quarantined) for s in slabs.slabs.values()),
     )
@@ -91,7 +91,7 @@ def hierarchy(well: Hierarchy) -> None:
     levels, guesses = well.stack.levels, well.migration.prefetch
     wrong: list[str] = []
     for key, entry in well.index.items():
-        if entry.id != key or entry.state not in (State.FILLING, State.RESIDENT):
+        if entry.id != key or entry.state not in (BlockState.FILLING, BlockState.RESIDENT):
             wrong.append(f"index holds a block that is {entry.state.value}")
     pins: dict[int, int] = {}
     leases: dict[int, int] = {}
@@ -129,9 +129,9 @@ def hierarchy(well: Hierarchy) -> None:
         expected = (pins.get(id(entry), 0), leases.get(id(entry), 0))
         if (entry.pins, entry.leases) != expected:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
-        if (entry.state is State.FILLING) != (id(entry) in filling):
+        if (entry.state is BlockState.FILLING) != (id(entry) in filling):
             wrong.append("a block is being filled by nobody")
-        lost = entry.state is State.DRAINING or well.stack.promoting(entry) is not None  # of a read that hangs
+        lost = entry.state is BlockState.DRAINING or well.stack.promoting(entry) is not None  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}

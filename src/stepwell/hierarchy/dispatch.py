@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell import events as e
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Slab
@@ -166,7 +166,7 @@ class Dispatch:
                 id = origin.name(message.digests[at : at + 32])
                 self._stack.drop(id)
                 entry = self._core.index.find(id)
-                if entry is not None and entry.state is State.RESIDENT:
+                if entry is not None and entry.state is BlockState.RESIDENT:
                     self._arena.drop(entry, "failed_check")
             yield Step.DONE
         session.forgetting -= len(message.digests) + OVERHEAD

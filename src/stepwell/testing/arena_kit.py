@@ -12,7 +12,7 @@ import pytest
 
 from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.arena import Arena, Watch
@@ -168,8 +168,8 @@ class ArenaKit(ABC):
         for n in range(30, 36):
             bench.fill(owner(), n)
         assert bench.gone() == [24, 23, 22, 21, 20, 12]
-        assert first[0].state is State.RESIDENT
-        assert second[0].state is State.ABSENT
+        assert first[0].state is BlockState.RESIDENT
+        assert second[0].state is BlockState.ABSENT
         audit.arena(bench.arena, bench.slabs)
 
     @pytest.mark.parametrize("hold", ["pin", "lease"])

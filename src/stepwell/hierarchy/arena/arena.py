@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import Event, State
+from stepwell.block.state import BlockState, Event
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.former import A_FEW, Former
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, Standing
@@ -255,7 +255,7 @@ class Arena:
         self.sums.blocks -= 1
         self.sums.block_bytes -= entry.nbytes
         self._unlink(entry)
-        if entry.state is State.ABSENT:
+        if entry.state is BlockState.ABSENT:
             self._free(entry)
 
     def _free(self, entry: Entry) -> None:
@@ -297,7 +297,7 @@ class Arena:
 
     def unpin(self, entry: Entry) -> None:
         """Ends a pin, if it has not ended with the block."""
-        if entry.state is State.ABSENT:
+        if entry.state is BlockState.ABSENT:
             return
         entry.pins -= 1
         self.pins -= 1
@@ -318,7 +318,7 @@ class Arena:
         """After a hold has ended."""
         if entry.pins or entry.leases:
             return
-        if entry.state is State.DRAINING:
+        if entry.state is BlockState.DRAINING:
             entry.change(Event.GONE)
             self._free(entry)
         else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import Event, State, after
+from stepwell.block.state import BlockState, Event, after
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
@@ -119,7 +119,7 @@ class Entry:
         self.slots = slots
         self.refs = b"".join(_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots)
         self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)
-        self.state = after(State.ABSENT, Event.FILL)
+        self.state = after(BlockState.ABSENT, Event.FILL)
         self.parent = parent
         self.children = 0
         self.pins = 0
@@ -132,7 +132,7 @@ class Entry:
 
     @property
     def evictable(self) -> bool:
-        return self.state is State.RESIDENT and not (self.pins or self.leases or self.children)
+        return self.state is BlockState.RESIDENT and not (self.pins or self.leases or self.children)
 
 
 class Standing:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.arena import Arena, Holding, Watch
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, SlabPhase
@@ -230,7 +230,7 @@ class SlabPool:
     @staticmethod
     def _idle(slab: Slab) -> bool:
         return not slab.quarantined and all(
-            e.state is State.RESIDENT and not (e.pins or e.leases) for e in slab.held.values()
+            e.state is BlockState.RESIDENT and not (e.pins or e.leases) for e in slab.held.values()
         )
 
     @staticmethod

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.events import BlockNotWritten
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
@@ -154,5 +154,5 @@ class Writer:
 
     def _write(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            if entry.state is State.RESIDENT:  # not one that is being filled, or left meanwhile
+            if entry.state is BlockState.RESIDENT:  # not one that is being filled, or left meanwhile
                 self._level.write(entry)

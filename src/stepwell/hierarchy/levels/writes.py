@@ -12,7 +12,7 @@ from collections import deque
 from itertools import count
 
 from stepwell import events as e
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
@@ -91,7 +91,7 @@ class WriteQueue:
         nbytes = 0
         while self._line and (not batch or nbytes + self._line[0][0].nbytes <= MAX_BATCH):
             entry, held = self._line.popleft()
-            if entry.state is State.RESIDENT:
+            if entry.state is BlockState.RESIDENT:
                 if not held:
                     self._hold(entry)
                 batch.append(entry)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.levels.level import Level
@@ -107,7 +107,7 @@ class Clearing:
         total = self._sums.setdefault(HOST, Sum())
         for entry in self._arena.walk():
             ours = not self._namespace or (entry.origin is not None and entry.origin.tag == self._namespace)
-            if ours and entry.state is State.RESIDENT and (sources is None or entry.source in sources):
+            if ours and entry.state is BlockState.RESIDENT and (sources is None or entry.source in sources):
                 total.add(entry.nbytes)
                 self._arena.drop(entry, "cleared")
             yield Step.DONE
@@ -129,7 +129,7 @@ def count(
             of.tenant = session.tenant
             of.engines.add(label)
     for entry in arena.walk():
-        if entry.origin is not None and entry.state is State.RESIDENT:
+        if entry.origin is not None and entry.state is BlockState.RESIDENT:
             tenant = entry.slots[0][0].owner.tenant
             sums.setdefault(entry.origin.tag, NamespaceSum(tenant=tenant)).add(entry.nbytes)
         yield Step.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
@@ -56,7 +56,7 @@ class Pins:
         """The next block of the ticket's run."""
         self._arena.pin(entry)
         ticket.pinned.append(entry)
-        ticket.staged.append(entry.state is State.FILLING)
+        ticket.staged.append(entry.state is BlockState.FILLING)
 
     def cut(self, ticket: Ticket, blocks: int) -> None:
         """Only the first `blocks` of the ticket's run stay pinned."""
@@ -82,5 +82,5 @@ class Pins:
 
     def _unpin(self, entry: Entry) -> None:
         self._arena.unpin(entry)
-        if not entry.pins and entry.state is State.FILLING:
+        if not entry.pins and entry.state is BlockState.FILLING:
             self._stack.unwanted(entry)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.events import BlocksRecalled, RunAnswered
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
@@ -114,7 +114,7 @@ class Recalls:
         lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
         for entry in news.landed:
-            if entry.state is State.RESIDENT:
+            if entry.state is BlockState.RESIDENT:
                 self._migration.promoted(entry)
         again = self.waiting.take(news)
         if news.probed:
@@ -244,12 +244,12 @@ class Recalls:
         pinned = ticket.pinned
         while ticket.landed < len(pinned):
             state = pinned[ticket.landed].state
-            if state is State.ABSENT:
+            if state is BlockState.ABSENT:
                 if pinned[ticket.landed].id not in self._index:  # else it was filled anew meanwhile
                     ticket.ends = "not_readable"
                 self.pins.cut(ticket, ticket.landed)
                 return
-            if state is State.FILLING:
+            if state is BlockState.FILLING:
                 return
             ticket.landed += 1
 
@@ -276,7 +276,7 @@ class Recalls:
             obstacle = self._obstacle(session, ticket, entry)
             if obstacle is not None:
                 return obstacle
-            if entry.state is State.FILLING:
+            if entry.state is BlockState.FILLING:
                 if ticket.weighed is None:
                     return _UNWEIGHED
                 self._stack.hasten(entry, ticket.order)
@@ -285,7 +285,7 @@ class Recalls:
 
     def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
         """Why this block of the arena cannot be added to the run."""
-        if entry.state is State.FILLING and self._stack.promoting(entry) is None:
+        if entry.state is BlockState.FILLING and self._stack.promoting(entry) is None:
             return _Obstacle("filling", entry.id in session.filling)
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:

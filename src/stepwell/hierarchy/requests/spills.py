@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.events import BlockSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
@@ -90,7 +90,7 @@ class Spills:
                 parent = None  # dropped since the last slice
             entry = self._index.find(id)
             if entry is not None:
-                self._emit(SpillRefused("filling" if entry.state is State.FILLING else "resident"))
+                self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
             else:
                 self._uses.note(session, id, depth, first=asked == 0)
                 asked += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.block.state import State
+from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.core import Index
@@ -86,7 +86,7 @@ class Survey:
             return source.level.name if source is not None else None
         if (level := self._stack.promoting(entry)) is not None:
             return level.name
-        return HOST if entry.state is State.RESIDENT else None
+        return HOST if entry.state is BlockState.RESIDENT else None
 
     def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
         assert session.scheduler is not None
