@@ -14,7 +14,7 @@ from stepwell.block.digest import RECIPE, ROOT, Chain, pack_tokens, salt_extras
 from stepwell.block.facts import lp
 from stepwell.block.layout import PAGE, SMALLEST_SHARD, GiB, MiB, SlabLayout, block_tokens_for
 from stepwell.block.namespace import Namer, Namespace, layout_of_session
-from stepwell.block.state import LEGAL, BlockState, Event, IllegalChange, after
+from stepwell.block.state import LEGAL, BlockState, IllegalChange, StateEvent, after
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=80)
 
@@ -207,7 +207,7 @@ def test_slab_layouts(host: int, slot: int) -> None:
 
 def test_the_table_is_all_there_is() -> None:
     seen = set()
-    for state, event in itertools.product(BlockState, Event):
+    for state, event in itertools.product(BlockState, StateEvent):
         if (state, event) in LEGAL:
             assert after(state, event) is LEGAL[state, event]
             seen.add(LEGAL[state, event])
@@ -227,9 +227,9 @@ def test_a_replay_keeps_to_what_the_states_mean() -> None:
         for _ in range(20):
             event = draw.choice([e for s, e in LEGAL if s is state])
             state = after(state, event)
-            landed = event is Event.LAND or (landed and event is not Event.FILL)
-            readable = event is Event.LAND
+            landed = event is StateEvent.LAND or (landed and event is not StateEvent.FILL)
+            readable = event is StateEvent.LAND
             assert (state is BlockState.RESIDENT) is readable
             assert state is not BlockState.DRAINING or landed
         while state is not BlockState.ABSENT:
-            state = after(state, next(e for s, e in LEGAL if s is state and e in (Event.FAIL, Event.GONE)))
+            state = after(state, next(e for s, e in LEGAL if s is state and e in (StateEvent.FAIL, StateEvent.GONE)))

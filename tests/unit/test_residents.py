@@ -9,7 +9,7 @@ import pytest
 from deep import at, chain
 
 from lab.rig.members import FakeEngine, Model, Rig
-from stepwell.block.state import Event
+from stepwell.block.state import StateEvent
 from stepwell.config.settings import Settings
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.arena.records import Entry
@@ -139,7 +139,7 @@ def test_what_comes_up_unasked_is_known_to_its_policy(policy: str) -> None:
     residents = Residents(POLICIES[policy](), 8)
     entries = [resident(residents, n, asked=float(n + 1)) for n in range(4)]
     for entry in entries:
-        entry.change(Event.GONE)
+        entry.change(StateEvent.GONE)
         residents.leave(entry)
     again = [resident(residents, n) for n in (0, 1)]
     assert residents.next() in again
@@ -155,6 +155,6 @@ def resident(residents: Residents, n: int, asked: float = 0.0) -> Entry:
         residents.asked(id, 0, 1.0, asked)
     entry = Entry(id, (), None)
     residents.enter(entry, 10.0, passing=False)
-    entry.change(Event.LAND)
+    entry.change(StateEvent.LAND)
     residents.offer(entry)
     return entry

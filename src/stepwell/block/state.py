@@ -15,7 +15,7 @@ class BlockState(Enum):
     DRAINING = "draining"  # unreachable; its bytes are still held by a copy under way
 
 
-class Event(Enum):
+class StateEvent(Enum):
     FILL = "fill"
     LAND = "land"  # every rank has written its shard
     FAIL = "fail"  # a rank dropped it, or its session ended
@@ -23,13 +23,13 @@ class Event(Enum):
     GONE = "gone"  # dropped, and no copy holds it
 
 
-LEGAL: dict[tuple[BlockState, Event], BlockState] = {
-    (BlockState.ABSENT, Event.FILL): BlockState.FILLING,
-    (BlockState.FILLING, Event.LAND): BlockState.RESIDENT,
-    (BlockState.FILLING, Event.FAIL): BlockState.ABSENT,
-    (BlockState.RESIDENT, Event.DRAIN): BlockState.DRAINING,
-    (BlockState.RESIDENT, Event.GONE): BlockState.ABSENT,
-    (BlockState.DRAINING, Event.GONE): BlockState.ABSENT,
+LEGAL: dict[tuple[BlockState, StateEvent], BlockState] = {
+    (BlockState.ABSENT, StateEvent.FILL): BlockState.FILLING,
+    (BlockState.FILLING, StateEvent.LAND): BlockState.RESIDENT,
+    (BlockState.FILLING, StateEvent.FAIL): BlockState.ABSENT,
+    (BlockState.RESIDENT, StateEvent.DRAIN): BlockState.DRAINING,
+    (BlockState.RESIDENT, StateEvent.GONE): BlockState.ABSENT,
+    (BlockState.DRAINING, StateEvent.GONE): BlockState.ABSENT,
 }
 
 
@@ -37,7 +37,7 @@ class IllegalChange(RuntimeError):
     """A bug in stepwell: this event cannot happen in this state."""
 
 
-def after(state: BlockState, event: Event) -> BlockState:
+def after(state: BlockState, event: StateEvent) -> BlockState:
     """The state that follows. Raises IllegalChange where the table has no such row."""
     try:
         return LEGAL[state, event]

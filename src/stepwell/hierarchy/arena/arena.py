@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import BlockState, Event
+from stepwell.block.state import BlockState, StateEvent
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.former import A_FEW, Former
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, Standing
@@ -219,7 +219,7 @@ class Arena:
 
     def commit(self, entry: Entry) -> None:
         """All ranks have written it: RESIDENT from now on."""
-        entry.change(Event.LAND)
+        entry.change(StateEvent.LAND)
         self.sums.filling -= 1
         self.sums.blocks += 1
         self.sums.block_bytes += entry.nbytes
@@ -227,7 +227,7 @@ class Arena:
 
     def fail(self, entry: Entry, *, quarantine: bool) -> None:
         """It will not be filled. With `quarantine` its slots stay unusable until `cleanse`. Its pins end here."""
-        entry.change(Event.FAIL)
+        entry.change(StateEvent.FAIL)
         self.sums.filling -= 1
         if entry.pins:  # of requests that do not know yet
             self.pins -= entry.pins
@@ -251,7 +251,7 @@ class Arena:
     def drop(self, entry: Entry, reason: str) -> None:
         """Forgets a RESIDENT block at once; while copies still read it, its slots stay with it (DRAINING)."""
         self._watch.dropped(entry, reason)
-        entry.change(Event.DRAIN if entry.leases or entry.pins else Event.GONE)
+        entry.change(StateEvent.DRAIN if entry.leases or entry.pins else StateEvent.GONE)
         self.sums.blocks -= 1
         self.sums.block_bytes -= entry.nbytes
         self._unlink(entry)
@@ -319,7 +319,7 @@ class Arena:
         if entry.pins or entry.leases:
             return
         if entry.state is BlockState.DRAINING:
-            entry.change(Event.GONE)
+            entry.change(StateEvent.GONE)
             self._free(entry)
         else:
             self._offer(entry)

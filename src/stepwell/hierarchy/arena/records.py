@@ -12,7 +12,7 @@ import numpy as np
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
-from stepwell.block.state import BlockState, Event, after
+from stepwell.block.state import BlockState, StateEvent, after
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.io.memory import PIECE, Bytes, SharedMemory
 
@@ -119,7 +119,7 @@ class Entry:
         self.slots = slots
         self.refs = b"".join(_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots)
         self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)
-        self.state = after(BlockState.ABSENT, Event.FILL)
+        self.state = after(BlockState.ABSENT, StateEvent.FILL)
         self.parent = parent
         self.children = 0
         self.pins = 0
@@ -127,7 +127,7 @@ class Entry:
         self.source = -1
         self.written = 0
 
-    def change(self, event: Event) -> None:
+    def change(self, event: StateEvent) -> None:
         self.state = after(self.state, event)
 
     @property
