@@ -7,7 +7,7 @@ import pytest
 from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.arena import Arena, ArenaObserver
 from stepwell.hierarchy.arena.records import Entry, Owner, SlabPhase
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.arena.slab_queue import LOOK_S, MAX_PASSES, TURN_S
@@ -25,10 +25,12 @@ BIG = owner(99, slot_bytes=5 * SLOT)
 
 
 class TestArena(ArenaKit):
-    def make(self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch) -> tuple[Arena, SlabPool]:
+    def make(
+        self, host_bytes: int, memory: Memory, executor: SeededExecutor, observer: ArenaObserver
+    ) -> tuple[Arena, SlabPool]:
         self.clock = SetClock()
-        arena = Arena(host_bytes, watch, self.clock, policy=POLICIES["lru"])
-        return arena, SlabPool(arena, memory, executor, watch, self.clock)
+        arena = Arena(host_bytes, observer, self.clock, policy=POLICIES["lru"])
+        return arena, SlabPool(arena, memory, executor, observer, self.clock)
 
     def test_bookkeeping_does_not_grow_with_use(self) -> None:
         bench = self.bench()

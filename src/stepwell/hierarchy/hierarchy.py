@@ -87,9 +87,9 @@ class Hierarchy:
         self.roster = Roster(clock, self.shares, sealing, system.entropy)
         self.canaries = Canaries(clock, self._emit, saved.barred, store)
         sharing = SlabSharing(self._core, self.roster)
-        watch = _ArenaWatch(self, self._core, sharing, ghosts)
-        self.arena = Arena(limits.host_bytes, watch, clock, options.placement, policy)
-        self.slabs = SlabPool(self.arena, system.memory, system.executor, watch, clock, slab_bytes=limits.slab_bytes)
+        observer = _Observer(self, self._core, sharing, ghosts)
+        self.arena = Arena(limits.host_bytes, observer, clock, options.placement, policy)
+        self.slabs = SlabPool(self.arena, system.memory, system.executor, observer, clock, slab_bytes=limits.slab_bytes)
         self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, saved.calibrations, store)
         self.stack = Stack(self._core, self.arena, tiers, sealing)
         self.migration = Migration(
@@ -284,7 +284,7 @@ class Hierarchy:
         self.stack.close()
 
 
-class _ArenaWatch:
+class _Observer:
     """Passes on what the arena says to the parts that it concerns. Some are made after the arena, so they are asked of
     the well."""
 

@@ -15,7 +15,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState
 from stepwell.errors import StepwellError
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena.arena import Arena, Watch
+from stepwell.hierarchy.arena.arena import Arena, ArenaObserver
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.io.memory import Memory
@@ -107,7 +107,7 @@ class Bench:
 class ArenaKit(ABC):
     @abstractmethod
     def make(
-        self, host_bytes: int, memory: Memory, executor: SeededExecutor, watch: Watch
+        self, host_bytes: int, memory: Memory, executor: SeededExecutor, observer: ArenaObserver
     ) -> tuple[Arena, SlabPool]: ...
 
     def bench(self, host_bytes: int = SLAB, *, maps: bool = True) -> Bench:

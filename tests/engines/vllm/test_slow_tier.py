@@ -37,14 +37,14 @@ class Pins:
         self.hierarchy = h.well.hierarchy
         self.most = self.evicted = 0
         h.watch = self.look
-        dropped = self.hierarchy.arena._watch.dropped
+        dropped = self.hierarchy.arena._observer.dropped
 
         def noted(entry: Entry, reason: str) -> None:
             if reason in ("evicted", "retired"):
                 self.evicted += any(entry in ticket.pinned for ticket in self.tickets())
             dropped(entry, reason)
 
-        object.__setattr__(self.hierarchy.arena._watch, "dropped", noted)
+        object.__setattr__(self.hierarchy.arena._observer, "dropped", noted)
 
     def tickets(self) -> list[Any]:
         return [ticket for s in self.hierarchy.roster.sessions.values() for ticket in s.tickets.values()]

@@ -72,7 +72,7 @@ class Holding:
         self.roomy[slab.number] = slab
 
 
-class Watch(Protocol):
+class ArenaObserver(Protocol):
     """Hears of changes, in the middle of the arena's work: it must not call the arena back."""
 
     def serving(self, slab: Slab | None) -> None:
@@ -95,13 +95,13 @@ class Arena:
     def __init__(
         self,
         host_bytes: int,
-        watch: Watch,
+        observer: ArenaObserver,
         clock: Clock,
         placement: Placement | None = None,
         policy: MakePolicy = POLICIES["default"],
     ) -> None:
         self.host_bytes = host_bytes
-        self._watch = watch
+        self._observer = observer
         self._clock = clock
         self._policy = policy
         self._placement = placement or ByWorth()
@@ -250,7 +250,7 @@ class Arena:
 
     def drop(self, entry: Entry, reason: str) -> None:
         """Forgets a RESIDENT block at once; while copies still read it, its slots stay with it (DRAINING)."""
-        self._watch.dropped(entry, reason)
+        self._observer.dropped(entry, reason)
         entry.change(StateEvent.DRAIN if entry.leases or entry.pins else StateEvent.GONE)
         self.sums.blocks -= 1
         self.sums.block_bytes -= entry.nbytes

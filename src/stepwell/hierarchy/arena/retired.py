@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepwell.errors import CapacityError
-from stepwell.hierarchy.arena.arena import Watch
+from stepwell.hierarchy.arena.arena import ArenaObserver
 from stepwell.hierarchy.arena.records import Owner, Retirement, Slab, SlabPhase
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
@@ -28,12 +28,12 @@ class Retired:
         executor: Executor,
         clock: Clock,
         gone: Callable[[Slab, Owner | None], None],
-        watch: Watch,
+        observer: ArenaObserver,
     ) -> None:
         self._executor = executor
         self._clock = clock
         self._gone = gone
-        self._watch = watch
+        self._observer = observer
         self._slabs: dict[int, Slab] = {}
         self.bytes = 0
         self.kept = 0  # of these, those that only wait for members
@@ -76,7 +76,7 @@ class Retired:
             found.append(slab)
             if not retirement.told:
                 retirement.told = True
-                self._watch.troubled(_kept(slab))
+                self._observer.troubled(_kept(slab))
         return found
 
     def clear(self) -> None:

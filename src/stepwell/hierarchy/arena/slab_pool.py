@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from stepwell.block.layout import LEAST_SLAB, SlabLayout
 from stepwell.block.state import BlockState
 from stepwell.errors import StepwellError
-from stepwell.hierarchy.arena.arena import Arena, Holding, Watch
+from stepwell.hierarchy.arena.arena import Arena, ArenaObserver, Holding
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, SlabPhase
 from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.arena.slab_queue import SlabQueue
@@ -40,7 +40,7 @@ class SlabPool:
         arena: Arena,
         memory: Memory,
         executor: Executor,
-        watch: Watch,
+        observer: ArenaObserver,
         clock: Clock,
         *,
         slab_bytes: int = LEAST_SLAB,
@@ -52,11 +52,11 @@ class SlabPool:
         self._slab_bytes = slab_bytes
         self._memory = memory
         self._executor = executor
-        self._watch = watch
+        self._observer = observer
         self.slabs: dict[int, Slab] = {}
         self._numbers = 0
         self.bytes = 0
-        self.retired = Retired(executor, clock, self._freed, watch)
+        self.retired = Retired(executor, clock, self._freed, observer)
         self.trouble: StepwellError | None = None
         self._queue = SlabQueue(clock)
 
@@ -137,7 +137,7 @@ class SlabPool:
 
     def _troubled(self, error: StepwellError) -> None:
         self.trouble = error
-        self._watch.troubled(error)
+        self._observer.troubled(error)
 
     def _populate_piece(self, slab: Slab) -> None:
         start, length = slab.next_piece()
@@ -152,7 +152,7 @@ class SlabPool:
                 self._wait(slab.owner, failed=True)
                 self._arena.leave_if_over(slab.owner)
                 self.retired.add(slab)
-                self._watch.serving(None)
+                self._observer.serving(None)
                 return
             slab.populated += length
             if slab.populated < slab.layout.nbytes:
@@ -166,7 +166,7 @@ class SlabPool:
             holding.slabs.append(slab)
             holding.roomy[slab.number] = slab
             holding.free += len(slab.free)
-            self._watch.serving(slab)
+            self._observer.serving(slab)
             self.serve_queue()
             self.populate(slab.owner)
 
@@ -246,7 +246,7 @@ class SlabPool:
         holding.free -= len(slab.free)
         self._arena.leave_if_over(slab.owner)
         slab.forget_generations()
-        self._watch.retired(slab)
+        self._observer.retired(slab)
         self.retired.add(slab, heir)
 
     def _freed(self, slab: Slab, heir: Owner | None) -> None:
