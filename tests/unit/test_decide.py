@@ -12,7 +12,7 @@ from stepwell.policies.decide import (
     UNKNOWN_LIMIT_S,
     Decision,
     KnownCosts,
-    Mode,
+    RecallMode,
     RecallQuestion,
     Stretch,
     Why,
@@ -174,11 +174,11 @@ def test_host_memory_is_weighed_by_the_same_rule() -> None:
 
 def test_the_modes_ask_nobody() -> None:
     slow, fast = known(0.01 * BREAK_EVEN), known(100 * BREAK_EVEN)
-    always, never = decide(disk(100), slow, Mode.ALWAYS), decide(disk(100), fast, Mode.NEVER)
+    always, never = decide(disk(100), slow, RecallMode.ALWAYS), decide(disk(100), fast, RecallMode.NEVER)
     assert (always.blocks, always.why, always.limit_s) == (100, Why.ALWAYS, UNKNOWN_LIMIT_S)
     assert (never.blocks, never.why) == (0, Why.NEVER)
-    assert decide(disk(100), KnownCosts(), Mode.ALWAYS).blocks == 100
-    assert decide(disk(100), KnownCosts(), Mode.NEVER).blocks == 0
+    assert decide(disk(100), KnownCosts(), RecallMode.ALWAYS).blocks == 100
+    assert decide(disk(100), KnownCosts(), RecallMode.NEVER).blocks == 0
 
 
 def test_what_is_unknown_is_recalled_and_learned() -> None:

@@ -20,7 +20,7 @@ from stepwell.hierarchy.work import WorkQueue
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.policies.placement.base import Placement
 from stepwell.policies.placement.by_worth import ByWorth
 from stepwell.policies.writing.base import WritePolicy
@@ -53,7 +53,7 @@ class Options:
     request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge: checks
     wishes of engines that join."""
 
-    recall: Mode = Mode.DEFAULT
+    recall: RecallMode = RecallMode.DEFAULT
     placement: Placement = field(default_factory=ByWorth)
     write: WritePolicy = field(default_factory=Through)
     prefetch: bool = False

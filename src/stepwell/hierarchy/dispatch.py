@@ -21,7 +21,7 @@ from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
 from stepwell.hierarchy.work import Step, Work
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.protocol import messages as m
 
 MAX_RESERVE = 256
@@ -93,7 +93,7 @@ class Dispatch:
                     self._recalls.decline(session, message)
                     return
                 self._core.work.add(self._recalls.ask(session, message))
-                if self._weighing.mode(message.recall) is not Mode.NEVER:
+                if self._weighing.mode(message.recall) is not RecallMode.NEVER:
                     self._migration.asked(session, message.epoch, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:

@@ -30,7 +30,7 @@ from stepwell.io.clock import Clock, MonotonicClock
 from stepwell.io.executor import Done, Job
 from stepwell.io.memory import Memory, SystemMemory
 from stepwell.io.paths import prepare_home
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.protocol.link import Link, Receiver
 from stepwell.protocol.messages import FromEngine, FromWell, Hello, Message
 from stepwell.tiers.disk.site import take
@@ -276,7 +276,7 @@ def open_well(
     home: Path | None = None,
     clock: Clock | None = None,
     memory: Memory | None = None,
-    recall: Mode = Mode.DEFAULT,
+    recall: RecallMode = RecallMode.DEFAULT,
 ) -> LocalWell:
     """A well in this process with `host` bytes of shared memory, whose jobs are run inline. Its keys are those of
     `home`, or made up for this process where no home is given. `recall`: whether blocks are recalled that may be

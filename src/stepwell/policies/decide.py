@@ -33,7 +33,7 @@ UNKNOWN_LIMIT_S = 2.0
 """Limit of a recall while the time to recompute is unknown."""
 
 
-class Mode(Enum):
+class RecallMode(Enum):
     DEFAULT = "default"
     ALWAYS = "always"
     NEVER = "never"
@@ -187,19 +187,19 @@ class _Costs:
         return speed.seconds(nbytes, self._request.queued.get(tier, 0)) if speed is not None else 0.0
 
 
-def decide(request: RecallQuestion, known: KnownCosts, mode: Mode = Mode.DEFAULT) -> Decision:
+def decide(request: RecallQuestion, known: KnownCosts, mode: RecallMode = RecallMode.DEFAULT) -> Decision:
     """The cut with the least expected time to first token. Its limit is the time to compute everything: a longer wait
     would cost more than a cache may."""
     blocks = request.blocks
     if not blocks:
         return Decision(0, Why.EMPTY, UNKNOWN_LIMIT_S)
-    told = {Mode.ALWAYS: Why.ALWAYS, Mode.NEVER: Why.NEVER, Mode.DEFAULT: Why.UNKNOWN}[mode]
-    cut = 0 if mode is Mode.NEVER else blocks
+    told = {RecallMode.ALWAYS: Why.ALWAYS, RecallMode.NEVER: Why.NEVER, RecallMode.DEFAULT: Why.UNKNOWN}[mode]
+    cut = 0 if mode is RecallMode.NEVER else blocks
     if known.prefill is None:
         return Decision(cut, told, UNKNOWN_LIMIT_S)
     costs = _Costs(request, known)
     none, whole = costs.of(0), costs.of(blocks)
-    if mode is not Mode.DEFAULT:
+    if mode is not RecallMode.DEFAULT:
         return Decision(cut, told, UNKNOWN_LIMIT_S, costs.of(cut), none, whole)
     best = min(map(costs.of, costs.cuts()), key=lambda cost: (cost.at_best, -cost.blocks))
     why = Why.WORTH_IT if best.blocks == blocks else Why.RECOMPUTE_CHEAPER

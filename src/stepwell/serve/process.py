@@ -35,7 +35,7 @@ from stepwell.io.paths import Rendezvous, check_socket_dir, prepare_home
 from stepwell.io.process import dumps
 from stepwell.log import logger, well_log
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.serve.admin import Shell
 from stepwell.serve.disks import remember
@@ -213,7 +213,7 @@ def _serve(
 def options(settings: Settings, host: int | None = None) -> Options:
     """What of these settings may change while the well serves; `host` as of `judge`."""
     return Options(
-        Mode(settings.recall),
+        RecallMode(settings.recall),
         PLACEMENTS[settings.placement](),
         WRITE_POLICIES[settings.write](),
         settings.prefetch == "on",

@@ -19,7 +19,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.local import LocalWell
 from stepwell.hierarchy.local import open_well as open_any_well
 from stepwell.io.memory import Mapping
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.testing.sparse import SparseMemory
 
 from .build import Setup
@@ -115,7 +115,7 @@ class Engine(Harness):
 def open_well(host: str | int = "32MiB") -> LocalWell:
     """A well that recalls whatever it has, also on a machine on which a copy took so long that computing looks
     cheaper."""
-    return open_any_well(host, recall=Mode.ALWAYS, memory=SparseMemory())
+    return open_any_well(host, recall=RecallMode.ALWAYS, memory=SparseMemory())
 
 
 @contextmanager

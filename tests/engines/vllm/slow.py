@@ -17,7 +17,7 @@ from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.levels import level, reads, writes
 from stepwell.hierarchy.local import InlineExecutor, LocalWell
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.testing.clock import SetClock
 from stepwell.testing.dict_tier import DictTier
 from stepwell.testing.sparse import SparseMemory
@@ -149,7 +149,7 @@ def slow_engine(
         Limits(host, queue_bytes=host // 8),
         System(clock, executor, SparseMemory()),
         Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
-        Options(recall=Mode.ALWAYS),  # the tier's time is the clock's, and the engine's is not: no weighing them
+        Options(recall=RecallMode.ALWAYS),  # the tier's time is the clock's, and the engine's is not: no weighing them
         well="slow",
         tiers=(tier,),
     )

@@ -37,7 +37,7 @@ from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Step, Work
-from stepwell.policies.decide import Mode, Why
+from stepwell.policies.decide import RecallMode, Why
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
 SLICE = 128
@@ -98,7 +98,7 @@ class Recalls:
     def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
         ticket.tokens, ticket.recall = message.tokens, message.recall
-        if self._weighing.mode(ticket.recall) is Mode.NEVER:
+        if self._weighing.mode(ticket.recall) is RecallMode.NEVER:
             ticket.most, ticket.short = 0, Why.NEVER.value
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)

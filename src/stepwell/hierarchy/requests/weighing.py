@@ -16,7 +16,7 @@ from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.policies.decide import (
     Cost,
-    Mode,
+    RecallMode,
     RecallQuestion,
     Stretch,
     Why,
@@ -26,13 +26,13 @@ from stepwell.policies.decide import (
 )
 
 MAX_TOKENS = 1 << 26
-_MODES = {mode.value: mode for mode in Mode}
+_MODES = {mode.value: mode for mode in RecallMode}
 
 
 class Weighing:
     """`mode` decides where a request has no wish of its own."""
 
-    def __init__(self, core: Core, costs: Costs, stack: Stack, mode: Mode) -> None:
+    def __init__(self, core: Core, costs: Costs, stack: Stack, mode: RecallMode) -> None:
         self._clock = core.clock
         self._started = core.clock.now()
         self._emit = core.emit
@@ -41,15 +41,21 @@ class Weighing:
         self._default = mode
         self._numbers = count(1)
 
-    def mode(self, wish: str) -> Mode:
+    def mode(self, wish: str) -> RecallMode:
         return _MODES.get(wish, self._default)
 
-    def follow(self, mode: Mode) -> None:
+    def follow(self, mode: RecallMode) -> None:
         """From now on this mode decides where a request has no wish of its own."""
         self._default = mode
 
     def weigh(
-        self, load: EngineLoad, order: int, mode: Mode, tokens: int, block_tokens: int, stretches: tuple[Stretch, ...]
+        self,
+        load: EngineLoad,
+        order: int,
+        mode: RecallMode,
+        tokens: int,
+        block_tokens: int,
+        stretches: tuple[Stretch, ...],
     ) -> OpenDecision:
         """`tokens`: of the prompt, as its engine says. `stretches`: where its leading run lies."""
         tag = load.tag
@@ -92,7 +98,7 @@ class Weighing:
         if landed == weighed.landed:
             return False
         weighed.landed, weighed.landed_at = landed, self._clock.now()
-        if weighed.mode is not Mode.DEFAULT or weighed.decision.none is None:
+        if weighed.mode is not RecallMode.DEFAULT or weighed.decision.none is None:
             return False
         rest = _behind(weighed.request.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that

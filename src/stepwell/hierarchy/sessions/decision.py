@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.policies.decide import Decision, Mode, RecallQuestion
+from stepwell.policies.decide import Decision, RecallMode, RecallQuestion
 
 MAX_BACKLOG_S = 60.0
 """Longest backlog credited to an engine, in seconds."""
@@ -35,7 +35,7 @@ class OpenDecision:
     number: int
     load: EngineLoad
     request: RecallQuestion
-    mode: Mode
+    mode: RecallMode
     decision: Decision
     began: float
     landed_at: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.decide import Decision, KnownCosts, Mode, RecallQuestion, Stretch, decide
+from stepwell.policies.decide import Decision, KnownCosts, RecallMode, RecallQuestion, Stretch, decide
 from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.recall import SimulatedRecall, parts_of
 from stepwell.simulate.fleet.server import SharedServer
@@ -40,7 +40,7 @@ class Ways:
 
     clock: EventClock
     prefill: PrefillCost
-    mode: Mode
+    mode: RecallMode
     block_tokens: int
     block_bytes: int
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator
 from stepwell.errors import ConfigError
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.costs.hardware import preset
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.units import parse_size
 
@@ -77,7 +77,7 @@ CostName = Annotated[str, AfterValidator(_preset)]
 PolicyName = Annotated[str, _one_of("policy", POLICIES)]
 RouteName = Annotated[str, _one_of("routing", ROUTES)]
 WriteName = Annotated[str, _one_of("write policy", WRITES)]
-ModeName = Annotated[str, _one_of("mode of deciding", [mode.value for mode in Mode])]
+ModeName = Annotated[str, _one_of("mode of deciding", [mode.value for mode in RecallMode])]
 FailureName = Annotated[str, _one_of("failure", FAILURES)]
 NamedTiers = BeforeValidator(_tiers)
 """Keys of a mapping."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from stepwell.block.tier import HOST
 from stepwell.policies.catalog import POLICIES
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.decide import Mode
+from stepwell.policies.decide import RecallMode
 from stepwell.simulate.fleet import description
 from stepwell.simulate.fleet.clock import EventClock
 from stepwell.simulate.fleet.description import Failure, Fleet, fits
@@ -153,7 +153,7 @@ class _Play:
 
     def _make_engines(self) -> list[SimulatedEngine]:
         fleet = self._fleet
-        ways = Ways(self._clock, self._prefill, Mode(fleet.decide), self._trace.block_tokens, self._block_bytes)
+        ways = Ways(self._clock, self._prefill, RecallMode(fleet.decide), self._trace.block_tokens, self._block_bytes)
         engines = []
         for host, tiers in enumerate(self._tiers):
             copies, speed = self._copies(tiers)
