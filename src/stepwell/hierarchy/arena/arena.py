@@ -22,7 +22,7 @@ from stepwell.hierarchy.arena.residents import Residents
 from stepwell.io.clock import Clock
 from stepwell.policies.catalog import POLICIES, MakePolicy
 from stepwell.policies.past import PastTally
-from stepwell.policies.placement.base import Place, Placement
+from stepwell.policies.placement.base import Destination, Placement
 from stepwell.policies.placement.by_worth import ByWorth
 
 MOMENT_S = 1e-6
@@ -160,12 +160,12 @@ class Arena:
             most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
             most.residents.forget(A_FEW)
 
-    def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Place:
+    def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Destination:
         """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
         holding = self.holdings.get(owner)
         standing = holding.residents.known(id) if holding else None
         if holding is None or standing is None:
-            return Place.HOT
+            return Destination.HOT
         displaced = holding.residents.next() if holding.free < shards else None
         return self._placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
 
@@ -282,7 +282,7 @@ class Arena:
         residents = self.holdings[run[0].slots[0][0].owner].residents
         residents.used(reversed(run), self._now())
         for entry in run:
-            if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Place.HOT:
+            if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Destination.HOT:
                 residents.stay(entry)
 
     def _now(self) -> float:

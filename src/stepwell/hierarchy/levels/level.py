@@ -25,7 +25,7 @@ from stepwell.hierarchy.levels.writes import WRITERS, WriteQueue
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.placement.base import Place
+from stepwell.policies.placement.base import Destination
 from stepwell.tiers.base import SharedTier, Tier
 
 
@@ -138,7 +138,7 @@ class Level:
         owner, shards = session.owner, session.shards
         passing = False
         if order != UNAWAITED:
-            passing = self._arena.place(owner, id, shards, below=True) is not Place.HOT
+            passing = self._arena.place(owner, id, shards, below=True) is not Destination.HOT
         entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
         if entry is not None:
             entry.origin = origin

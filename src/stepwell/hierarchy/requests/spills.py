@@ -20,7 +20,7 @@ from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import Canaries
 from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
-from stepwell.policies.placement.base import Place
+from stepwell.policies.placement.base import Destination
 from stepwell.protocol.messages import Granted, Reserve
 
 
@@ -129,9 +129,9 @@ class Spills:
         assert session.owner is not None
         shards = session.shards
         place = self._arena.place(session.owner, id, shards, below=self._stack.keeps)
-        if place is Place.COLD:
+        if place is Destination.COLD:
             return "not_worth_it"
-        passing = place is Place.WARM
+        passing = place is Destination.WARM
         entry = self._arena.reserve(session.owner, id, parent, shards, session.copiers, passing=passing)
         return "no_room" if entry is None else entry
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stepwell.policies.placement.base import Place, Placement
+from stepwell.policies.placement.base import Destination, Placement
 
 
 class ByWorth(Placement):
-    def place(self, *, admitted: bool, below: bool) -> Place:
+    def place(self, *, admitted: bool, below: bool) -> Destination:
         if admitted:
-            return Place.HOT
-        return Place.WARM if below else Place.COLD
+            return Destination.HOT
+        return Destination.WARM if below else Destination.COLD

@@ -3,9 +3,9 @@ LRU."""
 
 from __future__ import annotations
 
-from stepwell.policies.placement.base import Place, Placement
+from stepwell.policies.placement.base import Destination, Placement
 
 
 class Hot(Placement):
-    def place(self, *, admitted: bool, below: bool) -> Place:
-        return Place.HOT
+    def place(self, *, admitted: bool, below: bool) -> Destination:
+        return Destination.HOT

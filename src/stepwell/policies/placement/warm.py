@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stepwell.policies.placement.base import Place, Placement
+from stepwell.policies.placement.base import Destination, Placement
 
 
 class Warm(Placement):
-    def place(self, *, admitted: bool, below: bool) -> Place:
+    def place(self, *, admitted: bool, below: bool) -> Destination:
         if below:
-            return Place.WARM
-        return Place.HOT if admitted else Place.COLD
+            return Destination.WARM
+        return Destination.HOT if admitted else Destination.COLD
