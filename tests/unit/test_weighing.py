@@ -10,7 +10,7 @@ from deep import DeepRig, at, chain, fill, written
 
 from lab.rig.members import FakeEngine
 from stepwell import events as e
-from stepwell.hierarchy.requests.decisions import KEPT, Decisions
+from stepwell.hierarchy.requests.decisions import KEPT, DecisionLog
 from stepwell.policies.costs.prefill import PrefillCost, pairs
 from stepwell.policies.decide import UNKNOWN_LIMIT_S
 from stepwell.policies.probe import PAUSE_S, PROBE_BYTES
@@ -281,7 +281,7 @@ def test_an_engine_of_the_protocol_before_is_weighed_too() -> None:
 
 
 def test_the_last_decisions_are_kept_and_no_more() -> None:
-    decisions = Decisions()
+    decisions = DecisionLog()
     for number in range(KEPT + 5):
         decisions(e.RecallDecided(number, 0.0, 1, 1, {}, {}, 0, "worth_it", 1.0))
     decisions(e.RecallEnded(3, 1, 1.0, 1.0, ""))

@@ -31,7 +31,7 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import Pauses
-from stepwell.hierarchy.requests.decisions import Decisions
+from stepwell.hierarchy.requests.decisions import DecisionLog
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.uses import AbsentUses
@@ -77,7 +77,7 @@ class Hierarchy:
         self.well = well
         self.limits = limits
         self.counters = Counters()
-        self.decisions = Decisions()
+        self.decisions = DecisionLog()
         self._sink = sink
         self.pauses = Pauses(self._emit, saved.paused, store)
         self._core = Core(clock, limits, self._emit, self.pauses, WorkQueue(clock))

@@ -9,7 +9,7 @@ from stepwell.events import Event, RecallDecided, RecallEnded
 KEPT = 256
 
 
-class Decisions:
+class DecisionLog:
     """A sink of events that keeps the last KEPT decisions."""
 
     def __init__(self) -> None:
