@@ -52,7 +52,7 @@ from stepwell.hierarchy.sessions.canaries import (
     MAX_NAMESPACES,
     PRIOR,
     Calibration,
-    Canaries,
+    CanaryJudge,
 )
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import TURN_BLOCKS
@@ -86,7 +86,7 @@ class Saves(StateStore):
         self.barred.append(list(barred))
 
 
-class Judge(Canaries):
+class Judge(CanaryJudge):
     """Of one tenant, whose alarms are never too soon."""
 
     def heard(self, *args: Any, tenant: str = "one") -> bool:  # type: ignore[override]
@@ -202,7 +202,7 @@ def test_the_quarantine_of_an_earlier_well_is_nobodys_to_push_out() -> None:
 
 def test_a_tenants_alarms_come_one_at_a_time() -> None:
     clock = SetClock()
-    judge = Canaries(clock, lambda event: None)
+    judge = CanaryJudge(clock, lambda event: None)
 
     def alarm(tenant: str, tag: bytes) -> bool:
         return [judge.heard(tenant, origins(tag), BF16, OFF) for _ in range(2)][1]

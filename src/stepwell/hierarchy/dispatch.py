@@ -16,7 +16,7 @@ from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.weighing import Weighing
-from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, Canaries
+from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
@@ -47,7 +47,7 @@ class Dispatch:
         recalls: Recalls,
         spills: Spills,
         weighing: Weighing,
-        canaries: Canaries,
+        canaries: CanaryJudge,
         held: Held,
     ) -> None:
         self._core = core

@@ -37,7 +37,7 @@ from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.saved import KINDS, SavedState, StateStore
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.roster import Roster
 from stepwell.hierarchy.sessions.sealing import Sealing
@@ -85,7 +85,7 @@ class Hierarchy:
         self.shares = Shares(tenants)
         self.held = Held(self.shares)
         self.roster = Roster(clock, self.shares, sealing, system.entropy)
-        self.canaries = Canaries(clock, self._emit, saved.barred, store)
+        self.canaries = CanaryJudge(clock, self._emit, saved.barred, store)
         sharing = SlabSharing(self._core, self.roster)
         observer = _Observer(self, self._core, sharing, ghosts)
         self.arena = Arena(limits.host_bytes, observer, clock, options.placement, policy)

@@ -10,7 +10,7 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.requests import clearing
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.saved import Kind, PauseRecord
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.roster import Roster
 
 
@@ -23,7 +23,7 @@ class Operator:
         migration: Migration,
         recalls: Recalls,
         roster: Roster,
-        canaries: Canaries,
+        canaries: CanaryJudge,
     ) -> None:
         self._core = core
         self._arena = arena

@@ -14,7 +14,7 @@ from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.prefetch import Prefetch
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.levels.writer import Writer
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.writing.base import WritePolicy
 
@@ -28,7 +28,7 @@ class Migration:
         arena: Arena,
         slabs: SlabPool,
         stack: Stack,
-        canaries: Canaries,
+        canaries: CanaryJudge,
         write: WritePolicy,
         *,
         prefetch: bool,

@@ -25,7 +25,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase
 from stepwell.hierarchy.work import Step, Work
 from stepwell.policies.costs.transfer import TierSpeed
@@ -66,7 +66,7 @@ class Guess:
 
 
 class Prefetch:
-    def __init__(self, core: Core, arena: Arena, stack: Stack, canaries: Canaries) -> None:
+    def __init__(self, core: Core, arena: Arena, stack: Stack, canaries: CanaryJudge) -> None:
         self._arena = arena
         self._index = core.index
         self._stack = stack

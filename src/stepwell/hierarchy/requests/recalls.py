@@ -33,7 +33,7 @@ from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.requests.weighing import Weighing
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Step, Work
@@ -70,7 +70,7 @@ class Recalls:
         migration: Migration,
         weighing: Weighing,
         uses: AbsentUses,
-        canaries: Canaries,
+        canaries: CanaryJudge,
         ghosts: Ghosts,
         held: Held,
         pin_waiting: float,

@@ -17,7 +17,7 @@ from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
-from stepwell.hierarchy.sessions.canaries import Canaries
+from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
 from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
 from stepwell.policies.placement.base import Destination
@@ -33,7 +33,7 @@ class Spills:
         stack: Stack,
         migration: Migration,
         uses: AbsentUses,
-        canaries: Canaries,
+        canaries: CanaryJudge,
     ) -> None:
         self._arena = arena
         self._slabs = slabs

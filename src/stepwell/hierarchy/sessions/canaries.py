@@ -90,7 +90,7 @@ class _Judged:
     quiet_until: float = 0.0
 
 
-class Canaries:
+class CanaryJudge:
     """`earlier`: namespaces of any tenant that were in quarantine when the well before ended."""
 
     def __init__(self, clock: Clock, emit: Sink, earlier: Iterable[Tags] = (), store: StateStore | None = None) -> None:
