@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, WALK_BLOCKS, Step, Work, WorkQueue
+from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, WALK_BLOCKS, Work, WorkQueue, WorkStep
 from stepwell.testing.clock import SetClock
 
 
@@ -22,11 +22,11 @@ class Watched:
         for _ in range(blocks):
             self.done.append(name)
             self.clock.advance(seconds)
-            yield Step.DONE
+            yield WorkStep.DONE
 
     def parked(self, name: str) -> Work:
         self.done.append(f"{name} waits")
-        yield Step.PARK
+        yield WorkStep.PARK
         self.done.append(f"{name} goes on")
 
     def turn(self) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_turn_ends_when_its_time_is_up_whatever_is_done_in_it(w: Watched) -> N
 
 
 def test_work_without_blocks_counts_as_one(w: Watched) -> None:
-    def empty() -> Iterator[Step]:
+    def empty() -> Iterator[WorkStep]:
         w.done.append("empty")
         yield from ()
 

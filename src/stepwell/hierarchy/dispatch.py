@@ -20,7 +20,7 @@ from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Held
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode
 from stepwell.protocol import messages as m
 
@@ -168,7 +168,7 @@ class Dispatch:
                 entry = self._core.index.find(id)
                 if entry is not None and entry.state is BlockState.RESIDENT:
                     self._arena.drop(entry, "failed_check")
-            yield Step.DONE
+            yield WorkStep.DONE
         session.forgetting -= len(message.digests) + OVERHEAD
 
     def _heard(self, session: Session, epoch: int, kind: str, errors: list[float]) -> None:

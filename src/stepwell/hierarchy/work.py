@@ -19,12 +19,12 @@ SLAB_WAIT_S = 1.0
 """How long work may be parked for a slab that is being made or mapped, before it goes on without."""
 
 
-class Step(Enum):
+class WorkStep(Enum):
     DONE = "done"  # one block's worth of work
     PARK = "park"  # go on when a slab has come
 
 
-Work = Iterator[Step]
+Work = Iterator[WorkStep]
 
 
 class WorkQueue:
@@ -77,7 +77,7 @@ class WorkQueue:
             work = queue.popleft()
             for step in work:
                 budget = budget - 1 if self._clock.now() < until else 0
-                if step is Step.PARK:
+                if step is WorkStep.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break
                 if budget <= 0:

@@ -27,7 +27,7 @@ from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.prefetch.conversations import MAX_CHAIN, MAX_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import GuessRecord
@@ -102,7 +102,7 @@ class Prefetch:
             ids.append(origin.name(digests[first : first + 32]))
             if self._conversations.ends(ids[-1]):
                 at = len(ids) - 1
-            yield Step.DONE
+            yield WorkStep.DONE
         self._noting -= 1
         conversation = self._conversations.asked(origin.tag, ids, at, now)
         if conversation is not None:
@@ -133,7 +133,7 @@ class Prefetch:
 
     def _forget(self, namespace: bytes) -> Work:
         for _ in self._conversations.forget(namespace):
-            yield Step.DONE
+            yield WorkStep.DONE
         self._forgetting.remove(namespace)
 
     # guessing ---------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Prefetch:
         for entry in reversed(guess.brought):
             if self._let_go(entry) is not None and entry.evictable:
                 self._arena.drop(entry, "unused")
-            yield Step.DONE
+            yield WorkStep.DONE
 
     def _let_go(self, entry: Entry) -> Guess | None:
         """It is no guess any more."""

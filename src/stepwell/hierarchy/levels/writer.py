@@ -21,7 +21,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.level import Level
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.writing.base import WritePolicy
 
 MAX_BEFORE = 64
@@ -112,7 +112,7 @@ class Writer:
             if self._pauses.spills:
                 break
             yield from self._with_prefix(entry)
-            yield Step.DONE
+            yield WorkStep.DONE
         self._walking = False
 
     def _finish(self, done: Callback) -> Work:
@@ -120,7 +120,7 @@ class Writer:
         entries: list[Entry] = []
         for entry in self._arena.walk():
             entries.append(entry)
-            yield Step.DONE
+            yield WorkStep.DONE
         yield from self._clean(sorted(entries, key=lambda entry: -entry.standing.used))
         done()
 
@@ -130,10 +130,10 @@ class Writer:
         while at is not None and not self._safe(at):
             missing.append(at)
             at = at.parent
-            yield Step.DONE
+            yield WorkStep.DONE
         while missing:
             self._write([missing.pop()])
-            yield Step.DONE
+            yield WorkStep.DONE
 
     def _missing(self, entry: Entry) -> list[Entry]:
         """The block and those right before it that are not below, the first one first."""

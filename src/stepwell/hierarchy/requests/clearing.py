@@ -16,7 +16,7 @@ from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.saved import Tags
 from stepwell.hierarchy.sessions.session import Session
-from stepwell.hierarchy.work import Step, Work, WorkQueue
+from stepwell.hierarchy.work import Work, WorkQueue, WorkStep
 from stepwell.tiers.base import Forgotten
 
 
@@ -110,7 +110,7 @@ class Clearing:
             if ours and entry.state is BlockState.RESIDENT and (sources is None or entry.source in sources):
                 total.add(entry.nbytes)
                 self._arena.drop(entry, "cleared")
-            yield Step.DONE
+            yield WorkStep.DONE
 
 
 def count(
@@ -132,5 +132,5 @@ def count(
         if entry.origin is not None and entry.state is BlockState.RESIDENT:
             tenant = entry.slots[0][0].owner.tenant
             sums.setdefault(entry.origin.tag, NamespaceSum(tenant=tenant)).add(entry.nbytes)
-        yield Step.DONE
+        yield WorkStep.DONE
     done(sums)

@@ -10,7 +10,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import Session, Ticket
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.protocol.messages import GiveWay
 
 AT_ONCE = 32
@@ -76,7 +76,7 @@ class Pins:
     def _let_go(self, ticket: Ticket) -> Work:
         while ticket.pinned:
             self._unpin(ticket.pinned.pop())
-            yield Step.DONE
+            yield WorkStep.DONE
         self.leaving.discard(ticket)
         self._news.changed = True
 

@@ -11,7 +11,7 @@ from stepwell.hierarchy.core import News
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 
 
 class Probes:
@@ -28,7 +28,7 @@ class Probes:
         for at in range(ticket.landed, ticket.blocks):
             for ids, origin in zip(named, origins, strict=True):
                 ids.append(origin.name(ticket.digests[32 * at : 32 * at + 32]))
-            yield Step.DONE
+            yield WorkStep.DONE
         if session.phase is not SessionPhase.LIVE or session.tickets.get(ticket.number) is not ticket:
             return
         for level in self._stack.levels:

@@ -36,7 +36,7 @@ from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.sessions.shares import Held
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
 from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
 
@@ -133,7 +133,7 @@ class Recalls:
                 scheduler = session.scheduler
                 if ticket.told and scheduler is not None and session.tickets.get(ticket.number) is ticket:
                     scheduler.channel.send(GiveWay(ticket.number, PAUSED))
-                yield Step.DONE
+                yield WorkStep.DONE
 
     def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
         """A ticket that is queued already is not queued twice."""
@@ -168,7 +168,7 @@ class Recalls:
                 if not self._is_stuck(ticket) or ticket.probed or not self._stack.shared:
                     break
                 yield from self._probes.run(session, ticket, origins)
-            yield Step.DONE
+            yield WorkStep.DONE
         self._stack.pump()
         self._see_landed(ticket)
         if self._is_stuck(ticket) and not self._probes.awaits(ticket):

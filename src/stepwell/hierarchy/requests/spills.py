@@ -19,7 +19,7 @@ from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
-from stepwell.hierarchy.work import SLAB_WAIT_S, Step, Work
+from stepwell.hierarchy.work import SLAB_WAIT_S, Work, WorkStep
 from stepwell.policies.placement.base import Destination
 from stepwell.protocol.messages import Granted, Reserve
 
@@ -75,7 +75,7 @@ class Spills:
                 and self._slabs.awaits_slab(session.owner, session.copiers)
                 and self._clock.now() < patient_until
             ):
-                yield Step.PARK
+                yield WorkStep.PARK
                 if session.phase is not SessionPhase.LIVE:
                     return
             if self._pauses.spills:
@@ -84,7 +84,7 @@ class Spills:
                 self._uses.note(session, id, depth, first=asked == 0)
                 depth, asked = depth + 1, asked + 1
                 self._emit(SpillRefused(ends))
-                yield Step.DONE
+                yield WorkStep.DONE
                 continue
             if parent is not None and self._index.find(parent.id) is not parent:
                 parent = None  # dropped since the last slice
@@ -106,7 +106,7 @@ class Spills:
                 granted.append(entry)
             parent = entry
             depth += 1
-            yield Step.DONE
+            yield WorkStep.DONE
         if session.scheduler is not None:
             session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)))
         self._slabs.populate(session.owner)

@@ -12,7 +12,7 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.decision import EngineLoad
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
-from stepwell.hierarchy.work import Step, Work
+from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import Stretch
 from stepwell.policies.probe import PROBE_BYTES
 
@@ -38,7 +38,7 @@ class Survey:
                 lies[-1] = tier, lies[-1][1] + 1
             else:
                 lies.append((tier, 1))
-            yield Step.DONE
+            yield WorkStep.DONE
         if session.phase is SessionPhase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
             self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
