@@ -15,7 +15,7 @@ from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.tiers.base import Tier
 
 
-class Source(NamedTuple):
+class BlockSource(NamedTuple):
     """Where a block can be read, and the id that it has there."""
 
     level: Level
@@ -47,16 +47,16 @@ class Stack:
         """There is a tier that others write to as well."""
         return any(level.shared and level.keeps for level in self.levels)
 
-    def find(self, *ids: BlockId) -> Source | None:
+    def find(self, *ids: BlockId) -> BlockSource | None:
         """Where the block with one of these ids is to be read: the uppermost level that has it and is not down, else
         the uppermost that has it. None: no level has it."""
-        down: Source | None = None
+        down: BlockSource | None = None
         for level in self.levels:
             for id in ids:
                 if level.tier.lookup(id):
                     if not level.down:
-                        return Source(level, id)
-                    down = down or Source(level, id)
+                        return BlockSource(level, id)
+                    down = down or BlockSource(level, id)
         return down
 
     def promoting(self, entry: Entry) -> Level | None:
