@@ -49,8 +49,8 @@ def test_engines_with_new_weights_that_come_and_go_leave_nothing_that_grows(rig:
         assert len(books.holdings) <= len(rig.hierarchy.slabs.slabs) <= 2
         assert len(books.former) <= 3
         assert books.tally.blocks <= FEW
-        known = sum(len(h.residents._standings) for h in books.holdings.values())
-        known += sum(len(residents._standings) for _, residents in books.former.items())
+        known = sum(len(h.residents._histories) for h in books.holdings.values())
+        known += sum(len(residents._histories) for _, residents in books.former.items())
         assert known <= FEW + books.sums.blocks
     assert not rig.hierarchy.roster.sessions and not rig.hierarchy.roster.quarantines
 
@@ -71,13 +71,13 @@ def test_an_engine_that_is_started_again_finds_its_policy_as_it_was(rig: Rig) ->
     for n in range(4):
         visit(rig, n)
     (owner, residents), *_ = books.former.items()
-    standings = dict(residents._standings)
-    assert len(standings) == 3
+    histories = dict(residents._histories)
+    assert len(histories) == 3
     again = FakeEngine(rig, model(0), name="engine 0")
     assert again.scheduler.member is not None and again.scheduler.member.session.owner == owner
     assert books.holdings[owner].residents is residents
-    for id, standing in standings.items():
-        assert books.known(owner, id) is standing and standing.uses == 1
+    for id, history in histories.items():
+        assert books.known(owner, id) is history and history.uses == 1
 
 
 def test_who_has_gone_is_forgotten_before_who_is_there(rig: Rig) -> None:

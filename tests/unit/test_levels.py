@@ -432,7 +432,7 @@ def test_an_arena_full_of_leases_is_waited_for() -> None:
     assert engine.answer(ticket).more is False
     for n in range(2):
         block = rig.hierarchy.index[rig.name(engine, at(chain(2), n))]
-        assert block.standing.uses == 1, "however often it had to wait"
+        assert block.history.uses == 1, "however often it had to wait"
 
 
 def test_an_arena_full_of_blocks_being_written_is_waited_for() -> None:

@@ -273,7 +273,7 @@ def test_placement_is_asked_for_each_block() -> None:
     engine = rig.join()
     fill(engine, chain(1))
     rig.settle()
-    assert [entry.standing.passing for entry in rig.hierarchy.index.values()] == [True]
+    assert [entry.history.passing for entry in rig.hierarchy.index.values()] == [True]
 
 
 def test_prefetch_begins_and_ends() -> None:

@@ -128,7 +128,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     list(replay(rig, cyclic(6)))
     (holding,) = rig.hierarchy.arena.holdings.values()
     residents: Residents = holding.residents
-    assert len(residents._standings) <= 20 + 8
+    assert len(residents._histories) <= 20 + 8
     audit.hierarchy(rig.hierarchy)
 
 

@@ -63,8 +63,8 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
         if holding.over:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots has neither engines nor slabs")
         stay = [e for s in holding.slabs for e in s.held.values() if e.state is not BlockState.DRAINING]
-        if any(e.standing.entry is not e for e in stay):
-            wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's standing is another's")
+        if any(e.history.entry is not e for e in stay):
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's history is another's")
         if amiss := holding.residents.wrong():
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: {amiss}")
         free = sum(len(s.free) for s in holding.slabs)

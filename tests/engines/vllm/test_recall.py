@@ -84,7 +84,7 @@ def test_an_engine_hit_is_a_use(tmp_path: Path) -> None:
         first = h.entries()
         h.serve(prompt(100, seed=2))
         h.serve(prompt(100))
-        assert min(entry.standing.used for entry in first) > max(e.standing.used for e in h.entries() if e not in first)
+        assert min(entry.history.used for entry in first) > max(e.history.used for e in h.entries() if e not in first)
 
 
 def test_no_client_is_told_of_hits_unless_the_operator_wants_it(tmp_path: Path) -> None:

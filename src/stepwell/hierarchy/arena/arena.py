@@ -17,7 +17,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState, StateEvent
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.former import A_FEW, Former
-from stepwell.hierarchy.arena.records import Entry, Owner, Slab, Standing
+from stepwell.hierarchy.arena.records import BlockHistory, Entry, Owner, Slab
 from stepwell.hierarchy.arena.residents import Residents
 from stepwell.io.clock import Clock
 from stepwell.policies.catalog import POLICIES, MakePolicy
@@ -141,14 +141,14 @@ class Arena:
 
     # slots ------------------------------------------------------------------------------------------------------------
 
-    def known(self, owner: Owner, id: BlockId) -> Standing | None:
+    def known(self, owner: Owner, id: BlockId) -> BlockHistory | None:
         """What is remembered of a block's use, held or not."""
         holding = self.holdings.get(owner)
         return holding.residents.known(id) if holding else None
 
     def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float, *, first: bool) -> None:
         """A request needs this block, which is not here; `first` of those that it needs. `depth` and `seconds` as of
-        `Standing`."""
+        `BlockHistory`."""
         holding = self.holdings.get(owner)
         if holding is not None:
             holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
@@ -163,11 +163,11 @@ class Arena:
     def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Destination:
         """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
         holding = self.holdings.get(owner)
-        standing = holding.residents.known(id) if holding else None
-        if holding is None or standing is None:
+        history = holding.residents.known(id) if holding else None
+        if holding is None or history is None:
             return Destination.HOT
         displaced = holding.residents.next() if holding.free < shards else None
-        return self._placement.place(admitted=holding.residents.admits(standing, displaced), below=below)
+        return self._placement.place(admitted=holding.residents.admits(history, displaced), below=below)
 
     def reserve(
         self,

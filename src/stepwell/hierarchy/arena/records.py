@@ -104,14 +104,27 @@ class Entry:
     arena whose parent this is: while there are any, this one is not evicted, so tails leave before heads. `refs` are
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
     set by the hierarchy: whose it is, for tiers below. `source` is the level that it was promoted from, -1 for one that
-    an engine has filled; bit n of `written` says that level n has stored it. `standing` is set when it is given its
+    an engine has filled; bit n of `written` says that level n has stored it. `history` is set when it is given its
     place, and stays when it has left.
     """
 
-    __slots__ = ("children", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "source",
-                 "standing", "state", "written")  # fmt: skip
+    __slots__ = (
+        "children",
+        "history",
+        "id",
+        "leases",
+        "nbytes",
+        "origin",
+        "parent",
+        "pins",
+        "refs",
+        "slots",
+        "source",
+        "state",
+        "written",
+    )  # fmt: skip
 
-    standing: Standing
+    history: BlockHistory
 
     def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None) -> None:
         self.id = id
@@ -135,7 +148,7 @@ class Entry:
         return self.state is BlockState.RESIDENT and not (self.pins or self.leases or self.children)
 
 
-class Standing:
+class BlockHistory:
     """An `Item` of policies. `entry`: the block, while it is held. `depth`: blocks before it in the prompt, as far as
     that is known. `seconds`: what computing it takes, in units of what a prompt's first block takes: only ratios
     between blocks of one owner matter, and these are known before any time was measured. `passing`: it is to leave

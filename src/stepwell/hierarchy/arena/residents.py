@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from stepwell.block.namespace import BlockId
-from stepwell.hierarchy.arena.records import Entry, Standing
+from stepwell.hierarchy.arena.records import BlockHistory, Entry
 from stepwell.policies.catalog import TierPolicy
 from stepwell.policies.past import Past, PastTally, most_remembered
 
@@ -27,9 +27,9 @@ class Residents:
 
     def __init__(self, policy: TierPolicy, capacity: int, tally: PastTally | None = None) -> None:
         self._eviction, self._admission = policy.eviction, policy.admission
-        self._standings: dict[BlockId, Standing] = {}
+        self._histories: dict[BlockId, BlockHistory] = {}
         most = min(most_remembered(capacity), MAX_REMEMBERED)
-        self._past = Past[Standing](most, self._forget, tally)
+        self._past = Past[BlockHistory](most, self._forget, tally)
         self._passing: OrderedDict[Entry, None] = OrderedDict()  # held, and evictable when they came
 
     @property
@@ -41,80 +41,80 @@ class Residents:
         """So many of those that have left, the earliest."""
         self._past.forget(blocks)
 
-    def known(self, id: BlockId) -> Standing | None:
+    def known(self, id: BlockId) -> BlockHistory | None:
         """Of a block that is held or remembered."""
-        return self._standings.get(id)
+        return self._histories.get(id)
 
     def asked(self, id: BlockId, depth: int, seconds: float, now: float) -> None:
         """A request needs a block that is not held: it counts as a use, and is remembered. What was known of its place
         before may have been a guess."""
-        standing = self._standings.get(id)
-        if standing is None:
-            standing = self._standings[id] = Standing(id, depth, seconds)
-        if standing.entry is None:
-            standing.depth, standing.seconds = depth, seconds
-        self._use(standing, now)
-        if standing.entry is None:
-            self._past.remember(standing)
+        history = self._histories.get(id)
+        if history is None:
+            history = self._histories[id] = BlockHistory(id, depth, seconds)
+        if history.entry is None:
+            history.depth, history.seconds = depth, seconds
+        self._use(history, now)
+        if history.entry is None:
+            self._past.remember(history)
 
     def used(self, run: Iterable[Entry], now: float) -> None:
         """A request uses these, which are held: tail to head."""
         for entry in run:
-            if entry.standing.entry is entry:
-                self._use(entry.standing, now)
+            if entry.history.entry is entry:
+                self._use(entry.history, now)
 
-    def _use(self, standing: Standing, now: float) -> None:
-        self._eviction.refer(standing, now)
-        standing.uses += 1
-        standing.used = now
+    def _use(self, history: BlockHistory, now: float) -> None:
+        self._eviction.refer(history, now)
+        history.uses += 1
+        history.used = now
 
-    def admits(self, standing: Standing, victim: Entry | None) -> bool:
+    def admits(self, history: BlockHistory, victim: Entry | None) -> bool:
         """Whether it is worth the place of `victim`, or a free one. What passes through has no worth to compare."""
-        displaced = victim.standing if victim is not None and not victim.standing.passing else None
-        return self._admission.admits(standing, displaced)
+        displaced = victim.history if victim is not None and not victim.history.passing else None
+        return self._admission.admits(history, displaced)
 
     def enter(self, entry: Entry, now: float, *, passing: bool) -> None:
         """It is held from now on. What was never asked for is so now."""
-        standing = self._standings.get(entry.id)
-        if standing is None or standing.entry is not None:  # there, but stuck in a read that nobody waits for any more
-            standing = self._standings[entry.id] = Standing(entry.id, 0, 1.0)
-            self._use(standing, now)
-        entry.standing = standing
-        standing.entry, standing.passing = entry, passing
-        self._past.came(standing)
+        history = self._histories.get(entry.id)
+        if history is None or history.entry is not None:  # there, but stuck in a read that nobody waits for any more
+            history = self._histories[entry.id] = BlockHistory(entry.id, 0, 1.0)
+            self._use(history, now)
+        entry.history = history
+        history.entry, history.passing = entry, passing
+        self._past.came(history)
         if not passing:
-            self._eviction.enter(standing)
+            self._eviction.enter(history)
 
     def may_stay(self, entry: Entry) -> bool:
         """It passes through, and is worth as much as what the policy would let go for it."""
-        standing = entry.standing
-        passing = standing.passing and standing.entry is entry
-        return passing and self._admission.admits(standing, self._eviction.victim())
+        history = entry.history
+        passing = history.passing and history.entry is entry
+        return passing and self._admission.admits(history, self._eviction.victim())
 
     def stay(self, entry: Entry) -> None:
         """It passes through no more."""
         self._passing.pop(entry, None)
-        entry.standing.passing = False
-        self._eviction.enter(entry.standing)
+        entry.history.passing = False
+        self._eviction.enter(entry.history)
         self.offer(entry)
 
     def leave(self, entry: Entry) -> None:
         """It is held no more; its use stays known for a while."""
-        standing = entry.standing
-        if standing.passing:
+        history = entry.history
+        if history.passing:
             self._passing.pop(entry, None)
         else:
-            self._eviction.leave(standing)
-        standing.entry, standing.passing = None, False
-        self._past.remember(standing)
+            self._eviction.leave(history)
+        history.entry, history.passing = None, False
+        self._past.remember(history)
 
     def offer(self, entry: Entry) -> None:
         """Call whenever a block may have become evictable."""
-        standing = entry.standing
-        if standing.entry is not entry:
+        history = entry.history
+        if history.entry is not entry:
             return  # it has left, and somebody still copies it
-        if not standing.passing:
-            self._eviction.offer(standing)
+        if not history.passing:
+            self._eviction.offer(history)
         elif entry.evictable:
             self._passing[entry] = None
 
@@ -126,24 +126,24 @@ class Residents:
                 return entry
             self._passing.popitem(last=False)
         victim = self._eviction.victim()
-        return victim.entry if isinstance(victim, Standing) else None
+        return victim.entry if isinstance(victim, BlockHistory) else None
 
     def few(self, n: int) -> list[Entry]:
         """At most `n` of those that will go soon, the next among them: not all of them in their order."""
         found = [entry for entry in islice(self._passing, n) if entry.evictable]
         for item in islice(self._eviction.few(n), n - len(found)):
-            if isinstance(item, Standing) and item.entry is not None and item.evictable:
+            if isinstance(item, BlockHistory) and item.entry is not None and item.evictable:
                 found.append(item.entry)
         return found
 
     def wrong(self) -> str:
         """What does not add up; for tests."""
-        held = any(standing.entry is not None for standing in self._past)
-        gone = (standing for standing in self._standings.values() if standing.entry is None)
+        held = any(history.entry is not None for history in self._past)
+        gone = (history for history in self._histories.values() if history.entry is None)
         return "something is held and remembered as well" if held else self._past.wrong(gone)
 
-    def _forget(self, standing: Standing) -> None:
-        self._eviction.forget(standing)
-        standing.uses = 0
-        if self._standings.get(standing.id) is standing:
-            del self._standings[standing.id]
+    def _forget(self, history: BlockHistory) -> None:
+        self._eviction.forget(history)
+        history.uses = 0
+        if self._histories.get(history.id) is history:
+            del self._histories[history.id]

@@ -210,7 +210,7 @@ class SlabPool:
         for slab in idle:
             if expected >= nbytes:
                 break
-            if mine is None or self._worth(slab) < mine.standing.used:
+            if mine is None or self._worth(slab) < mine.history.used:
                 chosen.append(slab)
                 expected += slab.layout.nbytes
         if expected >= nbytes or self._queue.turn() == owner:
@@ -235,7 +235,7 @@ class SlabPool:
 
     @staticmethod
     def _worth(slab: Slab) -> float:
-        return sum(e.standing.used for e in slab.held.values()) / len(slab.held) if slab.held else -math.inf
+        return sum(e.history.used for e in slab.held.values()) / len(slab.held) if slab.held else -math.inf
 
     def _retire(self, slab: Slab, heir: Owner) -> None:
         for entry in dict.fromkeys(slab.held.values()):  # once each, however many shards lie here

@@ -61,14 +61,14 @@ class Writer:
         self._changed = True
         if self._tier.lookup(entry.id):
             self._tier.touch(entry.id)
-        elif self._policy.at_spill(entry.standing.uses):
+        elif self._policy.at_spill(entry.history.uses):
             self._write(self._missing(entry) if self._selective else [entry])
 
     def promoted(self, entry: Entry) -> None:
         """The block has just come from a level below this one."""
         if self._level.keeps:
             self._changed = True
-            if self._policy.at_spill(entry.standing.uses) and not (self._pauses.spills or self._safe(entry)):
+            if self._policy.at_spill(entry.history.uses) and not (self._pauses.spills or self._safe(entry)):
                 self._write([entry])
 
     def used(self, run: Sequence[Entry], again: Sequence[Entry]) -> None:
@@ -121,7 +121,7 @@ class Writer:
         for entry in self._arena.walk():
             entries.append(entry)
             yield WorkStep.DONE
-        yield from self._clean(sorted(entries, key=lambda entry: -entry.standing.used))
+        yield from self._clean(sorted(entries, key=lambda entry: -entry.history.used))
         done()
 
     def _with_prefix(self, entry: Entry) -> Work:

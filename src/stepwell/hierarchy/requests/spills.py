@@ -117,11 +117,11 @@ class Spills:
         assert session.owner is not None
         depth, missing = 0, False
         for id in [origin.name(parent) for origin in origins if parent]:
-            standing = self._arena.known(session.owner, id)
+            history = self._arena.known(session.owner, id)
             if id in self._index or self._stack.find(id) is not None:
-                return (standing.depth + 1 if standing is not None else 0), ""
-            if standing is not None:
-                depth, missing = standing.depth + 1, True
+                return (history.depth + 1 if history is not None else 0), ""
+            if history is not None:
+                depth, missing = history.depth + 1, True
         return depth, "no_parent" if missing else ""
 
     def _take(self, session: Session, id: BlockId, parent: Entry | None) -> Entry | str:
