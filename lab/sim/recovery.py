@@ -98,7 +98,7 @@ def _nothing_is_left(world: World) -> None:
         left |= {f"{level.name} promoting": len(reads.promoting), f"{level.name} reading": len(reads.reading)}
         left |= {f"{level.name} writing": len(writes.writing), f"{level.name} queued bytes": writes.queued_bytes}
     left["sessions"] = life.hierarchy.sessions
-    left["quarantines"] = len(life.hierarchy.roster.quarantines)
+    left["quarantines"] = len(life.hierarchy.registry.quarantines)
     if any(left.values()):
         raise Violation("books", "left when nobody is there any more: " + str({k: n for k, n in left.items() if n}))
 

@@ -316,7 +316,7 @@ class World:
         slab = self.life.hierarchy.slabs.slabs.get(number)
         if slab is None or slab.generation(slot) != generation:
             raise Violation("books", f"slot {slot} of slab {number} was given away while a process writes it")
-        self.seen["zombie writes"] += copy.session not in self.life.hierarchy.roster.sessions
+        self.seen["zombie writes"] += copy.session not in self.life.hierarchy.registry.sessions
 
     def _copied_out(self, engine: Engine, copy: Copy) -> None:
         written = len(copy.slots)
@@ -391,7 +391,7 @@ class World:
 
     def _tag(self, life: Life, kind: int, epoch: int) -> bytes | None:
         """Of the namespace that this model has at this moment; None: no engine of it is connected."""
-        for session in life.hierarchy.roster.sessions.values():
+        for session in life.hierarchy.registry.sessions.values():
             if session.keyed is not None and session.keyed.namespace.weights == self.models[kind].weights:
                 return life.sealing.origins("default", session.keyed.namespace.at_epoch(epoch))[0].tag
         return None

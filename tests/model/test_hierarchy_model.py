@@ -747,7 +747,9 @@ class Well(RuleBasedStateMachine):
             assert writes.idle
         for what in ("skipped_gone", "skipped_queue_full", "evicted_blocks"):
             self.seen[f"tier: {what}"] += int(hierarchy.stats().get(f"dict_{what}", 0))
-        assert not hierarchy.roster.quarantines and not hierarchy.roster.keeping and not hierarchy.slabs.retired.kept
+        assert (
+            not hierarchy.registry.quarantines and not hierarchy.registry.keeping and not hierarchy.slabs.retired.kept
+        )
         assert hierarchy.sessions == 0
         for reason in ("evicted", "retired"):
             self.seen[reason] += hierarchy.counters.drops[reason]

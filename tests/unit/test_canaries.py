@@ -351,7 +351,7 @@ def test_a_quarantine_holds_over_keys_and_wells(monkeypatch: pytest.MonkeyPatch)
     assert engine_of(again).spill(digests(1)) == 0, "by its tag of the older key"
     assert again.hierarchy.stats()["quarantined_namespaces"] == 1
     rotated = Sealing(_keys(b"c" * 32), sealed=True, wall=lambda: 0.0)
-    monkeypatch.setattr(again.hierarchy.roster, "_sealing", rotated)
+    monkeypatch.setattr(again.hierarchy.registry, "_sealing", rotated)
     assert engine_of(again, name="new").spill(digests(1)) == 1, "with new keys nothing of before can be read"
 
 

@@ -23,7 +23,7 @@ from stepwell.client.socket import dial
 from stepwell.client.worker import Identity, WorkerClient
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.local import open_well
-from stepwell.hierarchy.sessions import roster, shares
+from stepwell.hierarchy.sessions import registry, shares
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Shares
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
@@ -138,10 +138,10 @@ def test_a_client_says_in_several_messages_what_is_too_long_for_one() -> None:
         named = Identity("engine", 0, 1, MIB, b"l" * 32)
         client = WorkerClient(named, lambda: local.dial, trouble=print, threaded=False)
         local.dial(scheduler(), Recorder())
-        (session,) = local.hierarchy.roster.sessions
+        (session,) = local.hierarchy.registry.sessions
         client.filled(session, range(1, 3 * m.MOST_LISTED), range(2 * m.MOST_LISTED))
         client.recalled(session, range(3 * m.MOST_LISTED))
-        assert session in local.hierarchy.roster.sessions
+        assert session in local.hierarchy.registry.sessions
         client.close()
 
 
@@ -237,7 +237,7 @@ def test_each_tenant_gets_its_share_however_greedy_the_others_are(tenants: int, 
 
 
 def test_no_tenant_takes_all_places_for_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "MAX_SESSIONS", 8)
+    monkeypatch.setattr(registry, "MAX_SESSIONS", 8)
     rig = Rig(8 * SLAB, seed=1, tenants=2)
     greedy = [FakeEngine(rig, name=f"e{n}", tenant="a") for n in range(8)]
     assert sum(engine.live for engine in greedy) == 6
@@ -261,15 +261,15 @@ def test_a_session_that_never_becomes_complete_ends(rig: Rig) -> None:
     hellos.model, hellos.name = FakeEngine(rig, name="complete").model, "engine"
     alone = FakeMember(rig, hellos.worker_hello(0))
     rig.settle()
-    assert rig.hierarchy.next_moment == rig.clock.now() + roster.ASSEMBLE_S
-    rig.clock.advance(roster.ASSEMBLE_S - 1)
+    assert rig.hierarchy.next_moment == rig.clock.now() + registry.ASSEMBLE_S
+    rig.clock.advance(registry.ASSEMBLE_S - 1)
     rig.turns()
     assert not alone.gone
     rig.clock.advance(1)
     rig.turns()
     assert alone.gone
     assert rig.hierarchy.sessions == 1, "who is complete stays"
-    assert rig.hierarchy.roster.next_moment is None
+    assert rig.hierarchy.registry.next_moment is None
 
 
 # connections ----------------------------------------------------------------------------------------------------------

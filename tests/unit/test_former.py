@@ -52,7 +52,7 @@ def test_engines_with_new_weights_that_come_and_go_leave_nothing_that_grows(rig:
         known = sum(len(h.residents._histories) for h in books.holdings.values())
         known += sum(len(residents._histories) for _, residents in books.former.items())
         assert known <= FEW + books.sums.blocks
-    assert not rig.hierarchy.roster.sessions and not rig.hierarchy.roster.quarantines
+    assert not rig.hierarchy.registry.sessions and not rig.hierarchy.registry.quarantines
 
 
 def test_an_owner_that_has_gone_with_nothing_to_remember_is_forgotten_at_once(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from stepwell.hierarchy import audit, dispatch
 from stepwell.hierarchy.dispatch import MAX_RESERVE, MAX_TICKETS
 from stepwell.hierarchy.requests import pins
 from stepwell.hierarchy.requests.transfers import MAX_EARLY
-from stepwell.hierarchy.sessions import roster
+from stepwell.hierarchy.sessions import registry
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
@@ -237,7 +237,7 @@ def test_a_worker_may_have_copied_before_the_scheduler_said_so(rig: Rig) -> None
     assert rig.hierarchy.stats()["leased_blocks"] == 0
     for first in (1000, 1000 + MAX_EARLY):
         engine.workers[0].say(m.Recalled(list(range(first, first + MAX_EARLY))))
-    (session,) = rig.hierarchy.roster.sessions.values()
+    (session,) = rig.hierarchy.registry.sessions.values()
     assert len(session.early) == MAX_EARLY
 
 
@@ -767,12 +767,12 @@ def test_names_of_few_epochs_are_kept_at_hand(rig: Rig) -> None:
     engine = joined(rig)
     for epoch in range(20):
         engine.found(chain(1), epoch=epoch)
-    (session,) = rig.hierarchy.roster.sessions.values()
+    (session,) = rig.hierarchy.registry.sessions.values()
     assert session.keyed is not None and len(session.keyed.known) == EPOCHS_KEPT
 
 
 def test_sessions_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(registry, "MAX_SESSIONS", 2)
     engines = [FakeEngine(rig, name=name) for name in ("one", "two", "three")]
     assert [engine.live for engine in engines] == [True, True, False]
     assert {refused.code for member in engines[2].members for refused in member.take(m.Refused)} == {"SW-204"}
@@ -889,7 +889,7 @@ def test_blocks_of_an_older_key_epoch_are_found_and_new_ones_get_the_newest(monk
     engine, digests = joined(rig), chain(4)
     engine.spill(digests[:64])
     rotated_keys = Sealing(_keys(b"b" * 32, b"a" * 32), sealed=True, wall=lambda: 0.0)
-    monkeypatch.setattr(rig.hierarchy.roster, "_sealing", rotated_keys)
+    monkeypatch.setattr(rig.hierarchy.registry, "_sealing", rotated_keys)
     rotated = joined(rig, name="rotated")
     assert rotated.found(digests) == 2
     rotated.spill(digests[64:], parent=at(digests, 1))

@@ -395,7 +395,7 @@ def test_a_member_is_of_its_users_tenant(tmp_path: Path, guest: int) -> None:
     member = Recorder()
     link = dial(well.path)(scheduler(), member)
     member.next(Welcome)
-    assert [session.tenant for session in well.hierarchy.roster.sessions.values()] == ["guests"]
+    assert [session.tenant for session in well.hierarchy.registry.sessions.values()] == ["guests"]
     link.close()
     assert member.ended.wait(PATIENCE)
     well.close()

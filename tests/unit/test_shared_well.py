@@ -29,7 +29,7 @@ from stepwell.client.socket import dial
 from stepwell.config import Settings, load
 from stepwell.engines.vllm.settings import parse
 from stepwell.errors import BackendDown, ConfigError, StepwellError
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
@@ -384,10 +384,10 @@ def test_no_users_process_speaks_for_an_engine_of_another_one(
 
 
 def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
-    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
+    registry = SessionRegistry(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def session_of(uid: int, tenant: str, hello: Hello) -> object:
-        return roster.enter(Peer(uid, 1, True, tenant), hello, Unheard()).session
+        return registry.enter(Peer(uid, 1, True, tenant), hello, Unheard()).session
 
     ours = session_of(1, "default", scheduler())
     assert session_of(2, "default", worker()) is not ours
@@ -396,24 +396,24 @@ def test_members_of_a_session_are_of_one_user_and_tenant() -> None:
 
 
 def test_no_users_process_vouches_for_what_an_engine_of_another_one_left() -> None:
-    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
+    registry = SessionRegistry(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def enter(uid: int, hello: Hello) -> Member:
         peer = Peer(uid, 1, watched=True, tenant="default")
-        return roster.enter(peer, hello, Unheard())
+        return registry.enter(peer, hello, Unheard())
 
     session = enter(1, scheduler()).session
     enter(1, worker())
-    roster.open(session)
+    registry.open(session)
     claims = msgspec.structs.replace(worker(), acknowledges=[session.number])
-    assert roster.disowned(enter(2, claims)) == []
-    assert roster.disowned(enter(1, claims)) == [session]
-    quarantine = roster.leave(session)
+    assert registry.disowned(enter(2, claims)) == []
+    assert registry.disowned(enter(1, claims)) == [session]
+    quarantine = registry.leave(session)
     assert quarantine is not None
-    assert roster.acknowledged(enter(3, claims)) == []
-    assert roster.acknowledged(enter(1, msgspec.structs.replace(claims, engine="other"))) == []
-    (member,) = (m for s in roster.sessions.values() if s.engine == (1, "default", "engine") for m in s.members)
-    assert roster.acknowledged(member) == [quarantine]
+    assert registry.acknowledged(enter(3, claims)) == []
+    assert registry.acknowledged(enter(1, msgspec.structs.replace(claims, engine="other"))) == []
+    (member,) = (m for s in registry.sessions.values() if s.engine == (1, "default", "engine") for m in s.members)
+    assert registry.acknowledged(member) == [quarantine]
 
 
 def test_root_may_end_anybodys_well(folder: Path, open_folder: Path) -> None:

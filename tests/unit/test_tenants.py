@@ -21,7 +21,7 @@ from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
 from stepwell.config import Settings, Tenant, check_together, load, texts
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.hierarchy.sessions.shares import Shares
@@ -201,22 +201,22 @@ def test_a_digest_has_another_id_and_other_slabs_for_each_tenant() -> None:
 
 
 def test_a_session_has_members_of_one_tenant_whatever_they_call_themselves() -> None:
-    roster = Roster(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
+    registry = SessionRegistry(SetClock(), Shares(1), Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0))
 
     def enter(tenant: str, hello: Hello) -> Member:
         peer = Peer(1, 1, watched=True, tenant=tenant)
-        return roster.enter(peer, hello, Unheard())
+        return registry.enter(peer, hello, Unheard())
 
     session = enter("a", scheduler()).session
     assert enter("b", worker()).session is not session
     assert enter("a", worker()).session is session
-    roster.open(session)
+    registry.open(session)
     claims = msgspec.structs.replace(worker("engine"), acknowledges=[session.number])
     stranger = enter("c", claims)
-    assert roster.disowned(stranger) == []
-    quarantine = roster.leave(session)
-    assert quarantine is not None and roster.acknowledged(stranger) == []
-    assert roster.acknowledged(enter("a", claims)) == [quarantine]
+    assert registry.disowned(stranger) == []
+    quarantine = registry.leave(session)
+    assert quarantine is not None and registry.acknowledged(stranger) == []
+    assert registry.acknowledged(enter("a", claims)) == [quarantine]
 
 
 def test_what_a_tenant_is_told_of_the_well_does_not_depend_on_the_others() -> None:

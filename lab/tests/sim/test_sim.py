@@ -32,7 +32,7 @@ from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.saved import KINDS
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.session import Fill, Session
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -239,14 +239,14 @@ def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = Roster.leave
+    leave = SessionRegistry.leave
 
-    def trusts(self: Roster, session: Session) -> None:
+    def trusts(self: SessionRegistry, session: Session) -> None:
         quarantine = leave(self, session)
         if quarantine is not None:
             self.quarantines.remove(quarantine)
 
-    monkeypatch.setattr(Roster, "leave", trusts)
+    monkeypatch.setattr(SessionRegistry, "leave", trusts)
     assert "given away" in _finds("books").what
 
 

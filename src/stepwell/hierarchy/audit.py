@@ -96,10 +96,10 @@ def hierarchy(well: Hierarchy) -> None:
     pins: dict[int, int] = {}
     leases: dict[int, int] = {}
     filling: set[int] = set()
-    for ticket in (*well.leaving, *(t for s in well.roster.sessions.values() for t in s.tickets.values())):
+    for ticket in (*well.leaving, *(t for s in well.registry.sessions.values() for t in s.tickets.values())):
         for entry in ticket.pinned:
             pins[id(entry)] = pins.get(id(entry), 0) + 1
-    for session in well.roster.sessions.values():
+    for session in well.registry.sessions.values():
         for transfer in session.transfers.values():
             for entry in transfer.entries:
                 leases[id(entry)] = leases.get(id(entry), 0) + 1
@@ -115,11 +115,11 @@ def hierarchy(well: Hierarchy) -> None:
     if (held := _held(well)) is not None and held != well.held.by_tenant:
         wrong.append(f"{dict(well.held.by_tenant)} bytes wait for the tenants' sessions, {held} found")
     quarantined = 0
-    for quarantine in well.roster.quarantines:
+    for quarantine in well.registry.quarantines:
         quarantined += len(quarantine.slots)
         for entry in quarantine.entries:
             leases[id(entry)] = leases.get(id(entry), 0) + 1
-    here = {session.owner for session in well.roster.sessions.values() if session.owner is not None}
+    here = {session.owner for session in well.registry.sessions.values() if session.owner is not None}
     if (present := {owner for owner, holding in well.arena.holdings.items() if holding.present}) != here:
         wrong.append(f"{len(present)} owners have engines connected, by their sessions {len(here)}")
     counted = well.arena.count()
@@ -134,9 +134,9 @@ def hierarchy(well: Hierarchy) -> None:
         lost = entry.state is BlockState.DRAINING or well.stack.promoting(entry) is not None  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
-    members = {m.number for session in well.roster.sessions.values() for m in session.workers.values()}
+    members = {m.number for session in well.registry.sessions.values() for m in session.workers.values()}
     for slab in well.slabs.slabs.values():
-        if strangers := slab.keepers - members - well.roster.keeping.keys():
+        if strangers := slab.keepers - members - well.registry.keeping.keys():
             wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, of whom nobody will say when they let go")
     _verdict("the hierarchy's books do not balance", wrong)
 
@@ -146,7 +146,7 @@ def _held(well: Hierarchy) -> dict[str, int] | None:
     if not well.idle:
         return None
     found: Counter[str] = Counter()
-    for session in well.roster.sessions.values():
+    for session in well.registry.sessions.values():
         nbytes = sum(len(ticket.digests) + OVERHEAD for ticket in session.tickets.values())
         if nbytes != session.held_bytes:
             return {session.tenant: nbytes - session.held_bytes}

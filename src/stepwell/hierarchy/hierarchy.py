@@ -39,7 +39,7 @@ from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.saved import KINDS, SavedState, StateStore
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Ticket
 from stepwell.hierarchy.sessions.shares import Held, Shares
@@ -84,9 +84,9 @@ class Hierarchy:
         ghosts = Ghosts()
         self.shares = Shares(tenants)
         self.held = Held(self.shares)
-        self.roster = Roster(clock, self.shares, sealing, system.entropy)
+        self.registry = SessionRegistry(clock, self.shares, sealing, system.entropy)
         self.canaries = CanaryJudge(clock, self._emit, saved.barred, store)
-        sharing = SlabSharing(self._core, self.roster)
+        sharing = SlabSharing(self._core, self.registry)
         observer = _Observer(self, self._core, sharing, ghosts)
         self.arena = Arena(limits.host_bytes, observer, clock, options.placement, policy)
         self.slabs = SlabPool(self.arena, system.memory, system.executor, observer, clock, slab_bytes=limits.slab_bytes)
@@ -112,13 +112,13 @@ class Hierarchy:
         )
         self._spills = Spills(self._core, self.arena, self.slabs, self.stack, self.migration, uses, self.canaries)
         self.operator = Operator(
-            self._core, self.arena, self.stack, self.migration, self._recalls, self.roster, self.canaries
+            self._core, self.arena, self.stack, self.migration, self._recalls, self.registry, self.canaries
         )
         self._members = Members(
             self._core,
             self.arena,
             self.slabs,
-            self.roster,
+            self.registry,
             sharing,
             self._recalls,
             self._spills,
@@ -228,7 +228,7 @@ class Hierarchy:
     @property
     def next_moment(self) -> float | None:
         """When time alone gives `turn` something to do; None: never."""
-        parts = (self._core.work, self.stack, self.migration, self.slabs, self.roster)
+        parts = (self._core.work, self.stack, self.migration, self.slabs, self.registry)
         return min((moment for part in parts if (moment := part.next_moment) is not None), default=None)
 
     @property
@@ -238,7 +238,7 @@ class Hierarchy:
 
     @property
     def sessions(self) -> int:
-        return len(self.roster.sessions)
+        return len(self.registry.sessions)
 
     def stats(self) -> dict[str, int | float | str]:
         """A flat table of what is held and what was counted since the start."""
@@ -246,7 +246,7 @@ class Hierarchy:
             "well": self.well,
             "uptime_s": round(self._clock.now() - self._started, 3),
             "sessions": self.sessions,
-            "quarantined_sessions": len(self.roster.quarantines),
+            "quarantined_sessions": len(self.registry.quarantines),
             "quarantined_namespaces": len(self.canaries.barred),
             **self._paused(),
             "tiers": ",".join(self.tiers),
@@ -261,7 +261,7 @@ class Hierarchy:
 
     def stats_of(self, tenant: str) -> dict[str, int | float | str]:
         """What one tenant may know: nothing in it depends on what the others hold or do."""
-        sessions = sum(session.tenant == tenant for session in self.roster.sessions.values())
+        sessions = sum(session.tenant == tenant for session in self.registry.sessions.values())
         return {
             "well": self.well,
             "uptime_s": round(self._clock.now() - self._started, 3),
@@ -277,7 +277,7 @@ class Hierarchy:
 
     def close(self) -> None:
         """Ends all sessions and frees all shared memory. No job may be running any more."""
-        for session in list(self.roster.sessions.values()):
+        for session in list(self.registry.sessions.values()):
             self._members.end(session, without=session.members[0])
             session.members[0].channel.sever()
         self.slabs.close()

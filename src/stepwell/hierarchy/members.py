@@ -15,7 +15,7 @@ from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core, Judge
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Quarantine, Session, SessionPhase
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.protocol import messages as m
@@ -29,7 +29,7 @@ class Members:
         core: Core,
         arena: Arena,
         slabs: SlabPool,
-        roster: Roster,
+        registry: SessionRegistry,
         sharing: SlabSharing,
         recalls: Recalls,
         spills: Spills,
@@ -40,7 +40,7 @@ class Members:
         self._core = core
         self._arena = arena
         self._slabs = slabs
-        self._roster = roster
+        self._registry = registry
         self._sharing = sharing
         self._recalls = recalls
         self._spills = spills
@@ -57,11 +57,11 @@ class Members:
         member: Member | None = None
         try:
             warnings = self._judge(hello.wishes) if hello.wishes else []
-            member = self._roster.enter(peer, hello, channel)
+            member = self._registry.enter(peer, hello, channel)
             session = member.session
             if session.complete:
                 self._fits(hello.shard_bytes)
-                self._roster.open(session)
+                self._registry.open(session)
         except StepwellError as error:
             refused = m.Refused(error.code, error.what, error.why, error.fix)
             if member is None:
@@ -71,11 +71,11 @@ class Members:
                     other.channel.send(refused)
                 self.end(member.session, without=member)
             return None
-        for old in self._roster.disowned(member):
+        for old in self._registry.disowned(member):
             self.end(old)
-        for quarantine in self._roster.acknowledged(member):
+        for quarantine in self._registry.acknowledged(member):
             self._cleanse(quarantine)
-        for number in self._roster.unmapped(member):
+        for number in self._registry.unmapped(member):
             self._slabs.let_go(number)
         if member.is_scheduler and self._core.pauses.spills:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
@@ -111,7 +111,7 @@ class Members:
 
     def exited(self, member: Member) -> None:
         """The member's process has exited: it copies no more."""
-        freed = self._roster.exited(member)
+        freed = self._registry.exited(member)
         self.end(member.session, without=member)
         for quarantine in freed:
             self._cleanse(quarantine)
@@ -122,7 +122,7 @@ class Members:
         caller."""
         if session.phase is SessionPhase.ENDED:
             return
-        quarantine = self._roster.leave(session)
+        quarantine = self._registry.leave(session)
         for number in list(session.tickets):
             self._recalls.release(session, number, at_once=True)
         for number, fill in list(session.fills.items()):
@@ -137,17 +137,17 @@ class Members:
                 for entry in transfer.entries:
                     self._arena.release(entry)
         session.transfers.clear()
-        if session.owner is not None and all(s.owner != session.owner for s in self._roster.sessions.values()):
+        if session.owner is not None and all(s.owner != session.owner for s in self._registry.sessions.values()):
             self._slabs.gone(session.owner)
         self._core.news.freed = True
         if quarantine is not None and not (quarantine.slots or quarantine.entries):
-            self._roster.quarantines.remove(quarantine)
+            self._registry.quarantines.remove(quarantine)
         self._core.emit(e.SessionEnded(session.number, len(quarantine.slots) if quarantine is not None else 0))
         for member in session.members:
             for slab in self._slabs.serving(session.owner) if session.owner else ():
                 slab.mapped.discard(member.number)
-            if member.number in self._roster.keeping and not self._slabs.keeps(member.number):
-                del self._roster.keeping[member.number]
+            if member.number in self._registry.keeping and not self._slabs.keeps(member.number):
+                del self._registry.keeping[member.number]
             if member is not without:
                 member.channel.sever()
 
@@ -159,12 +159,12 @@ class Members:
 
     def watches(self, member: Member) -> bool:
         """It still matters when this member's process exits."""
-        numbers = {n for quarantine in self._roster.quarantines for n in quarantine.alive.values()}
-        kept = member.number in self._roster.keeping and self._slabs.keeps(member.number)
+        numbers = {n for quarantine in self._registry.quarantines for n in quarantine.alive.values()}
+        kept = member.number in self._registry.keeping and self._slabs.keeps(member.number)
         return member.session.phase is not SessionPhase.ENDED or member.number in numbers or kept
 
     def end_overdue(self) -> None:
         """Ends sessions that did not become complete in time."""
-        if (due := self._roster.next_moment) is not None and due <= self._core.clock.now():
-            for session in self._roster.overdue():
+        if (due := self._registry.next_moment) is not None and due <= self._core.clock.now():
+            for session in self._registry.overdue():
                 self.end(session)

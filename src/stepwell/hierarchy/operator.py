@@ -11,7 +11,7 @@ from stepwell.hierarchy.requests import clearing
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.saved import Kind, PauseRecord
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
-from stepwell.hierarchy.sessions.roster import Roster
+from stepwell.hierarchy.sessions.registry import SessionRegistry
 
 
 class Operator:
@@ -22,7 +22,7 @@ class Operator:
         stack: Stack,
         migration: Migration,
         recalls: Recalls,
-        roster: Roster,
+        registry: SessionRegistry,
         canaries: CanaryJudge,
     ) -> None:
         self._core = core
@@ -30,7 +30,7 @@ class Operator:
         self._stack = stack
         self._migration = migration
         self._recalls = recalls
-        self._roster = roster
+        self._registry = registry
         self._canaries = canaries
 
     @property
@@ -61,7 +61,7 @@ class Operator:
         """From now on nothing of this kind begins; what has begun goes its way to the end."""
         if self._core.pauses.pause(pause):
             if pause.kind == "recalls":
-                self._core.work.add(self._recalls.pause(list(self._roster.sessions.values())))
+                self._core.work.add(self._recalls.pause(list(self._registry.sessions.values())))
             else:
                 self._core.work.slabs_changed()  # who is parked for one is answered now
 
@@ -72,5 +72,5 @@ class Operator:
 
     def count_namespaces(self, done: clearing.Counted) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
-        sessions = list(self._roster.sessions.values())
+        sessions = list(self._registry.sessions.values())
         self._core.work.walk(clearing.count(self._arena, sessions, self._canaries.barred, done))

@@ -108,21 +108,8 @@ class Entry:
     place, and stays when it has left.
     """
 
-    __slots__ = (
-        "children",
-        "history",
-        "id",
-        "leases",
-        "nbytes",
-        "origin",
-        "parent",
-        "pins",
-        "refs",
-        "slots",
-        "source",
-        "state",
-        "written",
-    )  # fmt: skip
+    __slots__ = ("children", "history", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "source",
+                 "state", "written")  # fmt: skip
 
     history: BlockHistory
 

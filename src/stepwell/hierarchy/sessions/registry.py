@@ -27,7 +27,7 @@ ASSEMBLE_S = 600.0
 weights are hashed, and kernels compiled. Who is still alone then joins again, if it lives."""
 
 
-class Roster:
+class SessionRegistry:
     """`entropy(n)`: n random bytes."""
 
     def __init__(self, clock: Clock, shares: Shares, sealing: Sealing, entropy: Entropy = secrets.token_bytes) -> None:
