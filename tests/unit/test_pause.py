@@ -34,7 +34,7 @@ from stepwell.engines.common.counts import Tally
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.pauses import MAX_REASON, PAUSED, Pauses, one_line
-from stepwell.hierarchy.requests.survey import Survey
+from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 from stepwell.io.paths import prepare_home
 from stepwell.log import RateLimited
@@ -124,11 +124,11 @@ def test_while_recalls_are_paused_a_tier_that_was_refused_is_not_probed(monkeypa
     second = rig.next_life(3)
     engine = second.join()
 
-    def refused(self: Survey, session: Any, ticket: Any, stretches: Any) -> None:
+    def refused(self: RecallPlanner, session: Any, ticket: Any, stretches: Any) -> None:
         ticket.most, ticket.short = 0, "recompute_cheaper"
         pause(second, "recalls")
 
-    monkeypatch.setattr(Survey, "_weigh", refused)
+    monkeypatch.setattr(RecallPlanner, "_weigh", refused)
     ticket = engine.ask(digests)
     second.settle()
     assert engine.answer(ticket).reason == PAUSED

@@ -13,9 +13,9 @@ from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
+from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
-from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import MAX_ERRORS, CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.session import Member, Session, SessionPhase
@@ -46,7 +46,7 @@ class Dispatch:
         operator: Operator,
         recalls: Recalls,
         spills: Spills,
-        weighing: Weighing,
+        planner: RecallPlanner,
         canaries: CanaryJudge,
         held: Held,
     ) -> None:
@@ -60,7 +60,7 @@ class Dispatch:
         self._operator = operator
         self._recalls = recalls
         self._spills = spills
-        self._weighing = weighing
+        self._planner = planner
         self._canaries = canaries
         self._held = held
 
@@ -93,7 +93,7 @@ class Dispatch:
                     self._recalls.decline(session, message)
                     return
                 self._core.work.add(self._recalls.ask(session, message))
-                if self._weighing.mode(message.recall) is not RecallMode.NEVER:
+                if self._planner.mode(message.recall) is not RecallMode.NEVER:
                     self._migration.asked(session, message.epoch, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:

@@ -32,10 +32,10 @@ from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.requests.decisions import DecisionLog
+from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.uses import AbsentUses
-from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.saved import KINDS, SavedState, StateStore
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
@@ -96,14 +96,14 @@ class Hierarchy:
             self._core, self.arena, self.slabs, self.stack, self.canaries, options.write, prefetch=options.prefetch
         )
         uses = AbsentUses(self.arena, self.costs)
-        self._weighing = Weighing(self._core, self.costs, self.stack, options.recall)
+        self._planner = RecallPlanner(self._core, self.costs, self.stack, options.recall)
         self._recalls = Recalls(
             self._core,
             self.arena,
             self.slabs,
             self.stack,
             self.migration,
-            self._weighing,
+            self._planner,
             uses,
             self.canaries,
             ghosts,
@@ -137,7 +137,7 @@ class Hierarchy:
             self.operator,
             self._recalls,
             self._spills,
-            self._weighing,
+            self._planner,
             self.canaries,
             self.held,
         )
@@ -203,7 +203,7 @@ class Hierarchy:
     def follow(self, options: Options) -> None:
         """From now on these are in force."""
         self._members.follow(options.judge)
-        self._weighing.follow(options.recall)
+        self._planner.follow(options.recall)
         self._recalls.pins.follow(options.pin_waiting)
         self.arena.follow(options.placement)
         self.migration.follow(options.write, prefetch=options.prefetch)

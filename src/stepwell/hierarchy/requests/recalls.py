@@ -27,12 +27,11 @@ from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.pins import Pins
+from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.probes import Probes
-from stepwell.hierarchy.requests.survey import Survey
 from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
-from stepwell.hierarchy.requests.weighing import Weighing
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
 from stepwell.hierarchy.sessions.shares import Held
@@ -68,7 +67,7 @@ class Recalls:
         slabs: SlabPool,
         stack: Stack,
         migration: Migration,
-        weighing: Weighing,
+        planner: RecallPlanner,
         uses: AbsentUses,
         canaries: CanaryJudge,
         ghosts: Ghosts,
@@ -84,8 +83,7 @@ class Recalls:
         self._pauses = core.pauses
         self._stack = stack
         self._migration = migration
-        self._weighing = weighing
-        self._survey = Survey(core.index, stack, weighing)
+        self._planner = planner
         self._probes = Probes(core.news, stack)
         self._uses = uses
         self._canaries = canaries
@@ -98,7 +96,7 @@ class Recalls:
     def ask(self, session: Session, message: Ask) -> Work:
         ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
         ticket.tokens, ticket.recall = message.tokens, message.recall
-        if self._weighing.mode(ticket.recall) is RecallMode.NEVER:
+        if self._planner.mode(ticket.recall) is RecallMode.NEVER:
             ticket.most, ticket.short = 0, Why.NEVER.value
         session.tickets[ticket.number] = ticket
         return self._follow(session, ticket)
@@ -159,9 +157,9 @@ class Recalls:
                 self._tell(session, ticket, more=True)
             obstacle = self._grow(session, ticket, origins)
             if obstacle is _UNWEIGHED:
-                yield from self._survey.run(session, ticket, origins)
+                yield from self._planner.survey(session, ticket, origins)
                 if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
-                    self._survey.probe(session, ticket, origins)
+                    self._planner.probe(session, ticket, origins)
             elif obstacle is _UNPROBED:
                 yield from self._probes.run(session, ticket, origins)
             elif obstacle is not None and not self._goes_around(ticket):
@@ -232,7 +230,7 @@ class Recalls:
     def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
         have landed: what is not worth it any more is given up."""
-        worth = max(self._survey.again(session, ticket, final=final), ticket.told)
+        worth = max(self._planner.again(session, ticket, final=final), ticket.told)
         if worth >= len(ticket.pinned):
             return None
         self._cut(ticket, worth, ticket.short)
@@ -377,7 +375,7 @@ class Recalls:
         entries = ticket.pinned[: ticket.told][message.first : message.first + message.count]
         self._transfers.begin(session, message.transfer, entries)
         if ticket.weighed is not None and not message.compare:
-            self._weighing.ended(ticket.weighed, len(entries), message.waited_s)
+            self._planner.ended(ticket.weighed, len(entries), message.waited_s)
             ticket.weighed = None
         self.release(session, message.ticket)
         if not message.compare:
@@ -394,7 +392,7 @@ class Recalls:
         if ticket is None:
             return
         if ticket.weighed is not None:
-            self._weighing.ended(ticket.weighed, 0, waited_s)
+            self._planner.ended(ticket.weighed, 0, waited_s)
         if not ticket.queued:
             self._held.give(session, len(ticket.digests))
         self._probes.forget(ticket)

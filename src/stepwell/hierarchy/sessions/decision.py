@@ -34,7 +34,7 @@ class OpenDecision:
 
     number: int
     load: EngineLoad
-    request: RecallQuestion
+    question: RecallQuestion
     mode: RecallMode
     decision: Decision
     began: float

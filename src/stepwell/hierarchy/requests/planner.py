@@ -1,0 +1,212 @@
+"""Which part of a run is recalled and which is left to the engine: looked up, weighed before anything is read,
+weighed again when blocks have landed, and compared with what happened.
+
+run is known ──► decide ──► RecallDecided ──► blocks land: still worth it? ──► taken, given up ──► RecallEnded
+
+The rule itself is `policies.decide`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+from stepwell.block.state import BlockState
+from stepwell.block.tier import HOST
+from stepwell.events import Expected, RecallDecided, RecallEnded
+from stepwell.hierarchy.arena.origin import Origin
+from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.level import Level
+from stepwell.hierarchy.levels.reads import UNAWAITED
+from stepwell.hierarchy.levels.stack import Stack
+from stepwell.hierarchy.sessions.costs import Costs
+from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
+from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
+from stepwell.hierarchy.work import Work, WorkStep
+from stepwell.policies.decide import Cost, RecallMode, RecallQuestion, Stretch, Why, cost_of, decide, least_cost
+from stepwell.policies.probe import PROBE_BYTES
+
+MAX_TOKENS = 1 << 26
+"""Of a prompt: more than that is not believed."""
+
+_MODES = {mode.value: mode for mode in RecallMode}
+
+
+class RecallPlanner:
+    """`mode` decides where a request has no wish of its own."""
+
+    def __init__(self, core: Core, costs: Costs, stack: Stack, mode: RecallMode) -> None:
+        self._clock = core.clock
+        self._started = core.clock.now()
+        self._emit = core.emit
+        self._index = core.index
+        self._costs = costs
+        self._stack = stack
+        self._default = mode
+        self._numbers = count(1)
+
+    def mode(self, wish: str) -> RecallMode:
+        """The mode that a request with this wish has."""
+        return _MODES.get(wish, self._default)
+
+    def follow(self, mode: RecallMode) -> None:
+        """From now on this mode decides where a request has no wish of its own."""
+        self._default = mode
+
+    def survey(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
+        """Looks where the blocks of the run are, those that are pinned and those behind them, and decides how much of
+        it the ticket may have."""
+        assert session.owner is not None
+        nbytes = session.owner.slot_bytes * session.shards
+        ticket.extended = False
+        lies = [(HOST, ticket.landed)]
+        for at in range(ticket.landed, ticket.blocks):
+            tier = self._tier_of(ticket, at, origins)
+            if tier is None:
+                break
+            if lies[-1][0] == tier:
+                lies[-1] = tier, lies[-1][1] + 1
+            else:
+                lies.append((tier, 1))
+            yield WorkStep.DONE
+        if session.phase is SessionPhase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
+            self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
+
+    def probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
+        """Reads a little from a tier that has just been refused, now and then and for no request, so that it is known
+        when it has become faster."""
+        first = max(ticket.most, len(ticket.pinned))
+        left, parent = PROBE_BYTES, ticket.pinned[-1] if ticket.pinned and ticket.most <= len(ticket.pinned) else None
+        probed: Level | None = None
+        for at in range(first, ticket.blocks):
+            named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}
+            source = self._stack.find(*named) if self._index.find(*named) is None else None
+            if left <= 0 or source is None or source.level is not (probed or source.level):
+                return
+            level = probed = source.level
+            if at == first and (level.reads.promoting or level.down or not level.reads.speed.probe()):
+                return
+            entry = level.promote(session, named[source.id], source.id, parent, UNAWAITED)
+            if entry is None:
+                return
+            left, parent = left - entry.nbytes, entry
+
+    def again(self, session: Session, ticket: Ticket, *, final: bool) -> int:
+        """How many blocks of the ticket's run are worth having as things are now; those behind them are not, because of
+        `ticket.short`. All, unless something is known by now that was not. `final`: it grows no more."""
+        whole = len(ticket.pinned)
+        if ticket.weighed is None:
+            if not whole or ticket.landed < whole or not final or ticket.ends or ticket.short:
+                return whole
+            self._weigh(session, ticket, (Stretch(HOST, whole, sum(entry.nbytes for entry in ticket.pinned)),))
+            return min(whole, ticket.most)
+        if ticket.landed < whole and self._late(ticket.weighed, ticket.order, ticket.landed):
+            ticket.short = "late"
+            return ticket.landed
+        return whole
+
+    def ended(self, weighed: OpenDecision, recalled: int, waited_s: float) -> None:
+        """The engine has taken so many blocks, and its request has waited so long for them; 0: it did not need them."""
+        waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
+        wanted = weighed.decision.blocks
+        if waited_s and recalled < wanted and not weighed.gave_up:
+            weighed.gave_up = "limit"
+        regret_s = best_s = None
+        if not waited_s:
+            weighed.load.until -= weighed.rest_s
+        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds)
+        if waited_s and known.prefill is not None:
+            best_s = least_cost(weighed.question, known).seconds
+            took = cost_of(weighed.question, known, min(recalled, weighed.question.blocks))
+            regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
+        gave_up, landed_s = weighed.gave_up if waited_s else "", weighed.landed_at - weighed.began
+        self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s))
+
+    def _tier_of(self, ticket: Ticket, at: int, origins: tuple[Origin, ...]) -> str | None:
+        """Where this block would come from; None: it is nowhere, or an engine is filling it."""
+        digest = ticket.digests[32 * at : 32 * at + 32]
+        ids = [origin.name(digest) for origin in origins]
+        entry = self._index.find(*ids)
+        if entry is None:
+            source = self._stack.find(*ids)
+            return source.level.name if source is not None else None
+        if (level := self._stack.promoting(entry)) is not None:
+            return level.name
+        return HOST if entry.state is BlockState.RESIDENT else None
+
+    def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
+        """`stretches`: where the ticket's leading run lies."""
+        assert session.scheduler is not None
+        load = session.load = session.load or EngineLoad(session.tag)
+        if ticket.weighed is not None:  # of a shorter run
+            self.ended(ticket.weighed, 0, 0.0)
+        block_tokens, now = session.scheduler.hello.block_tokens, self._clock.now()
+        blocks = sum(stretch.blocks for stretch in stretches)
+        tokens = min(max(ticket.tokens, blocks * block_tokens, 1), MAX_TOKENS)
+        queued = self._stack.ahead(ticket.order)
+        question = RecallQuestion(tokens, block_tokens, stretches, queued, load.busy_s(now))
+        known, mode = self._costs.known(load.tag, tokens, self._stack.speeds), self.mode(ticket.recall)
+        decision = decide(question, known, mode)
+        rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
+        load.compute(now, rest_s)
+        number = next(self._numbers)
+        ticket.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s)
+        if decision.blocks < blocks:
+            ticket.most, ticket.short = decision.blocks, decision.why.value
+        by_tier: Counter[str] = Counter()
+        for stretch in stretches:
+            by_tier[stretch.tier] += stretch.blocks
+        self._emit(
+            RecallDecided(
+                number,
+                now - self._started,
+                tokens,
+                block_tokens,
+                dict(by_tier),
+                queued,
+                decision.blocks,
+                decision.why.value,
+                decision.limit_s,
+                max((known.forgiven(tier) for tier in by_tier if tier != HOST), default=known.doubt),
+                question.busy_s,
+                _expected(decision.chosen),
+                _expected(decision.whole),
+                decision.none.compute_s if decision.none is not None else None,
+            )
+        )
+
+    def _late(self, weighed: OpenDecision, order: int, landed: int) -> bool:
+        """`landed` blocks are in the arena by now, and the rest is not worth waiting for any more."""
+        if landed == weighed.landed:
+            return False
+        weighed.landed, weighed.landed_at = landed, self._clock.now()
+        if weighed.mode is not RecallMode.DEFAULT or weighed.decision.none is None:
+            return False
+        rest = _behind(weighed.question.stretches, landed, weighed.decision.blocks)
+        busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
+        queued = self._stack.ahead(order)
+        question = replace(weighed.question, stretches=rest, queued=queued, busy_s=max(0.0, busy_s))
+        known = self._costs.known(weighed.load.tag, question.tokens, self._stack.speeds)
+        again = decide(question, known)
+        if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
+            return False
+        weighed.gave_up = "late"
+        return True
+
+
+def _expected(cost: Cost | None) -> Expected | None:
+    return Expected(cost.blocks, cost.recall_s, cost.compute_s) if cost is not None else None
+
+
+def _behind(stretches: tuple[Stretch, ...], landed: int, wanted: int) -> tuple[Stretch, ...]:
+    """The first `wanted` blocks when the first `landed` of them are in the arena."""
+    found: list[Stretch] = []
+    at = 0
+    for stretch in stretches:
+        for start, end, tier in ((at, landed, HOST), (max(at, landed), wanted, stretch.tier)):
+            blocks = min(end, at + stretch.blocks) - start
+            if blocks > 0:
+                found.append(Stretch(tier, blocks, stretch.nbytes * blocks // stretch.blocks))
+        at += stretch.blocks
+    return tuple(found)
