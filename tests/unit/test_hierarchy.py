@@ -14,7 +14,7 @@ from lab.rig.members import FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell import events as e
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy import audit, dispatch
-from stepwell.hierarchy.dispatch import MAX_RESERVE, MAX_TICKETS
+from stepwell.hierarchy.dispatch import MAX_REQUESTS, MAX_RESERVE
 from stepwell.hierarchy.requests import pins
 from stepwell.hierarchy.requests.transfers import MAX_EARLY
 from stepwell.hierarchy.sessions import registry
@@ -741,7 +741,7 @@ def test_numbers_that_are_used_twice_end_the_session(rig: Rig) -> None:
 
 def test_waiting_requests_are_bounded(rig: Rig) -> None:
     engine = joined(rig)
-    for _ in range(MAX_TICKETS):
+    for _ in range(MAX_REQUESTS):
         engine.ask(b"")
     assert engine.live
     engine.ask(b"")
@@ -750,7 +750,7 @@ def test_waiting_requests_are_bounded(rig: Rig) -> None:
 
 
 def test_recalls_under_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MAX_TICKETS", 3)
+    monkeypatch.setattr(dispatch, "MAX_REQUESTS", 3)
     engine, digests = joined(rig), chain(2)
     engine.spill(digests)
     for n in range(4):

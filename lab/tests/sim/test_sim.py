@@ -30,6 +30,7 @@ from stepwell.hierarchy.levels.reads import ReadQueue
 from stepwell.hierarchy.pauses import Pauses
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
+from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.saved import KINDS
 from stepwell.hierarchy.sessions.registry import SessionRegistry
@@ -233,7 +234,7 @@ def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in transfers:
             session.transfers.pop(number, None)
 
-    monkeypatch.setattr(Recalls, "recalled", forgets)
+    monkeypatch.setattr(Transfers, "ended", forgets)
     _finds("books")
 
 

@@ -96,8 +96,8 @@ def hierarchy(well: Hierarchy) -> None:
     pins: dict[int, int] = {}
     leases: dict[int, int] = {}
     filling: set[int] = set()
-    for ticket in (*well.leaving, *(t for s in well.registry.sessions.values() for t in s.tickets.values())):
-        for entry in ticket.pinned:
+    for request in (*well.leaving, *(t for s in well.registry.sessions.values() for t in s.requests.values())):
+        for entry in request.pinned:
             pins[id(entry)] = pins.get(id(entry), 0) + 1
     for session in well.registry.sessions.values():
         for transfer in session.transfers.values():
@@ -147,7 +147,7 @@ def _held(well: Hierarchy) -> dict[str, int] | None:
         return None
     found: Counter[str] = Counter()
     for session in well.registry.sessions.values():
-        nbytes = sum(len(ticket.digests) + OVERHEAD for ticket in session.tickets.values())
+        nbytes = sum(len(request.digests) + OVERHEAD for request in session.requests.values())
         if nbytes != session.held_bytes:
             return {session.tenant: nbytes - session.held_bytes}
         found[session.tenant] += nbytes

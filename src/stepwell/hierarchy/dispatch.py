@@ -27,7 +27,7 @@ from stepwell.protocol import messages as m
 MAX_RESERVE = 256
 """Blocks in one Reserve."""
 
-MAX_TICKETS = 4096
+MAX_REQUESTS = 4096
 """Requests of one session that may be waiting, and as many that may be copying."""
 
 
@@ -87,7 +87,7 @@ class Dispatch:
             raise _not_now(message)
         match message:
             case m.Ask(ticket=number, digests=digests):
-                if len(digests) % 32 or number in session.tickets or len(session.tickets) >= MAX_TICKETS:
+                if len(digests) % 32 or number in session.requests or len(session.requests) >= MAX_REQUESTS:
                     raise _not_now(message)
                 if not self._held.take(session, len(digests)):
                     self._recalls.decline(session, message)
@@ -96,7 +96,7 @@ class Dispatch:
                 if self._planner.mode(message.recall) is not RecallMode.NEVER:
                     self._migration.asked(session, message.epoch, digests)
             case m.Recall(transfer=number, first=first, count=blocks):
-                if number in session.transfers or len(session.transfers) >= MAX_TICKETS or first < 0 or blocks < 0:
+                if number in session.transfers or len(session.transfers) >= MAX_REQUESTS or first < 0 or blocks < 0:
                     raise _not_now(message)
                 self._recalls.recall(session, message)
             case m.Release(ticket=number, waited_s=waited_s):
@@ -146,7 +146,7 @@ class Dispatch:
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
                     self._core.news.changed = True
             case m.Recalled(transfers=transfers):
-                self._recalls.recalled(session, member.hello.rank, transfers)
+                self._recalls.transfers.ended(session, member.hello.rank, transfers)
             case _:
                 raise _not_now(message)
 

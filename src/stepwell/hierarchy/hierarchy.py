@@ -41,7 +41,7 @@ from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Ticket
+from stepwell.hierarchy.sessions.session import Channel, Member, Peer, RecallRequest
 from stepwell.hierarchy.sessions.shares import Held, Shares
 from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.hierarchy.work import WorkQueue
@@ -232,8 +232,8 @@ class Hierarchy:
         return min((moment for part in parts if (moment := part.next_moment) is not None), default=None)
 
     @property
-    def leaving(self) -> Collection[Ticket]:
-        """Tickets that have ended and still hold pins."""
+    def leaving(self) -> Collection[RecallRequest]:
+        """Requests that have ended and still hold pins."""
         return self._recalls.pins.leaving
 
     @property

@@ -123,7 +123,7 @@ class Members:
         if session.phase is SessionPhase.ENDED:
             return
         quarantine = self._registry.leave(session)
-        for number in list(session.tickets):
+        for number in list(session.requests):
             self._recalls.release(session, number, at_once=True)
         for number, fill in list(session.fills.items()):
             still_written = quarantine is not None and bool(fill.missing)

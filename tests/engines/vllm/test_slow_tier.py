@@ -47,7 +47,7 @@ class Pins:
         object.__setattr__(self.hierarchy.arena._observer, "dropped", noted)
 
     def tickets(self) -> list[Any]:
-        return [ticket for s in self.hierarchy.registry.sessions.values() for ticket in s.tickets.values()]
+        return [ticket for s in self.hierarchy.registry.sessions.values() for ticket in s.requests.values()]
 
     def look(self) -> None:
         pinned, limits = self.hierarchy.arena.pinned_bytes, self.hierarchy.limits

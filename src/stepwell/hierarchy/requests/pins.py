@@ -9,7 +9,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.sessions.session import Session, Ticket
+from stepwell.hierarchy.sessions.session import RecallRequest, Session
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.protocol.messages import GiveWay
 
@@ -18,7 +18,7 @@ AT_ONCE = 32
 
 
 class Pins:
-    """`share`: of host memory, that waiting requests may pin together. `leaving`: tickets that have ended and whose
+    """`share`: of host memory, that waiting requests may pin together. `leaving`: requests that have ended and whose
     pins are being let go."""
 
     def __init__(self, core: Core, arena: Arena, stack: Stack, share: float) -> None:
@@ -28,7 +28,7 @@ class Pins:
         self._work = core.work
         self._host_bytes = core.limits.host_bytes
         self._share = share
-        self.leaving: set[Ticket] = set()
+        self.leaving: set[RecallRequest] = set()
 
     def follow(self, share: float) -> None:
         """From now on waiting requests may pin this share of host memory together."""
@@ -40,44 +40,44 @@ class Pins:
         would = self._arena.pinned_bytes + nbytes
         return not self._arena.pins or would <= self._share * self._host_bytes
 
-    def others(self, ticket: Ticket) -> bool:
-        """Other tickets have pins, which end."""
-        return self._arena.pins > len(ticket.pinned)
+    def others(self, request: RecallRequest) -> bool:
+        """Other requests have pins, which end."""
+        return self._arena.pins > len(request.pinned)
 
-    def ask_way(self, session: Session, ticket: Ticket) -> None:
+    def ask_way(self, session: Session, request: RecallRequest) -> None:
         """Asks the session's last request in line that holds pins to give way to this earlier one."""
-        later = [t for t in session.tickets.values() if t.order > ticket.order and t.pinned and not t.asked_way]
+        later = [t for t in session.requests.values() if t.order > request.order and t.pinned and not t.asked_way]
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)
             last.asked_way = True
             session.scheduler.channel.send(GiveWay(last.number))
 
-    def add(self, ticket: Ticket, entry: Entry) -> None:
-        """The next block of the ticket's run."""
+    def add(self, request: RecallRequest, entry: Entry) -> None:
+        """The next block of the request's run."""
         self._arena.pin(entry)
-        ticket.pinned.append(entry)
-        ticket.staged.append(entry.state is BlockState.FILLING)
+        request.pinned.append(entry)
+        request.staged.append(entry.state is BlockState.FILLING)
 
-    def cut(self, ticket: Ticket, blocks: int) -> None:
-        """Only the first `blocks` of the ticket's run stay pinned."""
-        while len(ticket.pinned) > blocks:
-            ticket.staged.pop()
-            self._unpin(ticket.pinned.pop())
+    def cut(self, request: RecallRequest, blocks: int) -> None:
+        """Only the first `blocks` of the request's run stay pinned."""
+        while len(request.pinned) > blocks:
+            request.staged.pop()
+            self._unpin(request.pinned.pop())
             self._news.changed = True  # there is room
 
-    def let_go(self, ticket: Ticket, *, at_once: bool) -> None:
-        """The ticket has ended. A long run's pins are let go in slices, unless `at_once`."""
-        self.leaving.add(ticket)
-        if at_once or len(ticket.pinned) <= AT_ONCE:
-            deque(self._let_go(ticket), maxlen=0)
+    def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
+        """The request has ended. A long run's pins are let go in slices, unless `at_once`."""
+        self.leaving.add(request)
+        if at_once or len(request.pinned) <= AT_ONCE:
+            deque(self._let_go(request), maxlen=0)
         else:
-            self._work.add(self._let_go(ticket))
+            self._work.add(self._let_go(request))
 
-    def _let_go(self, ticket: Ticket) -> Work:
-        while ticket.pinned:
-            self._unpin(ticket.pinned.pop())
+    def _let_go(self, request: RecallRequest) -> Work:
+        while request.pinned:
+            self._unpin(request.pinned.pop())
             yield WorkStep.DONE
-        self.leaving.discard(ticket)
+        self.leaving.discard(request)
         self._news.changed = True
 
     def _unpin(self, entry: Entry) -> None:

@@ -22,7 +22,7 @@ from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
-from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
+from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import Cost, RecallMode, RecallQuestion, Stretch, Why, cost_of, decide, least_cost
 from stepwell.policies.probe import PROBE_BYTES
@@ -54,15 +54,15 @@ class RecallPlanner:
         """From now on this mode decides where a request has no wish of its own."""
         self._default = mode
 
-    def survey(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
+    def survey(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Work:
         """Looks where the blocks of the run are, those that are pinned and those behind them, and decides how much of
-        it the ticket may have."""
+        it the request may have."""
         assert session.owner is not None
         nbytes = session.owner.slot_bytes * session.shards
-        ticket.extended = False
-        lies = [(HOST, ticket.landed)]
-        for at in range(ticket.landed, ticket.blocks):
-            tier = self._tier_of(ticket, at, origins)
+        request.extended = False
+        lies = [(HOST, request.landed)]
+        for at in range(request.landed, request.blocks):
+            tier = self._tier_of(request, at, origins)
             if tier is None:
                 break
             if lies[-1][0] == tier:
@@ -70,17 +70,20 @@ class RecallPlanner:
             else:
                 lies.append((tier, 1))
             yield WorkStep.DONE
-        if session.phase is SessionPhase.LIVE and session.tickets.get(ticket.number) is ticket and not ticket.ends:
-            self._weigh(session, ticket, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
+        if session.phase is SessionPhase.LIVE and session.requests.get(request.number) is request and not request.ends:
+            self._weigh(session, request, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
-    def probe(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> None:
+    def probe(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> None:
         """Reads a little from a tier that has just been refused, now and then and for no request, so that it is known
         when it has become faster."""
-        first = max(ticket.most, len(ticket.pinned))
-        left, parent = PROBE_BYTES, ticket.pinned[-1] if ticket.pinned and ticket.most <= len(ticket.pinned) else None
+        first = max(request.most, len(request.pinned))
+        left, parent = (
+            PROBE_BYTES,
+            request.pinned[-1] if request.pinned and request.most <= len(request.pinned) else None,
+        )
         probed: Level | None = None
-        for at in range(first, ticket.blocks):
-            named = {origin.name(ticket.digests[32 * at : 32 * at + 32]): origin for origin in origins}
+        for at in range(first, request.blocks):
+            named = {origin.name(request.digests[32 * at : 32 * at + 32]): origin for origin in origins}
             source = self._stack.find(*named) if self._index.find(*named) is None else None
             if left <= 0 or source is None or source.level is not (probed or source.level):
                 return
@@ -92,18 +95,18 @@ class RecallPlanner:
                 return
             left, parent = left - entry.nbytes, entry
 
-    def again(self, session: Session, ticket: Ticket, *, final: bool) -> int:
-        """How many blocks of the ticket's run are worth having as things are now; those behind them are not, because of
-        `ticket.short`. All, unless something is known by now that was not. `final`: it grows no more."""
-        whole = len(ticket.pinned)
-        if ticket.weighed is None:
-            if not whole or ticket.landed < whole or not final or ticket.ends or ticket.short:
+    def again(self, session: Session, request: RecallRequest, *, final: bool) -> int:
+        """How many blocks of the run are worth having as things are now; those behind them are not, because of
+        `request.short`. All, unless something is known by now that was not. `final`: it grows no more."""
+        whole = len(request.pinned)
+        if request.weighed is None:
+            if not whole or request.landed < whole or not final or request.ends or request.short:
                 return whole
-            self._weigh(session, ticket, (Stretch(HOST, whole, sum(entry.nbytes for entry in ticket.pinned)),))
-            return min(whole, ticket.most)
-        if ticket.landed < whole and self._late(ticket.weighed, ticket.order, ticket.landed):
-            ticket.short = "late"
-            return ticket.landed
+            self._weigh(session, request, (Stretch(HOST, whole, sum(entry.nbytes for entry in request.pinned)),))
+            return min(whole, request.most)
+        if request.landed < whole and self._late(request.weighed, request.order, request.landed):
+            request.short = "late"
+            return request.landed
         return whole
 
     def ended(self, weighed: OpenDecision, recalled: int, waited_s: float) -> None:
@@ -123,9 +126,9 @@ class RecallPlanner:
         gave_up, landed_s = weighed.gave_up if waited_s else "", weighed.landed_at - weighed.began
         self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s))
 
-    def _tier_of(self, ticket: Ticket, at: int, origins: tuple[Origin, ...]) -> str | None:
+    def _tier_of(self, request: RecallRequest, at: int, origins: tuple[Origin, ...]) -> str | None:
         """Where this block would come from; None: it is nowhere, or an engine is filling it."""
-        digest = ticket.digests[32 * at : 32 * at + 32]
+        digest = request.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]
         entry = self._index.find(*ids)
         if entry is None:
@@ -135,25 +138,25 @@ class RecallPlanner:
             return level.name
         return HOST if entry.state is BlockState.RESIDENT else None
 
-    def _weigh(self, session: Session, ticket: Ticket, stretches: tuple[Stretch, ...]) -> None:
-        """`stretches`: where the ticket's leading run lies."""
+    def _weigh(self, session: Session, request: RecallRequest, stretches: tuple[Stretch, ...]) -> None:
+        """`stretches`: where the request's leading run lies."""
         assert session.scheduler is not None
         load = session.load = session.load or EngineLoad(session.tag)
-        if ticket.weighed is not None:  # of a shorter run
-            self.ended(ticket.weighed, 0, 0.0)
+        if request.weighed is not None:  # of a shorter run
+            self.ended(request.weighed, 0, 0.0)
         block_tokens, now = session.scheduler.hello.block_tokens, self._clock.now()
         blocks = sum(stretch.blocks for stretch in stretches)
-        tokens = min(max(ticket.tokens, blocks * block_tokens, 1), MAX_TOKENS)
-        queued = self._stack.ahead(ticket.order)
+        tokens = min(max(request.tokens, blocks * block_tokens, 1), MAX_TOKENS)
+        queued = self._stack.ahead(request.order)
         question = RecallQuestion(tokens, block_tokens, stretches, queued, load.busy_s(now))
-        known, mode = self._costs.known(load.tag, tokens, self._stack.speeds), self.mode(ticket.recall)
+        known, mode = self._costs.known(load.tag, tokens, self._stack.speeds), self.mode(request.recall)
         decision = decide(question, known, mode)
         rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
         load.compute(now, rest_s)
         number = next(self._numbers)
-        ticket.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s)
+        request.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s)
         if decision.blocks < blocks:
-            ticket.most, ticket.short = decision.blocks, decision.why.value
+            request.most, request.short = decision.blocks, decision.why.value
         by_tier: Counter[str] = Counter()
         for stretch in stretches:
             by_tier[stretch.tier] += stretch.blocks

@@ -10,7 +10,7 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
-from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
+from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase
 from stepwell.hierarchy.work import Work, WorkStep
 
 
@@ -18,45 +18,45 @@ class Probes:
     def __init__(self, news: News, stack: Stack) -> None:
         self._news = news
         self._stack = stack
-        self._asked: dict[Ticket, list[Level]] = {}  # that have not answered, once for each call
-        self._answered: dict[Ticket, Session] = {}
+        self._asked: dict[RecallRequest, list[Level]] = {}  # that have not answered, once for each call
+        self._answered: dict[RecallRequest, Session] = {}
 
-    def run(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> Work:
+    def run(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Work:
         """Asks for all blocks that are not here, under each of the tenant's keys."""
-        ticket.probed = True
+        request.probed = True
         named: list[list[BlockId]] = [[] for _ in origins]
-        for at in range(ticket.landed, ticket.blocks):
+        for at in range(request.landed, request.blocks):
             for ids, origin in zip(named, origins, strict=True):
-                ids.append(origin.name(ticket.digests[32 * at : 32 * at + 32]))
+                ids.append(origin.name(request.digests[32 * at : 32 * at + 32]))
             yield WorkStep.DONE
-        if session.phase is not SessionPhase.LIVE or session.tickets.get(ticket.number) is not ticket:
+        if session.phase is not SessionPhase.LIVE or session.requests.get(request.number) is not request:
             return
         for level in self._stack.levels:
             for ids in named:
-                if level.probe(ids, partial(self._done, session, ticket, level)):
-                    self._asked.setdefault(ticket, []).append(level)
+                if level.probe(ids, partial(self._done, session, request, level)):
+                    self._asked.setdefault(request, []).append(level)
 
-    def awaits(self, ticket: Ticket) -> bool:
+    def awaits(self, request: RecallRequest) -> bool:
         """Some tier has not answered, and still may."""
-        return any(not level.down for level in self._asked.get(ticket, ()))
+        return any(not level.down for level in self._asked.get(request, ()))
 
-    def answered(self) -> dict[Ticket, Session]:
-        """Tickets of which a tier has said what it has since this was last asked."""
+    def answered(self) -> dict[RecallRequest, Session]:
+        """Requests of which a tier has said what it has since this was last asked."""
         answered, self._answered = self._answered, {}
         return answered
 
-    def forget(self, ticket: Ticket) -> None:
-        """The ticket has its final answer, or has ended."""
-        self._asked.pop(ticket, None)
-        self._answered.pop(ticket, None)
+    def forget(self, request: RecallRequest) -> None:
+        """The request has its final answer, or has ended."""
+        self._asked.pop(request, None)
+        self._answered.pop(request, None)
 
-    def _done(self, session: Session, ticket: Ticket, level: Level) -> None:
-        left = self._asked.get(ticket)
+    def _done(self, session: Session, request: RecallRequest, level: Level) -> None:
+        left = self._asked.get(request)
         if left is None:
             return  # it is too late
         left.remove(level)
         if not left:
-            del self._asked[ticket]
-        ticket.extended = ticket.weighed is not None
-        self._answered[ticket] = session
+            del self._asked[request]
+        request.extended = request.weighed is not None
+        self._answered[request] = session
         self._news.probed = True

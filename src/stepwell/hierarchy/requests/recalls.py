@@ -1,11 +1,11 @@
 """Answering requests: follow a prefix through the index, pin what is resident, promote what lies below, lease what is
 recalled.
 
-A ticket's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
+A request's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
 Before anything is read for it, the rest of its run is looked at and weighed: what is not worth it is left alone.
 A run grows past blocks that are being promoted: they are pinned as they are asked for, and told when they have
 landed. Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
-pins) the ticket waits and is followed again when something changed.
+pins) the request waits and is followed again when something changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
-from stepwell.hierarchy.sessions.session import Session, SessionPhase, Ticket
+from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
@@ -91,15 +91,15 @@ class Recalls:
         self._held = held
         self.pins = Pins(core, arena, stack, pin_waiting)
         self.waiting = Waiting()
-        self._transfers = Transfers(arena, core.news)
+        self.transfers = Transfers(arena, core.news)
 
     def ask(self, session: Session, message: Ask) -> Work:
-        ticket = Ticket(message.ticket, message.order, message.epoch, message.digests)
-        ticket.tokens, ticket.recall = message.tokens, message.recall
-        if self._planner.mode(ticket.recall) is RecallMode.NEVER:
-            ticket.most, ticket.short = 0, Why.NEVER.value
-        session.tickets[ticket.number] = ticket
-        return self._follow(session, ticket)
+        request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
+        request.tokens, request.recall = message.tokens, message.recall
+        if self._planner.mode(request.recall) is RecallMode.NEVER:
+            request.most, request.short = 0, Why.NEVER.value
+        session.requests[request.number] = request
+        return self._follow(session, request)
 
     def decline(self, session: Session, message: Ask) -> None:
         """So much waits already that nothing is kept of this question: a miss."""
@@ -108,7 +108,7 @@ class Recalls:
             session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
 
     def look(self) -> None:
-        """Tickets that waited for what has happened since the last look go on, the earliest request first. Nothing
+        """Requests that waited for what has happened since the last look go on, the earliest request first. Nothing
         lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
         for entry in news.landed:
@@ -125,163 +125,163 @@ class Recalls:
         self.waiting.no_blocks()
         self._news.changed = True
         for session in sessions:
-            for ticket in list(session.tickets.values()):
+            for request in list(session.requests.values()):
                 if not self._pauses.recalls:
                     return
                 scheduler = session.scheduler
-                if ticket.told and scheduler is not None and session.tickets.get(ticket.number) is ticket:
-                    scheduler.channel.send(GiveWay(ticket.number, PAUSED))
+                if request.told and scheduler is not None and session.requests.get(request.number) is request:
+                    scheduler.channel.send(GiveWay(request.number, PAUSED))
                 yield WorkStep.DONE
 
-    def _again(self, tickets: dict[Ticket, Session]) -> list[Work]:
-        """A ticket that is queued already is not queued twice."""
-        fresh = sorted((t for t in tickets if not t.queued), key=lambda ticket: ticket.order)
-        for ticket in fresh:
-            ticket.queued = True
-        return [self._follow(tickets[ticket], ticket) for ticket in fresh]
+    def _again(self, requests: dict[RecallRequest, Session]) -> list[Work]:
+        """A request that is queued already is not queued twice."""
+        fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.order)
+        for request in fresh:
+            request.queued = True
+        return [self._follow(requests[request], request) for request in fresh]
 
     # following --------------------------------------------------------------------------------------------------------
 
-    def _follow(self, session: Session, ticket: Ticket) -> Work:
-        origins = session.origins(ticket.epoch)
+    def _follow(self, session: Session, request: RecallRequest) -> Work:
+        origins = session.origins(request.epoch)
         while True:
-            if session.phase is not SessionPhase.LIVE or session.tickets.get(ticket.number) is not ticket:
-                self._held.give(session, len(ticket.digests))  # it ended while this was in the queue
+            if session.phase is not SessionPhase.LIVE or session.requests.get(request.number) is not request:
+                self._held.give(session, len(request.digests))  # it ended while this was in the queue
                 return
             if self._canaries.bars(origins):
-                self._bar(ticket, "quarantined")
+                self._bar(request, "quarantined")
             elif self._pauses.recalls:
-                self._bar(ticket, PAUSED)
-            self._see_landed(ticket)
-            if ticket.landed - ticket.told >= SLICE:
-                self._tell(session, ticket, more=True)
-            obstacle = self._grow(session, ticket, origins)
+                self._bar(request, PAUSED)
+            self._see_landed(request)
+            if request.landed - request.told >= SLICE:
+                self._tell(session, request, more=True)
+            obstacle = self._grow(session, request, origins)
             if obstacle is _UNWEIGHED:
-                yield from self._planner.survey(session, ticket, origins)
-                if ticket.short and not (self._pauses.recalls or self._canaries.bars(origins)):
-                    self._planner.probe(session, ticket, origins)
+                yield from self._planner.survey(session, request, origins)
+                if request.short and not (self._pauses.recalls or self._canaries.bars(origins)):
+                    self._planner.probe(session, request, origins)
             elif obstacle is _UNPROBED:
-                yield from self._probes.run(session, ticket, origins)
-            elif obstacle is not None and not self._goes_around(ticket):
-                if not self._is_stuck(ticket) or ticket.probed or not self._stack.shared:
+                yield from self._probes.run(session, request, origins)
+            elif obstacle is not None and not self._goes_around(request):
+                if not self._is_stuck(request) or request.probed or not self._stack.shared:
                     break
-                yield from self._probes.run(session, ticket, origins)
+                yield from self._probes.run(session, request, origins)
             yield WorkStep.DONE
         self._stack.pump()
-        self._see_landed(ticket)
-        if self._is_stuck(ticket) and not self._probes.awaits(ticket):
-            self._cut(ticket, ticket.landed, "tier_down")
+        self._see_landed(request)
+        if self._is_stuck(request) and not self._probes.awaits(request):
+            self._cut(request, request.landed, "tier_down")
             obstacle = _Obstacle("tier_down", False)
-        obstacle = self._weigh_again(session, ticket, final=not obstacle.waits) or obstacle
-        ticket.queued = False
-        self.waiting.woken(ticket)
+        obstacle = self._weigh_again(session, request, final=not obstacle.waits) or obstacle
+        request.queued = False
+        self.waiting.woken(request)
         reason, waits = obstacle
         if waits:
-            self.waiting.for_anything(ticket, session, starved=reason == "no_room")
-        if ticket.landed < len(ticket.pinned):
-            self.waiting.for_block(ticket.pinned[ticket.landed], ticket, session)
+            self.waiting.for_anything(request, session, starved=reason == "no_room")
+        if request.landed < len(request.pinned):
+            self.waiting.for_block(request.pinned[request.landed], request, session)
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
         new_wait = reason if waits else ""
         if (
-            ticket.landed > ticket.told
+            request.landed > request.told
             or not waits
-            or new_wait != ticket.waiting
-            or self._allowance_s(ticket) > ticket.allow_s  # another level reads its next block now
+            or new_wait != request.waiting
+            or self._allowance_s(request) > request.allow_s  # another level reads its next block now
         ):
-            ticket.waiting = new_wait
-            self._tell(session, ticket, more=waits, reason=reason)
+            request.waiting = new_wait
+            self._tell(session, request, more=waits, reason=reason)
         if not waits:
-            self._probes.forget(ticket)  # the answer is final, whatever is found later
-            missed = ticket.blocks - len(ticket.pinned)
-            self._emit(RunAnswered(len(ticket.pinned), sum(ticket.staged), missed, reason))
+            self._probes.forget(request)  # the answer is final, whatever is found later
+            missed = request.blocks - len(request.pinned)
+            self._emit(RunAnswered(len(request.pinned), sum(request.staged), missed, reason))
 
-    def _is_stuck(self, ticket: Ticket) -> bool:
+    def _is_stuck(self, request: RecallRequest) -> bool:
         """The next block of its run is to come from a tier that is down."""
-        level = self._awaited(ticket)
+        level = self._awaited(request)
         return level is not None and level.down
 
-    def _awaited(self, ticket: Ticket) -> Level | None:
+    def _awaited(self, request: RecallRequest) -> Level | None:
         """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""
-        return self._stack.promoting(ticket.pinned[ticket.landed]) if ticket.landed < len(ticket.pinned) else None
+        return self._stack.promoting(request.pinned[request.landed]) if request.landed < len(request.pinned) else None
 
-    def _goes_around(self, ticket: Ticket) -> bool:
+    def _goes_around(self, request: RecallRequest) -> bool:
         """A run that waits for a block of a tier that is down lets it go, where another tier has the block."""
-        if ticket.ends or not self._is_stuck(ticket):
+        if request.ends or not self._is_stuck(request):
             return False
-        source = self._stack.find(ticket.pinned[ticket.landed].id)
+        source = self._stack.find(request.pinned[request.landed].id)
         around = source is not None and not source.level.down
         if around:
-            self._cut(ticket, ticket.landed, "")
+            self._cut(request, request.landed, "")
         return around
 
-    def _bar(self, ticket: Ticket, reason: str) -> None:
+    def _bar(self, request: RecallRequest, reason: str) -> None:
         """Nothing of its namespace, or nothing at all, is to be recalled: what it was not told of yet, it is not told
         of any more."""
-        self._cut(ticket, ticket.told, reason)
-        ticket.landed = ticket.told
+        self._cut(request, request.told, reason)
+        request.landed = request.told
 
-    def _cut(self, ticket: Ticket, blocks: int, reason: str) -> None:
+    def _cut(self, request: RecallRequest, blocks: int, reason: str) -> None:
         """Ends the run behind its first `blocks`, of which it may have been told."""
-        ticket.ends = reason
-        self.waiting.no_block(ticket)
-        self.pins.cut(ticket, blocks)
+        request.ends = reason
+        self.waiting.no_block(request)
+        self.pins.cut(request, blocks)
 
-    def _weigh_again(self, session: Session, ticket: Ticket, *, final: bool) -> _Obstacle | None:
+    def _weigh_again(self, session: Session, request: RecallRequest, *, final: bool) -> _Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
         have landed: what is not worth it any more is given up."""
-        worth = max(self._planner.again(session, ticket, final=final), ticket.told)
-        if worth >= len(ticket.pinned):
+        worth = max(self._planner.again(session, request, final=final), request.told)
+        if worth >= len(request.pinned):
             return None
-        self._cut(ticket, worth, ticket.short)
-        ticket.landed = min(ticket.landed, worth)
-        return _Obstacle(ticket.short, False)
+        self._cut(request, worth, request.short)
+        request.landed = min(request.landed, worth)
+        return _Obstacle(request.short, False)
 
-    def _see_landed(self, ticket: Ticket) -> None:
+    def _see_landed(self, request: RecallRequest) -> None:
         """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
-        pinned = ticket.pinned
-        while ticket.landed < len(pinned):
-            state = pinned[ticket.landed].state
+        pinned = request.pinned
+        while request.landed < len(pinned):
+            state = pinned[request.landed].state
             if state is BlockState.ABSENT:
-                if pinned[ticket.landed].id not in self._index:  # else it was filled anew meanwhile
-                    ticket.ends = "not_readable"
-                self.pins.cut(ticket, ticket.landed)
+                if pinned[request.landed].id not in self._index:  # else it was filled anew meanwhile
+                    request.ends = "not_readable"
+                self.pins.cut(request, request.landed)
                 return
             if state is BlockState.FILLING:
                 return
-            ticket.landed += 1
+            request.landed += 1
 
-    def _grow(self, session: Session, ticket: Ticket, origins: tuple[Origin, ...]) -> _Obstacle | None:
+    def _grow(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> _Obstacle | None:
         """Adds the next block to the run. None: done, go on."""
-        at = len(ticket.pinned)
-        if at == ticket.blocks:
+        at = len(request.pinned)
+        if at == request.blocks:
             return _Obstacle("end", False)
-        if ticket.ends:
-            return _Obstacle(ticket.ends, False)
-        if at >= ticket.most:
-            return _Obstacle(ticket.short, False)
-        digest = ticket.digests[32 * at : 32 * at + 32]
+        if request.ends:
+            return _Obstacle(request.ends, False)
+        if at >= request.most:
+            return _Obstacle(request.short, False)
+        digest = request.digests[32 * at : 32 * at + 32]
         ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
         entry = self._index.find(*ids)
         if entry is not None and self._stack.disown(entry):
             entry = None
         if entry is None:
-            promoted = self._promote(session, ticket, ids, origins)
+            promoted = self._promote(session, request, ids, origins)
             if isinstance(promoted, _Obstacle):
                 return promoted
             entry = promoted
         else:
-            obstacle = self._obstacle(session, ticket, entry)
+            obstacle = self._obstacle(session, request, entry)
             if obstacle is not None:
                 return obstacle
             if entry.state is BlockState.FILLING:
-                if ticket.weighed is None:
+                if request.weighed is None:
                     return _UNWEIGHED
-                self._stack.hasten(entry, ticket.order)
-        self.pins.add(ticket, entry)
+                self._stack.hasten(entry, request.order)
+        self.pins.add(request, entry)
         return None
 
-    def _obstacle(self, session: Session, ticket: Ticket, entry: Entry) -> _Obstacle | None:
+    def _obstacle(self, session: Session, request: RecallRequest, entry: Entry) -> _Obstacle | None:
         """Why this block of the arena cannot be added to the run."""
         if entry.state is BlockState.FILLING and self._stack.promoting(entry) is None:
             return _Obstacle("filling", entry.id in session.filling)
@@ -289,18 +289,18 @@ class Recalls:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
         if not entry.pins and not self.pins.room(entry.nbytes):
-            return self._no_pins(session, ticket)
+            return self._no_pins(session, request)
         return None
 
     def _promote(
-        self, session: Session, ticket: Ticket, ids: list[BlockId], origins: tuple[Origin, ...]
+        self, session: Session, request: RecallRequest, ids: list[BlockId], origins: tuple[Origin, ...]
     ) -> Entry | _Obstacle:
         """An entry that is being filled from below; or why there is none."""
         source = self._stack.find(*ids)
         if source is None or source.level.down:
-            if not ticket.probed and self._stack.shared:
+            if not request.probed and self._stack.shared:
                 return _UNPROBED
-            if self._probes.awaits(ticket):
+            if self._probes.awaits(request):
                 return _Obstacle("staging", True)  # its wait is one for a tier
         if source is None:
             evicted = any(id in self._ghosts for id in ids)
@@ -311,91 +311,86 @@ class Recalls:
         owner, shards = session.owner, session.shards
         assert owner is not None
         if not self.pins.room(owner.slot_bytes * shards):
-            return self._no_pins(session, ticket)
+            return self._no_pins(session, request)
         if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return _Obstacle("mapping", True)
-        if ticket.weighed is None or ticket.extended:
+        if request.weighed is None or request.extended:
             return _UNWEIGHED
-        parent = ticket.pinned[-1] if ticket.pinned else None
-        self._count(session, ticket, id)
-        entry = level.promote(session, origins[ids.index(id)], id, parent, ticket.order)
+        parent = request.pinned[-1] if request.pinned else None
+        self._count(session, request, id)
+        entry = level.promote(session, origins[ids.index(id)], id, parent, request.order)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
-    def _count(self, session: Session, ticket: Ticket, id: BlockId) -> None:
-        """The next block of its run is not here, and that it is needed is a use: once, however often the ticket has to
+    def _count(self, session: Session, request: RecallRequest, id: BlockId) -> None:
+        """The next block of its run is not here, and that it is needed is a use: once, however often the request has to
         wait for room."""
-        depth = len(ticket.pinned)
-        if depth >= ticket.counted:
-            self._uses.note(session, id, depth, first=not ticket.counted)
-            ticket.counted = depth + 1
+        depth = len(request.pinned)
+        if depth >= request.counted:
+            self._uses.note(session, id, depth, first=not request.counted)
+            request.counted = depth + 1
 
-    def _no_pins(self, session: Session, ticket: Ticket) -> _Obstacle:
+    def _no_pins(self, session: Session, request: RecallRequest) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
-        self.pins.ask_way(session, ticket)
-        return _Obstacle("pins", self.pins.others(ticket))
+        self.pins.ask_way(session, request)
+        return _Obstacle("pins", self.pins.others(request))
 
-    def _tell(self, session: Session, ticket: Ticket, *, more: bool, reason: str = "") -> None:
-        first, ticket.told = ticket.told, ticket.landed
-        news = ticket.pinned[first : ticket.landed]
-        brought = ticket.staged[first : ticket.landed]  # their use was counted when they were asked for
+    def _tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
+        first, request.told = request.told, request.landed
+        news = request.pinned[first : request.landed]
+        brought = request.staged[first : request.landed]  # their use was counted when they were asked for
         again = [entry for entry, staged in zip(news, brought, strict=True) if not staged]
         self._arena.touch(again)
         self._migration.used(news, again)
-        ticket.allow_s = self._allowance_s(ticket)
+        request.allow_s = self._allowance_s(request)
         if session.scheduler is not None:
             found = Found(
-                ticket.number,
+                request.number,
                 first,
                 b"".join(e.refs for e in news),
                 more,
                 reason,
                 bytes(entry.source + 1 if here else 0 for entry, here in zip(news, brought, strict=True)),
-                ticket.allow_s,
-                ticket.weighed.decision.limit_s if ticket.weighed is not None else 0.0,
+                request.allow_s,
+                request.weighed.decision.limit_s if request.weighed is not None else 0.0,
             )
             session.scheduler.channel.send(found)
 
-    def _allowance_s(self, ticket: Ticket) -> float:
-        """What the ticket may wait for its next block in addition to the usual patience: seconds."""
-        level = self._awaited(ticket)
+    def _allowance_s(self, request: RecallRequest) -> float:
+        """What the request may wait for its next block in addition to the usual patience: seconds."""
+        level = self._awaited(request)
         return self._stack.allowance_s if level is None else level.allowance_s
 
     # recalling and letting go -----------------------------------------------------------------------------------------
 
     def recall(self, session: Session, message: Recall) -> None:
-        """Pins become leases. A ticket that is gone means a copy that will fail its generation check, or not: the
+        """Pins become leases. A request that is gone means a copy that will fail its generation check, or not: the
         bytes are then still those it was told of."""
-        ticket = session.tickets.get(message.ticket)
-        if ticket is None:
-            self._transfers.early(session, message.transfer)
+        request = session.requests.get(message.ticket)
+        if request is None:
+            self.transfers.early(session, message.transfer)
             return
-        entries = ticket.pinned[: ticket.told][message.first : message.first + message.count]
-        self._transfers.begin(session, message.transfer, entries)
-        if ticket.weighed is not None and not message.compare:
-            self._planner.ended(ticket.weighed, len(entries), message.waited_s)
-            ticket.weighed = None
+        entries = request.pinned[: request.told][message.first : message.first + message.count]
+        self.transfers.begin(session, message.transfer, entries)
+        if request.weighed is not None and not message.compare:
+            self._planner.ended(request.weighed, len(entries), message.waited_s)
+            request.weighed = None
         self.release(session, message.ticket)
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
-    def recalled(self, session: Session, rank: int, transfers: list[int]) -> None:
-        """This rank's copies of these transfers have ended."""
-        self._transfers.ended(session, rank, transfers)
-
     def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
-        """Ends a ticket, for which its request has waited in vain so long. Its pins are let go, `at_once` or in
-        slices."""
-        ticket = session.tickets.pop(number, None)
-        if ticket is None:
+        """Ends a request, which has waited in vain so long. Its pins are let go, `at_once` or in slices."""
+        request = session.requests.pop(number, None)
+        if request is None:
             return
-        if ticket.weighed is not None:
-            self._planner.ended(ticket.weighed, 0, waited_s)
-        if not ticket.queued:
-            self._held.give(session, len(ticket.digests))
-        self._probes.forget(ticket)
-        self.waiting.woken(ticket)
-        self.waiting.no_block(ticket)
-        self.pins.let_go(ticket, at_once=at_once)
+        if request.weighed is not None:
+            self._planner.ended(request.weighed, 0, waited_s)
+        if not request.queued:
+            self._held.give(session, len(request.digests))
+        self._probes.forget(request)
+        self.waiting.woken(request)
+        self.waiting.no_block(request)
+        self.pins.let_go(request, at_once=at_once)

@@ -95,7 +95,7 @@ class Transfer:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class RecallRequest:
     """A request that asked. `pinned` is its run so far; the first `landed` blocks of it are RESIDENT, those behind them
     are on their way up. `staged` says of each whether it was brought up for this request."""
 
@@ -140,7 +140,7 @@ class Session:
     shards: int = 0  # of a block, once live
     writers: frozenset[int] = frozenset()  # ranks that fill them, one each
     load: EngineLoad | None = None  # once something was weighed for it
-    tickets: dict[int, Ticket] = field(default_factory=dict)
+    requests: dict[int, RecallRequest] = field(default_factory=dict)
     fills: dict[int, Fill] = field(default_factory=dict)
     filling: dict[BlockId, int] = field(default_factory=dict)
     transfers: dict[int, Transfer] = field(default_factory=dict)
