@@ -95,7 +95,7 @@ def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(self: Prefetch, guess: Guess, *arguments: Any) -> Any:
         entry = step(self, guess, *arguments)
-        brought.append(len(guess.brought))
+        brought.append(len(guess.promoted))
         return entry
 
     monkeypatch.setattr(Prefetch, "_step", counted)

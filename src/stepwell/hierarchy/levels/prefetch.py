@@ -1,11 +1,11 @@
-"""Blocks of conversations that are expected to go on soon are brought up before anybody asks for them.
+"""Blocks of conversations that are expected to go on soon are promoted before a request asks for them.
 
     asked, spilled ──► conversations ──due──► guess ──► a few blocks at a time, parents first ──► level, as UNAWAITED
                                                 │
-              told of to a request: used ◄──────┴──────► not within the window: dropped, and counted
+                    told to a request: used ◄───┴──────► not within the window: dropped, and counted
 
-A guess may be wrong, so it gets little: a share of what the tier brings, only while no request waits for the tier and
-the tier is well, and a share of host memory, which it gives back when its window has closed. When most guesses are
+A guess may be wrong, so it gets little: a share of the tier's speed, only while no request waits for the tier and
+it is healthy, and a share of host memory, which it gives back when its window has closed. When most guesses are
 wrong, nothing is guessed for a while.
 """
 
@@ -33,35 +33,35 @@ from stepwell.policies.prefetch.conversations import MAX_CHAIN, MAX_CONVERSATION
 from stepwell.policies.prefetch.record import GuessRecord
 
 SPEED_SHARE = 0.25
-"""Of what the tier brings in a second, at most, goes into guesses."""
+"""Largest share of the tier's speed that guesses use."""
 
 HOST_SHARE = 16
-"""One part in so many of host memory, at most, is held by guesses of which nobody has made use yet."""
+"""Guesses that no request has used yet hold at most one part in so many of host memory."""
 
 BATCH_BYTES = 2 << 20
-"""Asked for at a time: what a request may have to wait for. At least one block."""
+"""Bytes asked for at a time, at least one block: a request may have to wait for them."""
 
 MAX_LOOKED_AT = 64
 """Blocks in one turn."""
 
 MAX_NOTED = 64
-"""Requests that wait to be noted; of more at a time nothing is learned."""
+"""Requests that may wait to be noted; nothing is learned of more at a time."""
 
 AGAIN_S = 0.05
-"""After which is looked again, when something was in the way."""
+"""Seconds until the next attempt when tiers were busy or down."""
 
 
 @dataclass(slots=True, eq=False)
 class Guess:
-    """That a conversation goes on before `until`. `at`: how many of its blocks have been looked at, of which `parent`
-    was the last. `brought` were not in host memory; `used`: how many of these were asked for."""
+    """A conversation that is expected to go on before `until`. `at`: how many of its blocks have been looked at, of which
+    `parent` was the last. `promoted` were not in host memory; `used`: how many of these were asked for."""
 
     conversation: Conversation
     turn: int
     until: float
     at: int = 0
     parent: Entry | None = None
-    brought: list[Entry] = field(default_factory=list)
+    promoted: list[Entry] = field(default_factory=list)
     used: int = 0
 
 
@@ -81,10 +81,10 @@ class Prefetch:
         self._noting = 0  # requests that wait to be noted
         self._due: list[tuple[float, int, Guess]] = []
         self._closing: list[tuple[float, int, Guess]] = []  # by when their window closes
-        self._guess: Guess | None = None  # whose blocks are being brought up
+        self._guess: Guess | None = None  # whose blocks are being promoted
         self._next = 0.0  # when it may go on
         self._forgetting: list[bytes] = []  # namespaces that were cleared
-        self.held: dict[Entry, Guess] = {}  # brought up, and not used yet
+        self.held: dict[Entry, Guess] = {}  # promoted, and not used yet
         self.held_bytes = 0
 
     # what happens -----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Prefetch:
             self._conversations.followed(entry.parent.id, entry.id)
 
     def used(self, run: Sequence[Entry]) -> None:
-        """A request was told of these."""
+        """A request uses these blocks."""
         if self.held:
             for entry in run:
                 guess = self._let_go(entry)
@@ -139,7 +139,7 @@ class Prefetch:
     # guessing ---------------------------------------------------------------------------------------------------------
 
     def _expect(self, conversation: Conversation, session: Session) -> None:
-        """Its next turn, if it has a rhythm: its blocks are due so long before it as bringing them up takes."""
+        """Plans the conversation's next turn, if it has a rhythm: its blocks are due as long before as promoting them takes."""
         window, speed = conversation.rhythm.window, self._speed
         if window is None or speed is None or session.owner is None:
             return
@@ -180,9 +180,9 @@ class Prefetch:
                 if self._record.trusted(now):
                     self._guess, self._next = guess, now
         elif now >= self._next:
-            self._bring(self._guess, now)
+            self._promote_some(self._guess, now)
 
-    def _bring(self, guess: Guess, now: float) -> None:
+    def _promote_some(self, guess: Guess, now: float) -> None:
         """A few blocks of the guess; or its end."""
         session, origin = guess.conversation.asker
         speed = self._speed
@@ -195,7 +195,7 @@ class Prefetch:
             or any(tag in (b"", origin.tag) for tag in self._forgetting)
             or speed is None
         ):
-            self._brought(guess)
+            self._end(guess)
         elif not self._stack.at_leisure:
             self._next = now + AGAIN_S
         else:
@@ -205,18 +205,18 @@ class Prefetch:
 
     def _some(self, guess: Guess, session: Session, origin: Origin) -> int:
         """Bytes that were asked for."""
-        nbytes, before = 0, len(guess.brought)
+        nbytes, before = 0, len(guess.promoted)
         for _ in range(MAX_LOOKED_AT):
             entry = self._step(guess, session, origin)
             if entry is None:
-                self._brought(guess)
+                self._end(guess)
                 break
             if self.held.get(entry) is guess:
                 nbytes += entry.nbytes
             guess.at, guess.parent = guess.at + 1, entry
             if nbytes >= BATCH_BYTES:
                 break
-        for number, blocks in Counter(entry.source for entry in guess.brought[before:]).items():
+        for number, blocks in Counter(entry.source for entry in guess.promoted[before:]).items():
             self._emit(BlocksPrefetched(self._stack.levels[number].name, blocks))
         return nbytes
 
@@ -236,28 +236,28 @@ class Prefetch:
             return None
         entry = source.level.promote(session, origin, id, guess.parent, UNAWAITED)
         if entry is not None:
-            guess.brought.append(entry)
+            guess.promoted.append(entry)
             self.held[entry] = guess
             self.held_bytes += entry.nbytes
         return entry
 
-    def _brought(self, guess: Guess) -> None:
-        """No more is brought up for it: what was is waited for to be used."""
+    def _end(self, guess: Guess) -> None:
+        """Promotes no more for the guess; what was promoted stays until its window closes."""
         self._guess = guess.parent = None
-        if guess.brought:
+        if guess.promoted:
             heapq.heappush(self._closing, (guess.until, next(self._numbers), guess))
 
     def _close(self, guess: Guess) -> Work:
-        """Its window is over. What nobody has used gives its place back; it lies below as it did."""
-        self._record.ended(self._clock.now(), right=2 * guess.used >= len(guess.brought))
-        self._emit(PrefetchEnded(guess.used, len(guess.brought) - guess.used))
-        for entry in reversed(guess.brought):
+        """The guess's window is over. Blocks that no request has used are dropped; the tier still has them."""
+        self._record.ended(self._clock.now(), right=2 * guess.used >= len(guess.promoted))
+        self._emit(PrefetchEnded(guess.used, len(guess.promoted) - guess.used))
+        for entry in reversed(guess.promoted):
             if self._let_go(entry) is not None and entry.evictable:
                 self._arena.drop(entry, "unused")
             yield WorkStep.DONE
 
     def _let_go(self, entry: Entry) -> Guess | None:
-        """It is no guess any more."""
+        """Ends the guess for this block, if there is one; returns it."""
         guess = self.held.pop(entry, None)
         if guess is not None:
             self.held_bytes -= entry.nbytes

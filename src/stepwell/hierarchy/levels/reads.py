@@ -217,9 +217,9 @@ class ReadQueue:
         return True
 
     def _in_flight(self) -> int:
-        """Bytes that the tier is asked for at a time: what it brings in about AHEAD_S. Asked for more, a slow one would
-        bring everything late and at once: who waits would see nothing land, and it would pass for one that hangs. As
-        long as its speed is not known, twice as much with each read that ended."""
+        """Bytes that the tier is asked for at a time: what it reads in about AHEAD_S. If a slow tier were asked for more,
+        all of it would land late and at once, and requests that see nothing land take the tier for one that hangs.
+        While its speed is not known, twice as much with each read that has ended."""
         speed = self.speed.known
         most = MAX_BATCH * self._max_reading
         if speed is None:

@@ -56,12 +56,12 @@ class Pins:
         """The next block of the request's run."""
         self._arena.pin(entry)
         request.pinned.append(entry)
-        request.staged.append(entry.state is BlockState.FILLING)
+        request.promoted.append(entry.state is BlockState.FILLING)
 
     def cut(self, request: RecallRequest, blocks: int) -> None:
         """Only the first `blocks` of the request's run stay pinned."""
         while len(request.pinned) > blocks:
-            request.staged.pop()
+            request.promoted.pop()
             self._unpin(request.pinned.pop())
             self._news.changed = True  # there is room
 

@@ -194,7 +194,7 @@ class Recalls:
         if not waits:
             self._probes.forget(request)  # the answer is final, whatever is found later
             missed = request.blocks - len(request.pinned)
-            self._emit(RunAnswered(len(request.pinned), sum(request.staged), missed, reason))
+            self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
 
     def _is_stuck(self, request: RecallRequest) -> bool:
         """The next block of its run is to come from a tier that is down."""
@@ -238,7 +238,7 @@ class Recalls:
         return _Obstacle(request.short, False)
 
     def _see_landed(self, request: RecallRequest) -> None:
-        """What is RESIDENT of the run by now; the run ends before a block whose staging failed."""
+        """What is RESIDENT of the run by now; the run ends before a block that could not be promoted."""
         pinned = request.pinned
         while request.landed < len(pinned):
             state = pinned[request.landed].state
@@ -340,8 +340,8 @@ class Recalls:
     def _tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
         first, request.told = request.told, request.landed
         news = request.pinned[first : request.landed]
-        brought = request.staged[first : request.landed]  # their use was counted when they were asked for
-        again = [entry for entry, staged in zip(news, brought, strict=True) if not staged]
+        promoted = request.promoted[first : request.landed]  # their use was counted when they were asked for
+        again = [entry for entry, below in zip(news, promoted, strict=True) if not below]
         self._arena.touch(again)
         self._migration.used(news, again)
         request.allow_s = self._allowance_s(request)
@@ -352,7 +352,7 @@ class Recalls:
                 b"".join(e.refs for e in news),
                 more,
                 reason,
-                bytes(entry.source + 1 if here else 0 for entry, here in zip(news, brought, strict=True)),
+                bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True)),
                 request.allow_s,
                 request.weighed.decision.limit_s if request.weighed is not None else 0.0,
             )

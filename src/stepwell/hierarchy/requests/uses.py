@@ -1,4 +1,4 @@
-"""Uses of blocks that are not in host memory: what a request needed and had to compute or bring up."""
+"""Uses of blocks that are not in host memory: what a request needed and its engine had to compute, or the well to promote."""
 
 from __future__ import annotations
 

@@ -97,14 +97,14 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class RecallRequest:
     """A request that asked. `pinned` is its run so far; the first `landed` blocks of it are RESIDENT, those behind them
-    are on their way up. `staged` says of each whether it was brought up for this request."""
+    are being promoted. `promoted` says of each whether it came from a level below, for this request."""
 
     number: int
     order: int
     epoch: int
     digests: bytes
     pinned: list[Entry] = field(default_factory=list)
-    staged: bytearray = field(default_factory=bytearray)
+    promoted: bytearray = field(default_factory=bytearray)
     landed: int = 0
     told: int = 0  # blocks of the run that the client knows of; at most those that have landed
     ends: str = ""  # why the run cannot grow beyond what is pinned: a block below turned out not to be there
