@@ -32,7 +32,7 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
             if (slab, slot) not in entry.slots or entry.state is BlockState.ABSENT:
                 wrong.append(f"slab {slab.number} slot {slot}: entry lies elsewhere or is {entry.state}")
             if entry.state is BlockState.DRAINING and not (entry.pins or entry.leases):
-                wrong.append("a draining block that nobody holds")
+                wrong.append("a draining block that is not held")
     children: dict[int, int] = {}
     for entry in entries.values():
         if entry.parent is not None:
@@ -51,7 +51,7 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
     if kept != slabs.retired.kept:
         wrong.append(f"{slabs.retired.kept} bytes kept by members, {kept} found")
     if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in slabs.slabs.values()):
-        wrong.append("a retired slab that nobody keeps")
+        wrong.append("a retired slab that no member keeps")
     remembered = sum(holding.residents.remembered for holding in arena.holdings.values())
     for owner, residents in arena.former.items():
         remembered += residents.remembered
@@ -130,19 +130,19 @@ def hierarchy(well: Hierarchy) -> None:
         if (entry.pins, entry.leases) != expected:
             wrong.append(f"a block has {entry.pins} pins and {entry.leases} leases, sessions hold {expected}")
         if (entry.state is BlockState.FILLING) != (id(entry) in filling):
-            wrong.append("a block is being filled by nobody")
+            wrong.append("a block is FILLING and no session or read fills it, or the reverse")
         lost = entry.state is BlockState.DRAINING or well.stack.promoting(entry) is not None  # of a read that hangs
         if not lost and well.index.get(entry.id) is not entry:
             wrong.append("a block of the arena is not in the index")
     members = {m.number for session in well.registry.sessions.values() for m in session.workers.values()}
     for slab in well.slabs.slabs.values():
         if strangers := slab.keepers - members - well.registry.keeping.keys():
-            wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, of whom nobody will say when they let go")
+            wrong.append(f"slab {slab.number} is kept by {sorted(strangers)}, which are not connected and not watched")
     _verdict("the hierarchy's books do not balance", wrong)
 
 
 def _held(well: Hierarchy) -> dict[str, int] | None:
-    """Bytes of what waits, by tenant; None while some of it is in the queue."""
+    """Bytes of what waits, by tenant; None while some of it is queued work."""
     if not well.idle:
         return None
     found: Counter[str] = Counter()

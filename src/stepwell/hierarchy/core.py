@@ -1,4 +1,4 @@
-"""What all parts of the hierarchy share, handed to each of them when it is made.
+"""Objects that all parts of the hierarchy share, handed to each of them when it is made.
 
 The index says which blocks can be found in host memory. News is what parts leave for waiting requests: instead of
 calling them back in the middle of something, a part notes what has happened, and the next turn looks at it.
@@ -30,7 +30,7 @@ Callback = Callable[[], None]
 """Called once, when what was asked for has happened."""
 
 Entropy = Callable[[int], bytes]
-"""So many random bytes."""
+"""A function that returns so many random bytes."""
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 """Checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
@@ -38,7 +38,7 @@ Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What blocks or cannot be repeated, injected: the clock, jobs that block, shared memory, random bytes."""
+    """Everything that blocks or cannot be repeated, injected: clock, jobs that block, shared memory, random bytes."""
 
     clock: Clock
     executor: Executor
@@ -48,10 +48,10 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator may change while the well serves. recall: how requests without a wish of their own are decided.
-    placement: where blocks are to lie. write: when blocks are written to tiers. prefetch: blocks are promoted before a
-    request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge: checks
-    wishes of engines that join."""
+    """Settings that an operator may change while the well serves. recall: how requests without a wish of their own are
+    decided. placement: where blocks are to lie. write: when blocks are written to tiers. prefetch: blocks are promoted
+    before a request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge:
+    checks wishes of engines that join."""
 
     recall: RecallMode = RecallMode.DEFAULT
     placement: Placement = field(default_factory=ByWorth)
@@ -80,7 +80,7 @@ class Index:
         self.entries: Mapping[BlockId, Entry] = MappingProxyType(self._entries)
 
     def find(self, *ids: BlockId) -> Entry | None:
-        """The first of these that is here."""
+        """The entry of the first of these ids that is here."""
         for id in ids:
             entry = self._entries.get(id)
             if entry is not None:
@@ -91,18 +91,18 @@ class Index:
         return id in self._entries
 
     def add(self, entry: Entry) -> bool:
-        """False: another entry has its place, and keeps it."""
+        """Adds the entry. False: another entry has its place, and keeps it."""
         return self._entries.setdefault(entry.id, entry) is entry
 
     def remove(self, entry: Entry) -> None:
-        """Nothing happens where another entry has its place."""
+        """Removes the entry, unless another one has its place."""
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
 
 
 @dataclass(slots=True)
 class News:
-    """What has happened that requests may be waiting for, since they were last looked at.
+    """Events since the last look that requests may be waiting for.
 
     changed: anything that any of them may wait for. freed: copies or writes that held slots have ended. tier_down: the
     tier is read no more. probed: a tier has said what it has. landed: blocks whose read from a tier has ended, RESIDENT
@@ -119,7 +119,7 @@ class News:
         return self.changed or self.freed or self.tier_down or self.probed or bool(self.landed)
 
     def take(self) -> News:
-        """What there is; nothing of it is left."""
+        """Returns the news and clears it."""
         taken = News(self.changed, self.freed, self.tier_down, self.probed, self.landed)
         self.changed = self.freed = self.tier_down = self.probed = False
         self.landed = []
@@ -128,8 +128,8 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """`emit` hears of every event. `work` is what engines wait for, in slices. `pauses` is what the operator has
-    switched off."""
+    """`emit` takes every event. `work`: long work of engines, in slices. `pauses`: what the operator has switched
+    off."""
 
     clock: Clock
     limits: Limits

@@ -1,4 +1,4 @@
-"""Counters of the well, and the memory of what was evicted lately (to tell 'evicted' from 'never seen')."""
+"""Counters of the well, and the ids of blocks evicted lately (to tell 'evicted' from 'never seen')."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Counters:
             case e.CanaryHeard(excess):
                 self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
             case e.NamespaceQuarantined() | e.QuarantineLifted() | e.PauseChanged():
-                pass  # how many there are is asked of those who keep them
+                pass  # `stats` asks the parts how many there are
             case e.RecallDecided():
                 self.total[f"decided_{event.why}"] += 1
             case e.RecallEnded(gave_up=gave_up, regret_s=regret_s, best_s=best_s):
@@ -125,7 +125,7 @@ class Counters:
                 self.engine[name] = min(self.engine[name] + max(n, 0), _MAX_COUNT)
 
     def values(self) -> dict[str, int | float]:
-        """One flat table; the sums that people look for are there from the start."""
+        """One flat table; the usual sums are there from the start."""
         names = (
             "requests",
             "hits",

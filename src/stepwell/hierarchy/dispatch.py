@@ -32,7 +32,7 @@ MAX_REQUESTS = 4096
 
 
 class Dispatch:
-    """`held` bounds the bytes of what waits to be done."""
+    """`held` bounds the bytes of messages that wait to be answered."""
 
     def __init__(
         self,

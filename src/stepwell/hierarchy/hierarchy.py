@@ -54,7 +54,7 @@ class Hierarchy:
     """`tiers`: where blocks go below the arena, the uppermost first, each with a name of its own; they answer on this
     thread. `well`: the name that members are given. `policy`: makes the policy of each owner's blocks in host memory.
     `tenants`: how many share this well. `saved` and `store`: what an earlier well has left, and what keeps this one's
-    state for the next. `sink` hears of every event."""
+    state for the next. `sink` takes every event."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Hierarchy:
         self._members.exited(member)
 
     def watches(self, member: Member) -> bool:
-        """It still matters when this member's process exits."""
+        """True while the exit of this member's process still matters."""
         return self._members.watches(member)
 
     # work -------------------------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ class Hierarchy:
         self.stack.recover()
 
     def drain(self, done: Callback) -> None:
-        """Nobody is connected any more: what is still to be written is written, and `done` is called when the tier has
+        """Writes what is still to be written, when no member is connected any more; `done` is called when each tier has
         it in its best form. Call `turn` and deliver completions meanwhile."""
         self.migration.drain(done)
 
     def follow(self, options: Options) -> None:
-        """From now on these are in force."""
+        """Puts these options in force."""
         self._members.follow(options.judge)
         self._planner.follow(options.recall)
         self._recalls.pins.follow(options.pin_waiting)
@@ -217,12 +217,12 @@ class Hierarchy:
 
     @property
     def holds_blocks(self) -> bool:
-        """There is something in host memory that would be lost with it."""
+        """True if host memory holds blocks, which would be lost with it."""
         return self.arena.sums.blocks > 0
 
     @property
     def idle(self) -> bool:
-        """Nothing that an engine has said waits to be done."""
+        """True if no message of an engine waits to be answered."""
         return self._core.work.idle
 
     @property
@@ -260,7 +260,7 @@ class Hierarchy:
         }
 
     def stats_of(self, tenant: str) -> dict[str, int | float | str]:
-        """What one tenant may know: nothing in it depends on what the others hold or do."""
+        """Figures that one tenant may know: none of them depends on what the others hold or do."""
         sessions = sum(session.tenant == tenant for session in self.registry.sessions.values())
         return {
             "well": self.well,
@@ -285,8 +285,8 @@ class Hierarchy:
 
 
 class _Observer:
-    """Passes on what the arena says to the parts that it concerns. Some are made after the arena, so they are asked of
-    the well."""
+    """Passes the arena's changes on to the parts that they concern. Some are made after the arena, so they are taken
+    from the well."""
 
     def __init__(self, well: Hierarchy, core: Core, sharing: SlabSharing, ghosts: Ghosts) -> None:
         self._well = well
@@ -297,12 +297,12 @@ class _Observer:
     def serving(self, slab: Slab | None) -> None:
         self._core.work.slabs_changed()
         if slab is None:
-            self._core.news.changed = True  # nobody needs to wait until it is there
+            self._core.news.changed = True  # no request needs to wait for it
         else:
             self._sharing.share(slab)
 
     def retired(self, slab: Slab) -> None:
-        self._core.news.changed = True  # nobody needs to wait until it is mapped
+        self._core.news.changed = True  # no request needs to wait until it is mapped
         self._sharing.unshare(slab)
 
     def dropped(self, entry: Entry, reason: str) -> None:

@@ -40,7 +40,7 @@ from stepwell.vault.keyring import Keyring
 
 KEYRING = "keyring"
 DISK_THREADS, DISK_RESERVE = 4, "5%"
-"""Of a well with a disk: threads that read and write it, and what it leaves free of its filesystem."""
+"""Threads that read and write a well's disk, and the share of its filesystem that is left free."""
 
 RECOVER_S, DRAIN_S, JOBS_S = 10.0, 5.0, 2.0
 """Most seconds that a well with threads is waited for: until it knows what its disk has; when it is closed, until what
@@ -94,7 +94,7 @@ class JobThreads:
 
 
 def _run(job: Job) -> BaseException | None:
-    """What the job raises: an executor hands every failure to its caller."""
+    """Runs the job and returns what it raises: an executor hands every failure to its caller."""
     try:
         job()
     except Exception as error:  # noqa: BLE001 - the caller decides
@@ -211,7 +211,7 @@ class LocalWell:
         self.pump()
 
     def _end_threads(self) -> bool:
-        """What waits to be written is written, and the threads end. False: one hangs."""
+        """Writes what waits to be written and ends the threads. False: one hangs."""
         drained = threading.Event()
         with self._lock:
             self.hierarchy.drain(drained.set)

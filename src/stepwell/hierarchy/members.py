@@ -22,7 +22,7 @@ from stepwell.protocol import messages as m
 
 
 class Members:
-    """`well` and `tiers` are the names that members are told."""
+    """`well` and `tiers`: names that members are given."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Members:
         self._tiers = list(tiers)
 
     def follow(self, judge: Judge) -> None:
-        """From now on this checks the wishes of engines that join."""
+        """Puts this check of joining engines' wishes in force."""
         self._judge = judge
 
     def join(self, peer: Peer, hello: m.Hello, channel: Channel) -> Member | None:
@@ -67,7 +67,7 @@ class Members:
             if member is None:
                 channel.send(refused)
             else:
-                for other in member.session.members:  # whoever joined last, all are to know why
+                for other in member.session.members:  # all are to know why, not only the last to join
                     other.channel.send(refused)
                 self.end(member.session, without=member)
             return None
@@ -158,7 +158,7 @@ class Members:
         self._core.news.changed = True
 
     def watches(self, member: Member) -> bool:
-        """It still matters when this member's process exits."""
+        """True while the exit of this member's process still matters."""
         numbers = {n for quarantine in self._registry.quarantines for n in quarantine.alive.values()}
         kept = member.number in self._registry.keeping and self._slabs.keeps(member.number)
         return member.session.phase is not SessionPhase.ENDED or member.number in numbers or kept

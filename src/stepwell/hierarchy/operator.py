@@ -1,4 +1,4 @@
-"""What an operator asks of a well: which namespaces there are, to clear tiers, and to pause and resume."""
+"""Operations of an operator: list namespaces, clear tiers, pause and resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Operator:
 
     @property
     def tiers(self) -> frozenset[str]:
-        """Names of those that keep blocks."""
+        """Names of the tiers that keep blocks."""
         return frozenset({HOST, *(level.name for level in self._stack.levels if level.keeps)})
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
@@ -46,7 +46,7 @@ class Operator:
         self.drop(tiers, namespace, done)
 
     def drop(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
-        """As `clear`, and what is in quarantine stays there."""
+        """Clears as `clear` does, but lifts no quarantine."""
 
         def cleared(sums: dict[str, clearing.Sum]) -> None:
             self._core.news.changed = True
@@ -58,15 +58,15 @@ class Operator:
         work.walk(clearing.Clearing(self._arena, stack, tiers & self.tiers, namespace, work, cleared).run())
 
     def pause(self, pause: PauseRecord) -> None:
-        """From now on nothing of this kind begins; what has begun goes its way to the end."""
+        """Lets nothing of this kind begin from now on; what has begun ends as usual."""
         if self._core.pauses.pause(pause):
             if pause.kind == "recalls":
                 self._core.work.add(self._recalls.pause(list(self._registry.sessions.values())))
             else:
-                self._core.work.slabs_changed()  # who is parked for one is answered now
+                self._core.work.slabs_changed()  # work that is parked for a slab goes on now
 
     def resume(self, kind: Kind, uid: int) -> None:
-        """From now on what is of this kind begins again."""
+        """Ends the pause of this kind."""
         if self._core.pauses.resume(kind, uid) and kind == "spills":
             self._migration.spills_resumed()
 

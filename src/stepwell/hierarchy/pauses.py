@@ -1,6 +1,6 @@
-"""What the operator has switched off: recalls, spills or both, until they are resumed.
+"""The operator's off switch: recalls, spills or both, until they are resumed.
 
-Looked at wherever something of that kind would begin; what has begun goes its way to the end. Blocks stay where they
+It is looked at wherever something of that kind would begin; what has begun ends as usual. Blocks stay where they
 are. Why so: docs/design/adr/0022-an-off-switch.md.
 """
 
@@ -12,15 +12,15 @@ from stepwell.events import PauseChanged, Sink
 from stepwell.hierarchy.saved import KINDS, Kind, PauseRecord, StateStore
 
 PAUSED = "paused"
-"""Why a request is answered with a miss, and why a spill is refused."""
+"""Reason of a request's miss and of a refused spill."""
 
 MAX_REASON = 200
 """Characters of a reason."""
 
 
 class Pauses:
-    """`earlier`: what was paused when the well before ended. Saved whenever somebody asks to pause or resume, so that
-    asking again repeats a save that has failed."""
+    """`earlier`: what was paused when the well before ended. Each request to pause or resume saves the list, so
+    that a repeated one makes up for a save that has failed."""
 
     def __init__(self, emit: Sink, earlier: Iterable[PauseRecord], store: StateStore) -> None:
         self._emit = emit
@@ -58,5 +58,5 @@ class Pauses:
 
 
 def one_line(reason: str) -> str:
-    """A person's reason, made fit for a log and a file."""
+    """The reason as one short line that is safe in a log and a file."""
     return "".join(c if c.isprintable() else "?" for c in reason.strip())[:MAX_REASON]

@@ -1,4 +1,4 @@
-"""What outlives a well: namespaces in quarantine, costs of prefill, and pauses."""
+"""State that outlives a well: namespaces in quarantine, costs of prefill, and pauses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What an earlier well has left. `barred`: namespaces in quarantine."""
+    """State that an earlier well has left. `barred`: namespaces in quarantine."""
 
     barred: Sequence[Tags] = ()
     calibrations: Calibrations = field(default_factory=dict)

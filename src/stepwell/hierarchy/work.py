@@ -16,7 +16,7 @@ WALK_BLOCKS = 8
 """Blocks of a walk in each turn, however much engines want."""
 
 SLAB_WAIT_S = 1.0
-"""How long work may be parked for a slab that is being made or mapped, before it goes on without."""
+"""Seconds that work may be parked for a slab that is being made or mapped, before it goes on without."""
 
 
 class WorkStep(Enum):
@@ -28,8 +28,8 @@ Work = Iterator[WorkStep]
 
 
 class WorkQueue:
-    """Pending work of engines, first come first served, and walks through all that is cached, which nobody waits for:
-    they have what engines leave of a turn. What is cut off by the end of a turn goes on in the next."""
+    """Pending work of engines, first come first served, and walks through all that is cached, which no request waits
+    for: they have what engines leave of a turn. What is cut off by the end of a turn goes on in the next."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,26 +42,26 @@ class WorkQueue:
         self._waiting.extend(work)
 
     def walk(self, work: Work) -> None:
-        """It may not park."""
+        """Adds a walk, which may not park."""
         self._walks.append(work)
 
     def slabs_changed(self) -> None:
-        """Whoever is parked is to look again."""
+        """Has parked work look again at the next turn."""
         self._slabs_changed = True
 
     @property
     def more(self) -> bool:
-        """There is something to do at once."""
+        """True if there is something to do at once."""
         return bool(self._waiting or self._walks) or (self._slabs_changed and bool(self._parked))
 
     @property
     def idle(self) -> bool:
-        """No engine's work waits, parked or not."""
+        """True if no engine's work waits, parked or not."""
         return not (self._waiting or self._parked)
 
     @property
     def next_moment(self) -> float | None:
-        """When time alone gives something to do."""
+        """When time alone gives something to do; None: never."""
         return self._parked[0][0] if self._parked else None
 
     def turn(self) -> None:

@@ -26,12 +26,12 @@ from stepwell.policies.placement.base import Destination, Placement
 from stepwell.policies.placement.by_worth import ByWorth
 
 MOMENT_S = 1e-6
-"""Between two requests, at least: policies tell them apart by their time."""
+"""Least time between two requests, in seconds: policies tell them apart by their time."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """What the arena holds, kept up to date with every change so that asking costs nothing. `blocks` are RESIDENT."""
+    """Sums of the arena, kept up to date with every change so that asking costs nothing. `blocks` are RESIDENT."""
 
     blocks: int = 0
     block_bytes: int = 0
@@ -42,8 +42,8 @@ class Sums:
 
 @dataclass(slots=True)
 class Holding:
-    """What one owner has. `roomy`: its serving slabs with free slots, by number. `free`: slots in them. `making`: a
-    slab is being populated for it. `present`: an engine of it is connected."""
+    """Slabs and blocks of one owner. `roomy`: its serving slabs with free slots, by number. `free`: slots in them.
+    `making`: a slab is being populated for it. `present`: an engine of it is connected."""
 
     residents: Residents
     slabs: list[Slab] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Holding:
 
     @property
     def over(self) -> bool:
-        """There is nothing to hold, nor will there be."""
+        """True if the owner holds nothing and has no engine that might."""
         return not (self.present or self.making or self.slabs)
 
     def take(self, slab: Slab) -> int:
@@ -66,7 +66,7 @@ class Holding:
         return slot
 
     def put(self, slab: Slab, slot: int) -> None:
-        """The slot of this slab is free."""
+        """Marks the slot of this slab as free."""
         slab.free.append(slot)
         self.free += 1
         self.roomy[slab.number] = slab
@@ -114,13 +114,13 @@ class Arena:
         self.sums = Sums()
 
     def follow(self, placement: Placement) -> None:
-        """From now on this policy says where blocks are to lie."""
+        """Sets the policy that says where blocks are to lie."""
         self._placement = placement
 
     # owners -----------------------------------------------------------------------------------------------------------
 
     def enter(self, owner: Owner) -> Holding:
-        """What this owner has, made where it had nothing."""
+        """The holding of this owner, made where there is none."""
         holding = self.holdings.get(owner)
         if holding is None:
             residents = self.former.back(owner)
@@ -130,32 +130,32 @@ class Arena:
         return holding
 
     def leave_if_over(self, owner: Owner) -> None:
-        """Of an owner that holds nothing any more, nor will, only some of what is remembered of it stays."""
+        """Removes an owner that holds nothing and will not, but for a limited memory of its blocks' use."""
         if self.holdings[owner].over:
             self.former.add(owner, self.holdings.pop(owner).residents)
 
     def tidy(self) -> None:
-        """A slice of forgetting owners that have gone, while there are too many."""
+        """Forgets a slice of the owners that have gone, while there are too many."""
         if self.former.too_many:
             self.former.forget()
 
     # slots ------------------------------------------------------------------------------------------------------------
 
     def known(self, owner: Owner, id: BlockId) -> BlockHistory | None:
-        """What is remembered of a block's use, held or not."""
+        """The block's history, whether it is held or not; None if nothing is remembered."""
         holding = self.holdings.get(owner)
         return holding.residents.known(id) if holding else None
 
     def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float, *, first: bool) -> None:
-        """A request needs this block, which is not here; `first` of those that it needs. `depth` and `seconds` as of
-        `BlockHistory`."""
+        """Notes that a request needs this block, which is not here; `first` of those that it needs. `depth` and
+        `seconds` are those of `BlockHistory`."""
         holding = self.holdings.get(owner)
         if holding is not None:
             holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
             self._forget()
 
     def _forget(self) -> None:
-        """Something of the past, if there is too much: of owners that have gone, else of the one with the most."""
+        """Forgets some history if there is too much: of owners that have gone, else of the owner with the most."""
         if self.former.full and not self.former.forget():
             most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
             most.residents.forget(A_FEW)
@@ -242,7 +242,7 @@ class Arena:
                 self.holdings[slab.owner].put(slab, slot)
 
     def cleanse(self, slots: Iterable[tuple[Slab, int]]) -> None:
-        """Nobody can write these quarantined slots any more."""
+        """Frees these quarantined slots, which no process can write any more."""
         for slab, slot in slots:
             slab.quarantined.remove(slot)
             self.sums.quarantined_slots -= 1
@@ -296,7 +296,7 @@ class Arena:
         self.pins += 1
 
     def unpin(self, entry: Entry) -> None:
-        """Ends a pin, if it has not ended with the block."""
+        """Ends a pin, unless it has ended with the block."""
         if entry.state is BlockState.ABSENT:
             return
         entry.pins -= 1
@@ -315,7 +315,7 @@ class Arena:
         self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:
-        """After a hold has ended."""
+        """Frees or offers the entry after a hold has ended."""
         if entry.pins or entry.leases:
             return
         if entry.state is BlockState.DRAINING:

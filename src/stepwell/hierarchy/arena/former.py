@@ -1,5 +1,5 @@
-"""What is remembered of owners that have neither an engine nor a slab any more: an engine that is started again within
-minutes finds its policy as it was.
+"""Memory of owners that have neither an engine nor a slab any more: an engine that is started again within minutes
+finds its policy as it was.
 
 Every start of an engine without weight files is an owner of its own, and most owners never come back. So there is one
 bound on what the pasts of all owners remember together, and those that have gone pay first, the earliest before others.
@@ -16,10 +16,10 @@ from stepwell.hierarchy.arena.residents import MAX_REMEMBERED, Residents
 from stepwell.policies.past import MIN_REMEMBERED, PastTally
 
 MAX_FORMER: Final = 64
-"""Owners that have gone and are remembered."""
+"""Largest number of owners that have gone and are remembered."""
 
 A_FEW: Final = 64
-"""Blocks that are forgotten at a time: some 0.1 ms."""
+"""Blocks that are forgotten at a time, in some 0.1 ms."""
 
 _BYTES, _SHARE = 300, 64
 
@@ -31,7 +31,7 @@ def most_of_all(host_bytes: int) -> int:
 
 
 class Former:
-    """`tally`: of the pasts of all owners."""
+    """`tally` counts what is remembered of all owners."""
 
     def __init__(self, host_bytes: int, tally: PastTally) -> None:
         self.most = most_of_all(host_bytes)
@@ -45,17 +45,17 @@ class Former:
         yield from self._owners.items()
 
     def add(self, owner: Owner, residents: Residents) -> None:
-        """It has gone, and holds nothing."""
+        """Adds an owner that has gone and holds nothing."""
         if residents.remembered:
             self._owners[owner] = residents
 
     def back(self, owner: Owner) -> Residents | None:
-        """It is here again: what was remembered of it, if that is not forgotten."""
+        """Takes out what is remembered of an owner that is here again; None if that is forgotten."""
         return self._owners.pop(owner, None)
 
     @property
     def full(self) -> bool:
-        """All owners together remember more than they may."""
+        """More is remembered of all owners together than may be."""
         return self._tally.blocks > self.most
 
     @property
@@ -64,7 +64,7 @@ class Former:
         return len(self._owners) > MAX_FORMER
 
     def forget(self) -> bool:
-        """A few blocks of the owner that went first; False if there is none."""
+        """Forgets a few blocks of the owner that went first; False if there is none."""
         owner = next(iter(self._owners), None)
         if owner is None:
             return False

@@ -1,5 +1,5 @@
-"""What the arena writes down: slabs, the blocks in their slots, and what is remembered of a block's use. Each of these
-three refers to the others."""
+"""Records of the arena: slabs, the entries of blocks in their slots, and histories of blocks. Each of these three
+refers to the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REF = struct.Struct("<IIQ")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose blocks a slab may hold: one tenant, one model and layout, one slot size. Epochs share an owner."""
+    """The owner of the blocks in a slab: one tenant, one model and layout, one slot size. Epochs share an owner."""
 
     tenant: str
     model: bytes
@@ -29,15 +29,15 @@ class Owner:
 
 
 class SlabPhase(Enum):
-    POPULATING = "populating"  # memory is being touched; nobody else knows the slab
+    POPULATING = "populating"  # memory is being touched; only the arena knows the slab
     SERVING = "serving"
     RETIRED = "retired"  # emptied; its memory is being given back, by the system and by its keepers
 
 
 @dataclass(slots=True)
 class Retirement:
-    """`since` when, and who gets a slab of its own when this one's bytes are free. `punched`: the system has the pages
-    back, as far as the well goes. `told`: that its bytes do not come back was said."""
+    """`since`: when it began. `heir`: gets a slab of its own when this one's bytes are free. `punched`: the well has
+    given the pages back to the system. `told`: it was reported that the bytes do not come back."""
 
     since: float
     heir: Owner | None
@@ -73,7 +73,7 @@ class Slab:
         self.unused_since: float | None = None
 
     def next_piece(self) -> tuple[int, int]:
-        """Start and length of what is to be populated next; length 0 when all is."""
+        """Start and length of the next piece to populate; length 0 when there is none."""
         return self.populated, min(PIECE, self.layout.nbytes - self.populated)
 
     def payload(self, slot: int) -> Bytes:
@@ -88,12 +88,12 @@ class Slab:
         return int(self._generations()[slot])
 
     def renew(self, slot: int) -> None:
-        """A new generation: whoever still reads the slot's last content finds out after its copy."""
+        """Begins a new generation: a process that still reads the slot's last content finds out after its copy."""
         self._generations()[slot] += np.uint64(1)
         self.unused_since = None
 
     def forget_generations(self) -> None:
-        """No reference of the past holds any more."""
+        """Makes every reference of the past invalid."""
         self._generations()[:] = 0
 
 
@@ -136,10 +136,10 @@ class Entry:
 
 
 class BlockHistory:
-    """An `Item` of policies. `entry`: the block, while it is held. `depth`: blocks before it in the prompt, as far as
-    that is known. `seconds`: what computing it takes, in units of what a prompt's first block takes: only ratios
-    between blocks of one owner matter, and these are known before any time was measured. `passing`: it is to leave
-    before all that policies rank."""
+    """A block's past use as policies judge it (an `Item`), while the arena holds it and for a while after. `entry`: the
+    block, while it is held. `depth`: known blocks before it in the prompt. `seconds`: what computing it takes, in units
+    of what a prompt's first block takes: only ratios between blocks of one owner matter, and these are known before any
+    time was measured. `passing`: it is to leave before all that policies rank."""
 
     __slots__ = ("depth", "entry", "id", "listed", "note", "passing", "seconds", "used", "uses")
 

@@ -1,4 +1,4 @@
-"""Which blocks of one owner the arena holds on to, by one policy of eviction and one of admission.
+"""Ranks the blocks of one owner, which the arena keeps by one policy of eviction and one of admission.
 
     used ──► how often and when, held or not ──► admits? ──► enter ──► offer: may go ──► next ──► leave ──► remembered
 
@@ -34,15 +34,15 @@ class Residents:
 
     @property
     def remembered(self) -> int:
-        """Blocks that have left."""
+        """Number of blocks that have left and are remembered."""
         return self._past.blocks
 
     def forget(self, blocks: int) -> None:
-        """So many of those that have left, the earliest."""
+        """Forgets so many of those that have left, the earliest first."""
         self._past.forget(blocks)
 
     def known(self, id: BlockId) -> BlockHistory | None:
-        """Of a block that is held or remembered."""
+        """The history of a block that is held or remembered; None for any other."""
         return self._histories.get(id)
 
     def asked(self, id: BlockId, depth: int, seconds: float, now: float) -> None:
@@ -69,14 +69,15 @@ class Residents:
         history.used = now
 
     def admits(self, history: BlockHistory, victim: Entry | None) -> bool:
-        """Whether it is worth the place of `victim`, or a free one. What passes through has no worth to compare."""
+        """True if the block is worth the place of `victim`, or a free one. What passes through has no worth to
+        compare."""
         displaced = victim.history if victim is not None and not victim.history.passing else None
         return self._admission.admits(history, displaced)
 
     def enter(self, entry: Entry, now: float, *, passing: bool) -> None:
         """It is held from now on. What was never asked for is so now."""
         history = self._histories.get(entry.id)
-        if history is None or history.entry is not None:  # there, but stuck in a read that nobody waits for any more
+        if history is None or history.entry is not None:  # there, but stuck in a read that no request waits for
             history = self._histories[entry.id] = BlockHistory(entry.id, 0, 1.0)
             self._use(history, now)
         entry.history = history
@@ -86,20 +87,20 @@ class Residents:
             self._eviction.enter(history)
 
     def may_stay(self, entry: Entry) -> bool:
-        """It passes through, and is worth as much as what the policy would let go for it."""
+        """True if it passes through and is worth as much as the block that the policy would evict for it."""
         history = entry.history
         passing = history.passing and history.entry is entry
         return passing and self._admission.admits(history, self._eviction.victim())
 
     def stay(self, entry: Entry) -> None:
-        """It passes through no more."""
+        """Ends its passing through: the policy ranks it from now on."""
         self._passing.pop(entry, None)
         entry.history.passing = False
         self._eviction.enter(entry.history)
         self.offer(entry)
 
     def leave(self, entry: Entry) -> None:
-        """It is held no more; its use stays known for a while."""
+        """Removes it; its history stays known for a while."""
         history = entry.history
         if history.passing:
             self._passing.pop(entry, None)
@@ -112,7 +113,7 @@ class Residents:
         """Call whenever a block may have become evictable."""
         history = entry.history
         if history.entry is not entry:
-            return  # it has left, and somebody still copies it
+            return  # it has left, and a copy of it still runs
         if not history.passing:
             self._eviction.offer(history)
         elif entry.evictable:
@@ -137,7 +138,7 @@ class Residents:
         return found
 
     def wrong(self) -> str:
-        """What does not add up; for tests."""
+        """Describes what does not add up, '' if all does; for tests."""
         held = any(history.entry is not None for history in self._past)
         gone = (history for history in self._histories.values() if history.entry is None)
         return "something is held and remembered as well" if held else self._past.wrong(gone)

@@ -15,8 +15,8 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 
 KEPT_S = 30.0
-"""Within which a member unmaps a retired slab: copies in it, its driver's work, and that on slabs before it. Who has
-not is not waited for any more, though its bytes count."""
+"""Seconds within which a member unmaps a retired slab: copies in it, its driver's work, and that on slabs before it. A
+member that takes longer is not waited for, though its bytes count."""
 
 
 class Retired:
@@ -39,7 +39,7 @@ class Retired:
         self.kept = 0  # of these, those that only wait for members
 
     def add(self, slab: Slab, heir: Owner | None = None) -> None:
-        """Gives its pages back. The heir may get a slab of its own when its bytes are free."""
+        """Gives the slab's pages back. The heir may get a slab of its own when its bytes are free."""
         slab.phase = SlabPhase.RETIRED
         slab.retirement = retirement = Retirement(self._clock.now(), heir)
         self._slabs[slab.number] = slab
@@ -54,7 +54,7 @@ class Retired:
         self._executor.submit(slab.memory.punch, punched)
 
     def part_with(self, slab: Slab) -> None:
-        """If its pages are back and nobody keeps them."""
+        """Frees the slab if its pages are given back and no member keeps them."""
         retirement = slab.retirement
         if retirement is None or not retirement.punched or slab.keepers:
             return
@@ -64,7 +64,7 @@ class Retired:
         self._gone(slab, retirement.heir)
 
     def overdue(self) -> list[Slab]:
-        """Those that members have kept for too long."""
+        """Slabs that members have kept for too long."""
         if not self.kept:
             return []
         past = self._clock.now() - KEPT_S

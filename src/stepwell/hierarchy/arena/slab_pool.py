@@ -22,7 +22,7 @@ from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
 
 AHEAD_BYTES = 128 << 20
-"""Populated before it is asked for: KV of one long prompt."""
+"""Bytes populated before they are asked for: KV of one long prompt."""
 
 LOOKED_AT = 8
 """Slabs of each other owner that are weighed against a need."""
@@ -74,12 +74,12 @@ class SlabPool:
             self._arena.leave_if_over(owner)
 
     def _layout(self, owner: Owner) -> SlabLayout:
-        """Of its slabs."""
+        """Layout of the owner's slabs."""
         return SlabLayout.within(self._host_bytes, owner.slot_bytes, self._slab_bytes)
 
     def populate(self, owner: Owner) -> None:
-        """Sees to it that the owner has or gets free slots ahead of its need: half a slab, and 128 MiB where `host` has
-        room (one long prompt), though no more than half of `host`: as much as one request may pin."""
+        """Makes a slab where needed so that the owner has free slots ahead of its need: half a slab, and 128 MiB where
+        `host` has room (one long prompt), though no more than half of `host`: as much as one request may pin."""
         layout = self._layout(owner)
         holding = self._holdings.get(owner)
         if holding is None or not holding.present or holding.making or not layout.slots:
@@ -123,7 +123,7 @@ class SlabPool:
         for owner in self._queue.waiting():
             nbytes = self._layout(owner).nbytes
             if nbytes >= refused:
-                continue  # what keeps one waiting keeps those that need as much waiting as well
+                continue  # an owner that needs as much waits for the same reason
             self.populate(owner)
             if owner in self._queue:
                 if self._expected(self.retired.overdue()) >= nbytes:
@@ -223,7 +223,7 @@ class SlabPool:
         return self._host_bytes - self.bytes + self.retired.bytes - sum(slab.layout.nbytes for slab in overdue)
 
     def _awaited(self, slab: Slab, holding: Holding) -> bool:
-        """It was made a moment ago, and has all the slots that its owner has free."""
+        """True if the slab was made a moment ago and has all the slots that its owner has free."""
         since = slab.unused_since
         return since is not None and len(holding.roomy) == 1 and self._clock.now() < since + SLAB_WAIT_S
 
@@ -258,12 +258,12 @@ class SlabPool:
         self.serve_queue()
 
     def unmapped(self, member: int, slab: Slab) -> None:
-        """The member keeps this retired slab's pages no more."""
+        """Notes that the member has let go of this retired slab's pages."""
         slab.keepers.discard(member)
         self.retired.part_with(slab)
 
     def let_go(self, member: int) -> None:
-        """The member keeps nothing any more: its process has ended, or says so."""
+        """Notes that the member keeps no pages: its process has ended, or says so."""
         for slab in [slab for slab in self.slabs.values() if member in slab.keepers]:
             self.unmapped(member, slab)
 

@@ -19,7 +19,8 @@ MAX_PASSES = 4
 """Slabs that others get while an owner is the first in the queue, before it is its turn."""
 
 TURN_S = 60.0
-"""As long as a request may wait with pins. What is not free by then may never be, and others wait."""
+"""Seconds of a turn, as long as a request may wait with pins. What is not free by then may never be, and others
+wait."""
 
 
 class SlabQueue:
@@ -36,7 +37,7 @@ class SlabQueue:
 
     def enter(self, owner: Owner, *, failed: bool = False) -> None:
         """The owner was refused a slab; one that is here keeps its place. `failed`: memory for it could not be had.
-        Refusals move no attempt that is due: whoever asks all the time would put it off for all."""
+        Refusals move no attempt that is due, or an owner that asks all the time would put it off for all."""
         now = self._clock.now()
         if not self._owners:
             self._due = now + LOOK_S
@@ -45,7 +46,7 @@ class SlabQueue:
         self._owners[owner] = None
 
     def leave(self, owner: Owner) -> None:
-        """The owner needs no slab any more."""
+        """Removes the owner, which needs no slab."""
         if owner == self._first:
             self._passes = 0
         self._owners.pop(owner, None)
@@ -71,7 +72,7 @@ class SlabQueue:
         return None
 
     def waiting(self) -> tuple[Owner, ...]:
-        """Those that may be given slabs now, the one that has waited longest first. The next attempt is due later."""
+        """Owners that may be given slabs now, the one that has waited longest first; puts the next attempt off."""
         now = self._clock.now()
         self._due = now + LOOK_S
         return tuple(self._owners) if now >= self._not_before else ()

@@ -1,1 +1,1 @@
-"""The tier below the arena: its reads and writes, their health and costs, and what is moved ahead of need."""
+"""The tiers below the arena: their reads and writes, health and speed, and what is moved ahead of need."""

@@ -1,13 +1,13 @@
-"""Whether a tier is asked at all: a circuit breaker for one kind of call, reads or writes.
+"""A circuit breaker for one kind of call of a tier, reads or writes: it says whether the tier is asked at all.
 
     CLOSED ──three calls in a row failed, or one is overdue──► OPEN ──a pause is over and nothing overdue──► HALF_OPEN
       ▲                                                         ▲                                                │
       │                                                         └────────────it failed, or is overdue────────────┤
       └──────────────────────────────────the one call that it admits was answered────────────────────────────────┘
 
-Nobody waits for an open breaker: who asks is told, and computes. It closes by itself, by what engines ask for anyway:
-the first call of HALF_OPEN is somebody's recall or spill, which has limits of its own. (M. Nygard, "Release It!", 2007,
-chapter 5.)
+No request waits for an open breaker: it is answered, and its engine computes. The breaker closes by itself, by calls
+that engines cause anyway: the first call of HALF_OPEN is a recall or spill, which has limits of its own. (M. Nygard,
+"Release It!", 2007, chapter 5.)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from itertools import islice
 from stepwell.io.clock import Clock
 
 OVERDUE_S = 1.0
-"""A call that has not ended after this long."""
+"""A call that has not ended after so many seconds is overdue."""
 
 FAILURES = 3
-"""Calls that failed, one after the other, with no good one between them."""
+"""Calls in a row that failed open the breaker."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""How long nothing is asked for: the first after a good time, doubled each time that the tier fails again."""
+"""Seconds without calls: the first after a good time, doubled each time that the tier fails again."""
 
 
 class State(Enum):
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class Verdict(Enum):
-    """What the end of a call says about the device."""
+    """The device's part in the end of a call."""
 
     ANSWERED = "answered"
     FAILED = "failed"
@@ -43,13 +43,13 @@ class Verdict(Enum):
 
 
 def verdict(answered: bool, failed: bool) -> Verdict:
-    """What a call says of which some part was answered or failed."""
+    """The verdict on a call of which some part was answered or failed."""
     return Verdict.ANSWERED if answered else Verdict.FAILED if failed else Verdict.NOTHING
 
 
 class Breaker:
-    """`moved(state, why)` is told of each change. Time is looked at whenever the state is asked for; `next_moment` says
-    when that is worth while."""
+    """`moved(state, why)` is called at each change. Each look at the state takes the time into account; `next_moment`
+    says when the next look is due."""
 
     def __init__(self, clock: Clock, moved: Callable[[State, str], None]) -> None:
         self._clock = clock

@@ -1,12 +1,12 @@
-"""How long a tier may take for a read and still be healthy, learned from the reads that it answered."""
+"""The time that a read of a healthy tier may take, learned from the reads that it answered."""
 
 from __future__ import annotations
 
 from stepwell.protocol.messages import MOST_ALLOWED_S
 
 KNOWN = 2048
-"""Reads that have to be known before less than the most is allowed. Shared and virtual devices hold a read back for a
-tenth of a second about once in a thousand (measured; docs/design/adr/0009): fewer would not have seen it."""
+"""Reads that have to be known before less than MOST_ALLOWED_S is allowed. Shared and virtual devices hold a read back
+for a tenth of a second about once in a thousand (measured; docs/design/adr/0009): fewer would not have seen it."""
 
 
 class HealthyReads:

@@ -1,4 +1,4 @@
-"""One tier's place below the arena: what is written to it and read from it, and whether it is asked at all.
+"""One tier's place below the arena: its writes and reads, and whether it is asked at all.
 
     down   write   ──► writes ──► tier
     up     promote ──► reads  ──► tier ──► arena
@@ -56,12 +56,12 @@ class Level:
 
     @property
     def name(self) -> str:
-        """The tier's."""
+        """Name of the tier."""
         return self.tier.name
 
     @property
     def shared(self) -> bool:
-        """Others write to the tier as well, so that it may have more than is known."""
+        """True if others write to the tier too, so that it may have more than is known."""
         return self._shared is not None
 
     @property
@@ -76,7 +76,7 @@ class Level:
 
     @property
     def at_leisure(self) -> bool:
-        """The tier is well, and no request waits for it."""
+        """True if the tier is healthy and no request waits for it."""
         return self._reads_breaker.state is State.CLOSED and not self.reads.ahead(UNAWAITED)
 
     @property
@@ -86,7 +86,7 @@ class Level:
 
     @property
     def allowance_s(self) -> float:
-        """What a request may wait for one block in addition, since healthy reads take that long: seconds."""
+        """Seconds that a request may wait for one block in addition, since healthy reads take that long."""
         return self.reads.healthy.slowest_s if self.keeps else 0.0
 
     @property
@@ -98,7 +98,7 @@ class Level:
         return min((moment for breaker in breakers if (moment := breaker.next_moment) is not None), default=None)
 
     def _moved(self, operation: str, state: State, why: str) -> None:
-        self._moves = True  # any look moves it, also one of who asks for figures and does no more
+        self._moves = True  # any look moves it, even one that only asks for figures
         if operation == "read" and state is State.OPEN:
             self._news.tier_down = True
         self._emit(e.TierBreakerMoved(self.name, operation, state.value, why))
@@ -164,7 +164,7 @@ class Level:
         return self._shared is not None and self.reads.probe(self._shared, ids, done)
 
     def pump(self) -> None:
-        """Gives the tier as much to do as it should have. Due whenever `next_moment` says so."""
+        """Begins as many reads and writes as the tier should have. Due whenever `next_moment` says so."""
         self._moves = False
         self.reads.begin()
         may_write = not (self.down or self.recovering)

@@ -1,5 +1,5 @@
-"""Blocks that move between the arena and the levels below it though no request waits for them: what is written, and
-what is fetched ahead."""
+"""Moves of blocks between the arena and the levels below it that no request waits for: writes, and blocks that are
+fetched ahead."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Migration:
         return Prefetch(self._core, self._arena, self._stack, self._canaries)
 
     def follow(self, write: WritePolicy, *, prefetch: bool) -> None:
-        """From now on this policy says what is written when, and blocks are fetched ahead or not. What was fetched
-        ahead is host memory's, like any other block."""
+        """Puts this write policy in force, and fetches blocks ahead or not. What was fetched ahead stays in host memory
+        like any other block."""
         for writer in self._writers:
             writer.follow(write)
         if not prefetch:
@@ -81,8 +81,8 @@ class Migration:
             writer.promoted(entry)
 
     def used(self, run: Sequence[Entry], again: Sequence[Entry]) -> None:
-        """A request was told of the blocks of this run, in the order of its prompt; those of `again` were in host
-        memory already."""
+        """A request uses the blocks of this run, in the order of its prompt; those of `again` were in host memory
+        already."""
         for writer in self._writers:
             writer.used(run, again)
         if self.prefetch is not None:
@@ -105,11 +105,11 @@ class Migration:
 
     @property
     def next_moment(self) -> float | None:
-        """When `turn` has something to do because of the time alone."""
+        """When time alone gives `turn` something to do; None: never."""
         return self.prefetch.next_moment if self.prefetch is not None else None
 
     def turn(self) -> None:
-        """A little of what is written or fetched ahead. Called often."""
+        """Writes and fetches ahead a little. Called often."""
         for writer in self._writers:
             writer.turn()
         if self.prefetch is not None:
@@ -118,7 +118,7 @@ class Migration:
     # a life's end -----------------------------------------------------------------------------------------------------
 
     def drain(self, done: Callback) -> None:
-        """What is still to be written is written, and `done` is called when each tier has it in its best form."""
+        """Writes what is still to be written; `done` is called when each tier has it in its best form."""
         self._ending = True
         left = set(self._stack.levels)
         if not left:

@@ -53,8 +53,8 @@ AGAIN_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Guess:
-    """A conversation that is expected to go on before `until`. `at`: how many of its blocks have been looked at, of which
-    `parent` was the last. `promoted` were not in host memory; `used`: how many of these were asked for."""
+    """A conversation that is expected to go on before `until`. `at`: how many of its blocks have been looked at;
+    `parent` was the last. `promoted`: blocks that were not in host memory; `used`: how many of these were asked for."""
 
     conversation: Conversation
     turn: int
@@ -139,7 +139,8 @@ class Prefetch:
     # guessing ---------------------------------------------------------------------------------------------------------
 
     def _expect(self, conversation: Conversation, session: Session) -> None:
-        """Plans the conversation's next turn, if it has a rhythm: its blocks are due as long before as promoting them takes."""
+        """Plans the conversation's next turn, if it has a rhythm: its blocks are due earlier by the time that promoting
+        them takes."""
         window, speed = conversation.rhythm.window, self._speed
         if window is None or speed is None or session.owner is None:
             return

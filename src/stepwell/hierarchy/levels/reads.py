@@ -4,7 +4,7 @@
                                                                                                   │
                                             failed: the level below reads it, if it has the block ◄─┘
 
-A block that is being promoted is FILLING and belongs to nobody but the job that opens it. Nothing waits for the tier:
+A block that is being promoted is FILLING and belongs to the job that opens it alone. Nothing waits for the tier:
 how long a request may wait is its client's matter.
 """
 
@@ -116,7 +116,7 @@ class ReadQueue:
             return False
         self._leave(entry)
         self._index.add(entry)  # it may have been disowned
-        self._news.landed.append(entry)  # who waits for it is told what the other level allows
+        self._news.landed.append(entry)  # requests that wait for it learn what the other level allows
         return True
 
     def _give_up(self, entry: Entry) -> None:
@@ -217,9 +217,9 @@ class ReadQueue:
         return True
 
     def _in_flight(self) -> int:
-        """Bytes that the tier is asked for at a time: what it reads in about AHEAD_S. If a slow tier were asked for more,
-        all of it would land late and at once, and requests that see nothing land take the tier for one that hangs.
-        While its speed is not known, twice as much with each read that has ended."""
+        """Bytes that the tier is asked for at a time: what it reads in about AHEAD_S. If more were asked of a slow
+        tier, all of it would land late and at once, and to requests the tier would seem to hang. While its speed is not
+        known, twice as much with each read that has ended."""
         speed = self.speed.known
         most = MAX_BATCH * self._max_reading
         if speed is None:

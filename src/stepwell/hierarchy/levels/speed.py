@@ -1,4 +1,4 @@
-"""How fast one tier is read, learned from the reads that it answered, and when it is asked to find out."""
+"""Read speed of one tier, learned from the reads that it answered, and when it is probed to find out."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Stack:
 
     @property
     def shared(self) -> bool:
-        """There is a tier that others write to as well."""
+        """True if others write to one of the tiers too."""
         return any(level.shared and level.keeps for level in self.levels)
 
     def find(self, *ids: BlockId) -> BlockSource | None:
@@ -105,7 +105,7 @@ class Stack:
 
     @property
     def at_leisure(self) -> bool:
-        """All tiers are well, and no request waits for one."""
+        """True if all tiers are healthy and no request waits for one."""
         return all(level.at_leisure for level in self.levels)
 
     def count(self) -> dict[str, int | float | str]:
@@ -120,7 +120,7 @@ class Stack:
         return min((moment for level in self.levels if (moment := level.next_moment) is not None), default=None)
 
     def pump(self) -> None:
-        """Gives each tier as much to do as it should have, now."""
+        """Begins as many reads and writes as each tier should have."""
         for level in self.levels:
             level.pump()
 

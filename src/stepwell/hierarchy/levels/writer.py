@@ -1,13 +1,13 @@
-"""Which blocks of the arena are written to one tier, and when: what happens to them is put to the write policy.
+"""Writes blocks of the arena to one tier when the write policy says so, which is asked at each of these events.
 
     published, or promoted from a level below ──► at_spill? ──┐
-    told of to a request ──► at_use? ─────────────────────────┼──► with the blocks before it ──► the level's queue
+    used by a request ──► at_use? ────────────────────────────┼──► with the blocks before it ──► the level's queue
     next to leave, or the well ends ──────────────────────────┘
 
 While spills are paused, only the first of these happens, to what was taken before.
 
-A block is of no use to a next life without those before it. So what is written brings them along where they are not
-there yet, the first one first; they come to lie side by side.
+After a restart a block is of no use without those before it. So these are written with it where they are not in the
+tier yet, the first one first; they come to lie side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.writing.base import WritePolicy
 
 MAX_BEFORE = 64
-"""Blocks that a spilled block brings along: its prefix was asked for with it, so there are rarely any."""
+"""Most blocks before a spilled one that are written with it: its prefix was asked for with it, so there are rarely
+any."""
 
 
 class Writer:
@@ -44,7 +45,7 @@ class Writer:
         self.follow(policy)
 
     def follow(self, policy: WritePolicy) -> None:
-        """From now on."""
+        """Puts this policy in force."""
         self._policy = policy
         self._ahead = policy.ahead(self._arena.host_bytes)
         self._selective = self._selective or not policy.at_spill(1)
@@ -72,8 +73,8 @@ class Writer:
                 self._write([entry])
 
     def used(self, run: Sequence[Entry], again: Sequence[Entry]) -> None:
-        """A request was told of these, in the order of its prompt; it knows those before them. What is used here stays
-        below, too: after a restart the rest is worthless without it. Those of `again` were here already."""
+        """A request uses these blocks, in the order of its prompt, and has used those before them. What is used here
+        stays in the tier: after a restart the rest is worthless without it. Those of `again` were here already."""
         if not self._level.keeps:
             return
         self._changed = True
@@ -101,7 +102,7 @@ class Writer:
                 self._work.walk(self._clean(next_to_go))
 
     def end(self, done: Callback) -> None:
-        """The well ends: `done` is called when the level's queue has all that is to be written."""
+        """Queues all that is to be written before the well ends, then calls `done`."""
         if self._ahead and self._level.keeps:
             self._work.walk(self._finish(done))
         else:
@@ -116,7 +117,7 @@ class Writer:
         self._walking = False
 
     def _finish(self, done: Callback) -> Work:
-        """What was used last is written first, in case that there is no time for all."""
+        """Queues what was used last first, in case that there is no time for all."""
         entries: list[Entry] = []
         for entry in self._arena.walk():
             entries.append(entry)

@@ -1,4 +1,4 @@
-"""What an operator asks of everything that is cached: which namespaces there are, and to forget blocks.
+"""Walks through all that is cached: counting namespaces, and dropping blocks.
 
 Both walk the whole arena, slot by slot in slices, so that no engine waits for them.
 """
@@ -49,7 +49,7 @@ Counted = Callable[[dict[bytes, NamespaceSum]], None]
 
 class Clearing:
     """Drops resident blocks of `tiers`: all, or those of one `namespace`. Those that are being copied or are pinned are
-    dropped too: nobody finds them any more, and their slots are free when the last copy has ended. What engines are
+    dropped too: they are found no more, and their slots are free when the last copy has ended. What engines are
     filling is not: it comes after this. `done` gets what went, by tier.
 
     Host goes first, so that nothing of it is written behind the back of a tier that was just cleared. Then all levels

@@ -31,7 +31,7 @@ class Pins:
         self.leaving: set[RecallRequest] = set()
 
     def follow(self, share: float) -> None:
-        """From now on waiting requests may pin this share of host memory together."""
+        """Sets the share of host memory that waiting requests may pin together."""
         self._share = share
         self._news.changed = True  # there may be room
 
@@ -41,7 +41,7 @@ class Pins:
         return not self._arena.pins or would <= self._share * self._host_bytes
 
     def others(self, request: RecallRequest) -> bool:
-        """Other requests have pins, which end."""
+        """True if other requests have pins, which will end."""
         return self._arena.pins > len(request.pinned)
 
     def ask_way(self, session: Session, request: RecallRequest) -> None:
@@ -53,7 +53,7 @@ class Pins:
             session.scheduler.channel.send(GiveWay(last.number))
 
     def add(self, request: RecallRequest, entry: Entry) -> None:
-        """The next block of the request's run."""
+        """Pins the next block of the request's run."""
         self._arena.pin(entry)
         request.pinned.append(entry)
         request.promoted.append(entry.state is BlockState.FILLING)
@@ -66,7 +66,7 @@ class Pins:
             self._news.changed = True  # there is room
 
     def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
-        """The request has ended. A long run's pins are let go in slices, unless `at_once`."""
+        """Ends the request's pins; those of a long run in slices, unless `at_once`."""
         self.leaving.add(request)
         if at_once or len(request.pinned) <= AT_ONCE:
             deque(self._let_go(request), maxlen=0)

@@ -1,5 +1,5 @@
-"""Which part of a run is recalled and which is left to the engine: looked up, weighed before anything is read,
-weighed again when blocks have landed, and compared with what happened.
+"""Plans which part of a run is recalled and which is left to the engine: it is looked up, weighed before anything is
+read, weighed again when blocks have landed, and compared with what happened.
 
 run is known ──► decide ──► RecallDecided ──► blocks land: still worth it? ──► taken, given up ──► RecallEnded
 
@@ -28,7 +28,7 @@ from stepwell.policies.decide import Cost, RecallMode, RecallQuestion, Stretch, 
 from stepwell.policies.probe import PROBE_BYTES
 
 MAX_TOKENS = 1 << 26
-"""Of a prompt: more than that is not believed."""
+"""Largest believed number of a prompt's tokens."""
 
 _MODES = {mode.value: mode for mode in RecallMode}
 
@@ -51,7 +51,7 @@ class RecallPlanner:
         return _MODES.get(wish, self._default)
 
     def follow(self, mode: RecallMode) -> None:
-        """From now on this mode decides where a request has no wish of its own."""
+        """Sets the mode that decides where a request has no wish of its own."""
         self._default = mode
 
     def survey(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Work:

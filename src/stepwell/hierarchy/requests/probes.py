@@ -37,16 +37,16 @@ class Probes:
                     self._asked.setdefault(request, []).append(level)
 
     def awaits(self, request: RecallRequest) -> bool:
-        """Some tier has not answered, and still may."""
+        """True if some tier has not answered and still may."""
         return any(not level.down for level in self._asked.get(request, ()))
 
     def answered(self) -> dict[RecallRequest, Session]:
-        """Requests of which a tier has said what it has since this was last asked."""
+        """Takes the requests that a tier has answered since the last call."""
         answered, self._answered = self._answered, {}
         return answered
 
     def forget(self, request: RecallRequest) -> None:
-        """The request has its final answer, or has ended."""
+        """Drops the probes of a request that has its final answer or has ended."""
         self._asked.pop(request, None)
         self._answered.pop(request, None)
 

@@ -44,17 +44,17 @@ SLICE = 128
 
 
 class _Obstacle(NamedTuple):
-    """Why a run does not grow now, and whether waiting may help."""
+    """The reason why a run does not grow now; `waits`: waiting may help."""
 
     reason: str
     waits: bool
 
 
 _UNWEIGHED = _Obstacle("unweighed", True)
-"""What comes next has to be read, and it is not decided yet whether it is worth it."""
+"""The next block has to be read, and whether that is worth it is not decided yet."""
 
 _UNPROBED = _Obstacle("unprobed", True)
-"""What comes next is nowhere, as far as is known, and tiers that may know better were not asked yet."""
+"""The next block is nowhere, as far as is known, and tiers that may have it were not asked yet."""
 
 
 class Recalls:
@@ -102,7 +102,7 @@ class Recalls:
         return self._follow(session, request)
 
     def decline(self, session: Session, message: Ask) -> None:
-        """So much waits already that nothing is kept of this question: a miss."""
+        """Answers with a miss without keeping the question, since too much waits already."""
         self._emit(RunAnswered(0, 0, len(message.digests) // 32, "queue_full"))
         if session.scheduler is not None:
             session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
@@ -120,8 +120,8 @@ class Recalls:
         self._work.add(*self._again(again))
 
     def pause(self, sessions: Sequence[Session]) -> Work:
-        """Recalls are paused: who waits is answered now, and what a request was told of and was not offered yet is
-        taken back."""
+        """Answers requests that wait, since recalls are paused, and takes back blocks that a request knows of and that
+        were not offered to its engine yet."""
         self.waiting.no_blocks()
         self._news.changed = True
         for session in sessions:
@@ -134,7 +134,7 @@ class Recalls:
                 yield WorkStep.DONE
 
     def _again(self, requests: dict[RecallRequest, Session]) -> list[Work]:
-        """A request that is queued already is not queued twice."""
+        """Work for these requests, the earliest first; none for one that is queued already."""
         fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.order)
         for request in fresh:
             request.queued = True
@@ -197,7 +197,7 @@ class Recalls:
             self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
 
     def _is_stuck(self, request: RecallRequest) -> bool:
-        """The next block of its run is to come from a tier that is down."""
+        """True if the next block of the run is to come from a tier that is down."""
         level = self._awaited(request)
         return level is not None and level.down
 
@@ -206,7 +206,8 @@ class Recalls:
         return self._stack.promoting(request.pinned[request.landed]) if request.landed < len(request.pinned) else None
 
     def _goes_around(self, request: RecallRequest) -> bool:
-        """A run that waits for a block of a tier that is down lets it go, where another tier has the block."""
+        """Lets go of a block that is awaited from a tier that is down, where another tier has it. False: it was not
+        so."""
         if request.ends or not self._is_stuck(request):
             return False
         source = self._stack.find(request.pinned[request.landed].id)
@@ -216,13 +217,13 @@ class Recalls:
         return around
 
     def _bar(self, request: RecallRequest, reason: str) -> None:
-        """Nothing of its namespace, or nothing at all, is to be recalled: what it was not told of yet, it is not told
-        of any more."""
+        """Ends the answer with what was already sent: nothing of the request's namespace, or nothing at all, may be
+        recalled."""
         self._cut(request, request.told, reason)
         request.landed = request.told
 
     def _cut(self, request: RecallRequest, blocks: int, reason: str) -> None:
-        """Ends the run behind its first `blocks`, of which it may have been told."""
+        """Ends the run behind its first `blocks`, which its client may know of."""
         request.ends = reason
         self.waiting.no_block(request)
         self.pins.cut(request, blocks)
@@ -238,7 +239,7 @@ class Recalls:
         return _Obstacle(request.short, False)
 
     def _see_landed(self, request: RecallRequest) -> None:
-        """What is RESIDENT of the run by now; the run ends before a block that could not be promoted."""
+        """Counts what is RESIDENT of the run by now; the run ends before a block that could not be promoted."""
         pinned = request.pinned
         while request.landed < len(pinned):
             state = pinned[request.landed].state
@@ -359,15 +360,15 @@ class Recalls:
             session.scheduler.channel.send(found)
 
     def _allowance_s(self, request: RecallRequest) -> float:
-        """What the request may wait for its next block in addition to the usual patience: seconds."""
+        """Seconds that the request may wait for its next block in addition to the usual patience."""
         level = self._awaited(request)
         return self._stack.allowance_s if level is None else level.allowance_s
 
     # recalling and letting go -----------------------------------------------------------------------------------------
 
     def recall(self, session: Session, message: Recall) -> None:
-        """Pins become leases. A request that is gone means a copy that will fail its generation check, or not: the
-        bytes are then still those it was told of."""
+        """Turns pins into leases. The copy of a request that has ended fails its generation check, or the bytes are
+        still the right ones."""
         request = session.requests.get(message.ticket)
         if request is None:
             self.transfers.early(session, message.transfer)

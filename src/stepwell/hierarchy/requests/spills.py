@@ -1,5 +1,5 @@
 """Taking blocks in: slots are leased to a session for filling, and a block is published when every rank has written
-its shard. Until then nobody can read it; if any rank drops it, nobody ever will."""
+its shard. Until then it cannot be read; if any rank drops it, it is given up."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Spills:
         self._slabs.populate(session.owner)
 
     def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
-        """How many blocks are before the one behind `parent`, 0 if nobody knows. And why it is not to be taken: nothing
-        behind a block that is known and held nowhere is of use."""
+        """How many blocks are before the one behind `parent`, 0 if that is not known, and the reason why it is not to
+        be taken: nothing behind a block that is known and held nowhere is of use."""
         assert session.owner is not None
         depth, missing = 0, False
         for id in [origin.name(parent) for origin in origins if parent]:

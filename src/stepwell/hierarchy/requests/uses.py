@@ -1,4 +1,4 @@
-"""Uses of blocks that are not in host memory: what a request needed and its engine had to compute, or the well to promote."""
+"""Uses of blocks that are not in host memory: a request needed them, and they were computed or promoted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepwell.hierarchy.sessions.session import Session
 
 
 class AbsentUses:
-    """Tells the arena's policy of each, with what computing the block takes."""
+    """Reports each to the arena's policy, with what computing the block takes."""
 
     def __init__(self, arena: Arena, costs: Costs) -> None:
         self._arena = arena

@@ -1,4 +1,4 @@
-"""Which requests wait for what, and which go on when something has happened."""
+"""The requests that wait, by what they wait for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waiting:
 
     @property
     def any(self) -> bool:
-        """Some request waits."""
+        """True if a request waits."""
         return bool(self._anything or self._landing)
 
     def for_anything(self, request: RecallRequest, session: Session, *, starved: bool) -> None:
@@ -30,15 +30,15 @@ class Waiting:
         self._landing.setdefault(entry, {})[request] = session
 
     def landing(self, entry: Entry) -> int:
-        """Requests that wait for this block."""
+        """Number of requests that wait for this block."""
         return len(self._landing.get(entry, ()))
 
     def woken(self, request: RecallRequest) -> None:
-        """Something else has made the request look: it waits for nothing that may change."""
+        """Ends the wait for anything: something else has made the request look."""
         self._anything.pop(request, None)
 
     def no_block(self, request: RecallRequest) -> None:
-        """The request waits no more for the block that is the next of its run."""
+        """Ends the wait for the next block of the request's run."""
         if request.landed < len(request.pinned):
             awaited = request.pinned[request.landed]
             others = self._landing.get(awaited, {})
@@ -47,13 +47,13 @@ class Waiting:
                 self._landing.pop(awaited, None)
 
     def no_blocks(self) -> None:
-        """Requests that wait for blocks are to look again, and find that these do not come."""
+        """Has requests that wait for blocks look again, to find that these do not come."""
         for requests in self._landing.values():
             self._anything |= requests
         self._landing.clear()
 
     def take(self, news: News) -> dict[RecallRequest, Session]:
-        """The requests that go on because of this. They wait for nothing any more."""
+        """Takes the requests that go on because of this; they wait for nothing any more."""
         if news.tier_down:
             self.no_blocks()
         again: dict[RecallRequest, Session] = {}

@@ -1,4 +1,4 @@
-"""Does a namespace hold the KV of one model only? What engines say of stored blocks that they have computed once more.
+"""Judges whether a namespace holds the KV of one model only, by stored blocks that engines have computed once more.
 
 A fingerprint can be wrong: `weights_id` set by hand, weights changed in memory without a reset, a fault in a backend.
 Then blocks of two models meet in one namespace, and each of them is what was spilled, bit for bit. What gives them away
@@ -29,16 +29,16 @@ MARGIN = 4.0
 """A layer's bound is so many times the largest error among them."""
 
 PRIOR = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.25}
-"""The most that a bound may be, and what it is until KNOWN canaries were clean, by the kind of the numbers."""
+"""Largest bound, which holds until KNOWN canaries were clean, by the kind of the numbers."""
 
 FLOOR = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.03}
-"""The least: an engine that has only ever run one request at a time has seen no rounding differ at all."""
+"""Smallest bound: an engine that has only run one request at a time has seen no rounding differ."""
 
 MAX_ERRORS = 1 << 14
-"""Errors in one Canary: two for each layer of each rank."""
+"""Largest number of errors in one Canary: two for each layer of each rank."""
 
 MAX_NAMESPACES = 64
-"""Of one tenant: that are calibrated at a time, and that may be in quarantine; beyond it its earliest are forgotten."""
+"""Namespaces of one tenant that are calibrated at a time, and that may be in quarantine; the earliest are forgotten."""
 
 ALARM_EVERY_S = 10.0
 """One tenant's alarms are at least so far apart: each is a walk through all that is cached. A mismatch that comes too
@@ -49,7 +49,7 @@ _LARGEST = 1e9  # an error that is not a number, or no bound's multiple, is this
 
 @dataclass(slots=True)
 class Calibration:
-    """What is known of one namespace's rounding. `worst` is the largest error of each layer among the first KNOWN clean
+    """Rounding errors seen in one namespace. `worst` is the largest error of each layer among the first KNOWN clean
     canaries; `suspect`, how many had been clean at the last mismatch."""
 
     worst: list[float]
@@ -68,7 +68,7 @@ class Calibration:
         return max(ratio if ratio < _LARGEST else _LARGEST for ratio in ratios)
 
     def agreed(self, errors: Sequence[float]) -> None:
-        """A clean canary. Once there is a bound it stays: what is clean by it must not widen it."""
+        """Notes a clean canary. Once there is a bound it stays: what is clean by it must not widen it."""
         if self.clean < KNOWN:
             self.worst = [max(pair) for pair in zip(self.worst, errors, strict=True)]
         self.clean += 1
@@ -76,14 +76,14 @@ class Calibration:
             self.suspect = None
 
     def differed(self) -> bool:
-        """A mismatch. True: it is the second."""
+        """Notes a mismatch. True: it is the second."""
         again, self.suspect = self.suspect is not None, self.clean
         return again
 
 
 @dataclass(slots=True)
 class _Judged:
-    """What one tenant's engines have shown. Tenants are kept apart, so that none can have another's forgotten."""
+    """Calibrations and quarantines of one tenant, so that no tenant can have another's forgotten."""
 
     known: OrderedDict[bytes, Calibration] = field(default_factory=OrderedDict)
     barred: list[Tags] = field(default_factory=list)
@@ -108,12 +108,12 @@ class CanaryJudge:
         return [*self._earlier, *(tags for judged in self._tenants.values() for tags in judged.barred)]
 
     def bars(self, origins: Iterable[Origin]) -> bool:
-        """Nothing of this namespace may be recalled or spilled."""
+        """True if nothing of this namespace may be recalled or spilled."""
         return bool(self._tags) and any(origin.tag in self._tags for origin in origins)
 
     def heard(self, tenant: str, origins: Sequence[Origin], kind: str, errors: Sequence[float]) -> bool:
-        """What one canary of a tenant's engine has shown. True: its namespace is in quarantine from now on, and its
-        blocks are to go."""
+        """Judges one canary of a tenant's engine. True: its namespace is in quarantine from now on, and its blocks are
+        to go."""
         if self.bars(origins):
             return False
         judged, tag = self._tenants.setdefault(tenant, _Judged()), origins[0].tag
@@ -121,7 +121,7 @@ class CanaryJudge:
         judged.known.move_to_end(tag)
         if len(judged.known) > MAX_NAMESPACES:
             judged.known.popitem(last=False)
-        if len(known.worst) != len(errors):  # one layout has one number of layers: whoever says else compares nothing
+        if len(known.worst) != len(errors):  # one layout has one number of layers: anything else cannot be compared
             return False
         excess = known.excess(kind, errors)
         self._emit(CanaryHeard(excess))
@@ -139,7 +139,7 @@ class CanaryJudge:
         return True
 
     def lift(self, namespace: bytes) -> None:
-        """An operator has cleared this namespace, or all (empty): it begins anew."""
+        """Ends the quarantine of this namespace, or of all (empty), which an operator has cleared."""
         lifted = [tags for tags in self.barred if not namespace or namespace in tags]
         if not lifted:
             return

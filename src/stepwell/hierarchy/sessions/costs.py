@@ -1,4 +1,4 @@
-"""What the well has learned of engines' costs: the prefill and the copies of each namespace, from their Timings.
+"""Costs of prefill and copies of each namespace, learned from engines' Timings.
 
 A namespace is known by its tag at the weights as loaded: other weights of the same shapes take as long.
 """
@@ -18,10 +18,10 @@ from stepwell.policies.costs.transfer import TierSpeed, TransferFit
 from stepwell.policies.decide import KnownCosts
 
 MAX_NAMESPACES = 64
-"""Learned at a time, and remembered from earlier lives; beyond it those of whom nothing was heard for longest go."""
+"""Namespaces that are learned at a time, and remembered from earlier wells; the longest unheard go first."""
 
 KEEP_EVERY_S = 60.0
-"""How often what was learned is written down."""
+"""Seconds between two saves of what was learned."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Costs:
         self._engines: OrderedDict[bytes, _Engine] = OrderedDict()
 
     def heard(self, tag: bytes, steps: Iterable[tuple[int, float, float]], copies: Iterable[tuple[int, float]]) -> None:
-        """What an engine of this namespace has timed."""
+        """Learns from what an engine of this namespace has timed."""
         engine = self._engine(tag)
         for step in steps:
             engine.prefill.observe(*step)
@@ -60,21 +60,21 @@ class Costs:
             self._store.save_calibrations(learned)
 
     def known(self, tag: bytes, tokens: int, tiers: Mapping[str, TierSpeed]) -> KnownCosts:
-        """All that bears on a prompt of so many tokens. `tiers`: how fast those below the arena are read."""
+        """The costs that matter for a prompt of so many tokens. `tiers`: speed of each tier below the arena."""
         engine = self._engine(tag)
         copies = engine.copies.speed
         speeds = tiers if copies is None else {HOST: copies, **tiers}
         return KnownCosts(engine.prefill.cost, engine.prefill.doubt(tokens), speeds)
 
     def weight(self, tag: bytes, tokens: int, depth: int) -> float:
-        """What computing the block of so many tokens behind `depth` others takes, in units of what a prompt's first one
-        takes: 1 while nothing is known."""
+        """Time to compute the block of so many tokens behind `depth` others, in units of a prompt's first block; 1
+        while nothing is known."""
         cost = self._engine(tag).prefill.cost
         return cost.weight(tokens, depth * tokens) if cost is not None else 1.0
 
     @property
     def learned(self) -> dict[bytes, PrefillCost]:
-        """What is to be remembered, the latest last."""
+        """Costs to remember, the latest last."""
         costs = {tag: engine.prefill.cost for tag, engine in self._engines.items()}
         found = self._earlier | {tag: cost for tag, cost in costs.items() if cost is not None}
         return dict(list(found.items())[-MAX_NAMESPACES:])

@@ -1,6 +1,6 @@
-"""Who is connected: members become sessions, sessions end, and what they left is kept apart until it is safe.
+"""Connected engines: members become sessions, sessions end, and what they left is kept apart until it is safe.
 
-Nothing here touches blocks: the hierarchy is told what to open and what to clear up.
+Nothing here touches blocks: callers learn what to open and what to clear up.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SessionRegistry:
         return quarantine
 
     def exited(self, member: Member) -> list[Quarantine]:
-        """The member's process is no more; quarantines that nobody can touch any longer."""
+        """Notes that the member's process has exited; returns quarantines that no process can touch any longer."""
         member.exited = True
         self.keeping.pop(member.number, None)
         return self._spare(member.number)

@@ -1,4 +1,4 @@
-"""From entries to frames and back: what a tier's callbacks do, on the tier's threads, and all that it may know of keys.
+"""Entries to frames and back: a tier's callbacks, on the tier's threads, and all that it may know of keys.
 
 A frame's identity is its header: block id and namespace tag, both keyed by the tenant, its shard, and the segment that
 it was written for. All of it is authenticated with the payload, so nothing else has to be remembered to open a frame,
@@ -41,7 +41,7 @@ class _Parts:
 
 
 def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
-    """Whose the entry's block is, its slots, one a shard, and the parts of their frames."""
+    """The entry's origin, its slots, one a shard, and the parts of their frames."""
     assert entry.origin is not None
     slots = [slab.payload(slot) for slab, slot in entry.slots]
     return entry.origin, slots, _Parts([len(slot) for slot in slots])
@@ -91,7 +91,7 @@ class Sealing:
         return Outgoing(entry.id, origin.tag, parts.nbytes, commit, make)
 
     def incoming(self, entry: Entry) -> Incoming:
-        """The entry is FILLING, and nobody but this reads or writes its slots. They are zeros unless all is good."""
+        """The entry is FILLING, and only this reads or writes its slots. They are zeros unless all is good."""
         origin, slots, parts = _taken_apart(entry)
         openers: list[Opener] = []
 

@@ -25,8 +25,8 @@ tenant, and no session has members of two."""
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the operating system says about the other end. `watched`: its exit will be reported by a pidfd. `tenant`:
-    whose it is, by its user or the socket that it came in by."""
+    """The other end of a connection, by the operating system. `watched`: its exit will be reported by a pidfd.
+    `tenant`: whose it is, by its user or the socket that it came in by."""
 
     uid: int
     pid: int
@@ -170,7 +170,7 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Quarantine:
-    """What an ended session left: `slots` that were being written and `entries` that were being read. Freed when
+    """Holds that an ended session left: `slots` that were being written and `entries` that were being read. Freed when
     `alive` (member number by rank, of the processes that may still copy) is empty."""
 
     session: int

@@ -1,7 +1,7 @@
-"""What tenants share, so that none of them takes it all: half of it is set aside for them in equal parts, and the other
-half goes to who comes first.
+"""Shares of tenants in anything that is bounded, so that none of them takes it all: half is set aside for them in equal
+parts, the other half goes to those that come first.
 
-Here too: how many bytes of questions may wait.
+Also the bound on bytes of questions that wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_HELD = 512 << 20
 """Bytes of digests that wait in a well, for an answer or to be recalled, with a little for each message."""
 
 MAX_HELD_BY_ONE = 128 << 20
-"""Of one session: some 2,000 prompts of 2,000 blocks each."""
+"""The same for one session: some 2,000 prompts of 2,000 blocks each."""
 
 OVERHEAD = 1 << 10
 """Bytes that a message costs while it waits, whatever it says."""
@@ -28,7 +28,7 @@ class Shares:
         self._tenants = max(1, tenants)
 
     def has_room(self, most: int, taken: Mapping[str, int], tenant: str, wanted: int = 1) -> bool:
-        """Whether `tenant` may have so much more, of `most` in all, of which is `taken` what this says."""
+        """True if `tenant` may have `wanted` more. `most`: what there is; `taken`: how much each tenant has."""
         own = most // (2 * self._tenants)
         others = sum(min(own, n) for name, n in taken.items() if name != tenant)
         set_aside = max(0, (self._tenants - 1) * own - others)
@@ -36,7 +36,7 @@ class Shares:
 
 
 class Held:
-    """What sessions have said that waits in the well, in bytes."""
+    """Bytes of sessions' messages that wait in the well."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -53,7 +53,7 @@ class Held:
         return True
 
     def give(self, session: Session, nbytes: int) -> None:
-        """What was taken for as many bytes waits no more."""
+        """Gives back what was taken for as many bytes."""
         self._add(session, -nbytes - OVERHEAD)
 
     def _add(self, session: Session, nbytes: int) -> None:

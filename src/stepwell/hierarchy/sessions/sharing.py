@@ -1,4 +1,4 @@
-"""Members are told of slabs: to map those that serve their session's owner, and to unmap those that are retired."""
+"""Tells members which slabs to map, those that serve their session's owner, and which to unmap, those retired."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether a block is let into a tier: one file for each policy."""
+"""Policies that say whether a block is let into a tier, one file each."""

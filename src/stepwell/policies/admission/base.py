@@ -12,5 +12,5 @@ class Admission(ABC):
 
     @abstractmethod
     def admits(self, item: Item, victim: Item | None) -> bool:
-        """Whether the item may take the place of `victim`, or a free one if that is None. An item that is refused is
+        """True if the item may take the place of `victim`, or a free one if that is None. An item that is refused is
         not held, and neither are the items behind it."""

@@ -43,7 +43,7 @@ MODELS = {
     "llama-3.1-8b": Model(8.03e9, 32, 4096, 131_072),
     "llama-3.1-70b": Model(70.6e9, 80, 8192, 327_680),
 }
-"""From the models' published configurations; KV in bfloat16."""
+"""Models by their published configurations; KV in bfloat16."""
 
 MACHINES = {
     "h100": Machine(989e12),

@@ -10,12 +10,12 @@ class WritePolicy(ABC):
 
     @abstractmethod
     def at_spill(self, uses: int) -> bool:
-        """Whether to write a block that has just been spilled. `uses`: number of requests for it, as far as remembered;
+        """True to write a block that has just been spilled. `uses`: number of requests for it, as far as remembered;
         1 after the first."""
 
     @abstractmethod
     def at_use(self) -> bool:
-        """Whether to write a block in host memory that was asked for once more."""
+        """True to write a block in host memory that was asked for once more."""
 
     @abstractmethod
     def ahead(self, host_bytes: int) -> int:
