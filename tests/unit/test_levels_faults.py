@@ -10,9 +10,9 @@ from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.errors import CapacityError
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.levels import healthy
+from stepwell.hierarchy.levels import speed
 from stepwell.hierarchy.levels.breaker import FIRST_PAUSE_S, OVERDUE_S
-from stepwell.hierarchy.levels.healthy import KNOWN, HealthyReads
+from stepwell.hierarchy.levels.speed import KNOWN, HealthyReads
 from stepwell.protocol.messages import MOST_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
@@ -282,7 +282,7 @@ def test_what_nobody_filled_meanwhile_is_there_when_the_tier_comes_back() -> Non
 
 
 def test_what_is_allowed_for_a_block_follows_healthy_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healthy, "KNOWN", 2)
+    monkeypatch.setattr(speed, "KNOWN", 2)
     rig = written(2, 6)
     engine = rig.join()
     allowed = []
@@ -300,7 +300,7 @@ def test_what_is_allowed_for_a_block_follows_healthy_reads(monkeypatch: pytest.M
 
 
 def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healthy, "KNOWN", 2)
+    monkeypatch.setattr(speed, "KNOWN", 2)
     rig = written(2, 6)
     engine = rig.join()
     rig.faulty.faults = TierFaults(fail=1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stepwell import events as e
 from stepwell.block.state import BlockState
 from stepwell.errors import ProtocolError
@@ -31,38 +33,23 @@ MAX_REQUESTS = 4096
 """Requests of one session that may be waiting, and as many that may be copying."""
 
 
+@dataclass(eq=False)
 class Dispatch:
     """`held` bounds the bytes of messages that wait to be answered."""
 
-    def __init__(
-        self,
-        core: Core,
-        arena: Arena,
-        slabs: SlabPool,
-        stack: Stack,
-        migration: Migration,
-        costs: Costs,
-        members: Members,
-        operator: Operator,
-        recalls: Recalls,
-        spills: Spills,
-        planner: RecallPlanner,
-        canaries: CanaryJudge,
-        held: Held,
-    ) -> None:
-        self._core = core
-        self._arena = arena
-        self._slabs = slabs
-        self._stack = stack
-        self._migration = migration
-        self._costs = costs
-        self._members = members
-        self._operator = operator
-        self._recalls = recalls
-        self._spills = spills
-        self._planner = planner
-        self._canaries = canaries
-        self._held = held
+    _core: Core
+    _arena: Arena
+    _slabs: SlabPool
+    _stack: Stack
+    _migration: Migration
+    _costs: Costs
+    _members: Members
+    _operator: Operator
+    _recalls: Recalls
+    _spills: Spills
+    _planner: RecallPlanner
+    _canaries: CanaryJudge
+    _held: Held
 
     def handle(self, member: Member, message: m.FromEngine) -> None:
         """One message of a member. A message that its role or state does not allow ends the session."""

@@ -13,6 +13,7 @@ executor that reorders, delays and fails completions.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
@@ -80,66 +81,33 @@ class Hierarchy:
         self.decisions = DecisionLog()
         self._sink = sink
         self.pauses = Pauses(self._emit, saved.paused, store)
-        self._core = Core(clock, limits, self._emit, self.pauses, WorkQueue(clock))
-        ghosts = Ghosts()
         self.shares = Shares(tenants)
-        self.held = Held(self.shares)
-        self.registry = SessionRegistry(clock, self.shares, sealing, system.entropy)
-        self.canaries = CanaryJudge(clock, self._emit, saved.barred, store)
-        sharing = SlabSharing(self._core, self.registry)
-        observer = _Observer(self, self._core, sharing, ghosts)
-        self.arena = Arena(limits.host_bytes, observer, clock, options.placement, policy)
-        self.slabs = SlabPool(self.arena, system.memory, system.executor, observer, clock, slab_bytes=limits.slab_bytes)
-        self.costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, saved.calibrations, store)
-        self.stack = Stack(self._core, self.arena, tiers, sealing)
-        self.migration = Migration(
-            self._core, self.arena, self.slabs, self.stack, self.canaries, options.write, prefetch=options.prefetch
+        self._core = core = Core(clock, limits, self._emit, self.pauses, WorkQueue(clock))
+        ghosts = Ghosts()
+        self.held = held = Held(self.shares)
+        self.registry = registry = SessionRegistry(clock, self.shares, sealing, system.entropy)
+        self.canaries = canaries = CanaryJudge(clock, self._emit, saved.barred, store)
+        sharing = SlabSharing(core, registry)
+        observer = _Observer(self, core, sharing, ghosts)
+        self.arena = arena = Arena(limits.host_bytes, observer, clock, options.placement, policy)
+        self.slabs = slabs = SlabPool(arena, system.memory, system.executor, observer, clock, limits.slab_bytes)
+        self.costs = costs = Costs(clock, max(1, limits.readers) * MAX_BATCH, saved.calibrations, store)
+        self.stack = stack = Stack(core, arena, tiers, sealing)
+        self.migration = moves = Migration(
+            core, arena, slabs, stack, canaries, options.write, prefetch=options.prefetch
         )
-        uses = AbsentUses(self.arena, self.costs)
-        self._planner = RecallPlanner(self._core, self.costs, self.stack, options.recall)
-        self._recalls = Recalls(
-            self._core,
-            self.arena,
-            self.slabs,
-            self.stack,
-            self.migration,
-            self._planner,
-            uses,
-            self.canaries,
-            ghosts,
-            self.held,
-            options.pin_waiting,
+        self._planner = planner = RecallPlanner(core, costs, stack, options.recall)
+        uses = AbsentUses(arena, costs)
+        self._recalls = recalls = Recalls(
+            core, arena, slabs, stack, moves, planner, uses, canaries, ghosts, held, options.pin_waiting
         )
-        self._spills = Spills(self._core, self.arena, self.slabs, self.stack, self.migration, uses, self.canaries)
-        self.operator = Operator(
-            self._core, self.arena, self.stack, self.migration, self._recalls, self.registry, self.canaries
-        )
-        self._members = Members(
-            self._core,
-            self.arena,
-            self.slabs,
-            self.registry,
-            sharing,
-            self._recalls,
-            self._spills,
-            well,
-            options.judge,
-            self.tiers,
+        self._spills = spills = Spills(core, arena, slabs, stack, moves, uses, canaries)
+        self.operator = Operator(core, arena, stack, moves, recalls, registry, canaries)
+        self._members = members = Members(
+            core, arena, slabs, registry, sharing, recalls, spills, well, options.judge, self.tiers
         )
         self._dispatch = Dispatch(
-            self._core,
-            self.arena,
-            self.slabs,
-            self.stack,
-            self.migration,
-            self.costs,
-            self._members,
-            self.operator,
-            self._recalls,
-            self._spills,
-            self._planner,
-            self.canaries,
-            self.held,
+            core, arena, slabs, stack, moves, costs, members, self.operator, recalls, spills, planner, canaries, held
         )
 
     @property
@@ -284,15 +252,15 @@ class Hierarchy:
         self.stack.close()
 
 
+@dataclass(eq=False)
 class _Observer:
     """Passes the arena's changes on to the parts that they concern. Some are made after the arena, so they are taken
     from the well."""
 
-    def __init__(self, well: Hierarchy, core: Core, sharing: SlabSharing, ghosts: Ghosts) -> None:
-        self._well = well
-        self._core = core
-        self._sharing = sharing
-        self._ghosts = ghosts
+    _well: Hierarchy
+    _core: Core
+    _sharing: SlabSharing
+    _ghosts: Ghosts
 
     def serving(self, slab: Slab | None) -> None:
         self._core.work.slabs_changed()

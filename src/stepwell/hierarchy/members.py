@@ -5,7 +5,7 @@ What a session held is given back when it ends, or kept apart until no process c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stepwell import events as e
 from stepwell.block.layout import SlabLayout
@@ -21,32 +21,20 @@ from stepwell.hierarchy.sessions.sharing import SlabSharing
 from stepwell.protocol import messages as m
 
 
+@dataclass(eq=False)
 class Members:
     """`well` and `tiers`: names that members are given."""
 
-    def __init__(
-        self,
-        core: Core,
-        arena: Arena,
-        slabs: SlabPool,
-        registry: SessionRegistry,
-        sharing: SlabSharing,
-        recalls: Recalls,
-        spills: Spills,
-        well: str,
-        judge: Judge,
-        tiers: Sequence[str],
-    ) -> None:
-        self._core = core
-        self._arena = arena
-        self._slabs = slabs
-        self._registry = registry
-        self._sharing = sharing
-        self._recalls = recalls
-        self._spills = spills
-        self._well = well
-        self._judge = judge
-        self._tiers = list(tiers)
+    _core: Core
+    _arena: Arena
+    _slabs: SlabPool
+    _registry: SessionRegistry
+    _sharing: SlabSharing
+    _recalls: Recalls
+    _spills: Spills
+    _well: str
+    _judge: Judge
+    _tiers: list[str]
 
     def follow(self, judge: Judge) -> None:
         """Puts this check of joining engines' wishes in force."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stepwell.block.tier import HOST
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.core import Core
@@ -14,24 +16,15 @@ from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.registry import SessionRegistry
 
 
+@dataclass(eq=False)
 class Operator:
-    def __init__(
-        self,
-        core: Core,
-        arena: Arena,
-        stack: Stack,
-        migration: Migration,
-        recalls: Recalls,
-        registry: SessionRegistry,
-        canaries: CanaryJudge,
-    ) -> None:
-        self._core = core
-        self._arena = arena
-        self._stack = stack
-        self._migration = migration
-        self._recalls = recalls
-        self._registry = registry
-        self._canaries = canaries
+    _core: Core
+    _arena: Arena
+    _stack: Stack
+    _migration: Migration
+    _recalls: Recalls
+    _registry: SessionRegistry
+    _canaries: CanaryJudge
 
     @property
     def tiers(self) -> frozenset[str]:

@@ -42,7 +42,6 @@ class SlabPool:
         executor: Executor,
         observer: ArenaObserver,
         clock: Clock,
-        *,
         slab_bytes: int = LEAST_SLAB,
     ) -> None:
         self._arena = arena

@@ -22,8 +22,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
-from stepwell.hierarchy.levels.healthy import HealthyReads
-from stepwell.hierarchy.levels.speed import ReadSpeed
+from stepwell.hierarchy.levels.speed import HealthyReads, ReadSpeed
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.tiers.base import Reading, SharedTier, Tier
 

@@ -1,10 +1,15 @@
-"""Read speed of one tier, learned from the reads that it answered, and when it is probed to find out."""
+"""Reads of one tier as measured: its speed, and the time that a read of a healthy tier may take."""
 
 from __future__ import annotations
 
 from stepwell.io.clock import Clock
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
 from stepwell.policies.probe import Probing
+from stepwell.protocol.messages import MOST_ALLOWED_S
+
+KNOWN = 2048
+"""Reads that have to be known before less than MOST_ALLOWED_S is allowed. Shared and virtual devices hold a read back
+for a tenth of a second about once in a thousand (measured; docs/design/adr/0009): fewer would not have seen it."""
 
 
 class ReadSpeed:
@@ -29,3 +34,21 @@ class ReadSpeed:
     def probe(self) -> bool:
         """True: a little is to be read now to learn the speed of a tier that requests do not use."""
         return self._probing.begin(self._clock.now())
+
+
+class HealthyReads:
+    """The slowest of the last KNOWN to 2 x KNOWN reads, at most MOST_ALLOWED_S, which it is until so many are known."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._slowest, self._before = 0.0, MOST_ALLOWED_S
+
+    def took(self, seconds: float) -> None:
+        self._count += 1
+        self._slowest = max(self._slowest, seconds)
+        if self._count == KNOWN:
+            self._count, self._before, self._slowest = 0, self._slowest, 0.0
+
+    @property
+    def slowest_s(self) -> float:
+        return min(MOST_ALLOWED_S, max(self._slowest, self._before))

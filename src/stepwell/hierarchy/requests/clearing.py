@@ -47,6 +47,7 @@ Cleared = Callable[[dict[str, Sum]], None]
 Counted = Callable[[dict[bytes, NamespaceSum]], None]
 
 
+@dataclass(eq=False)
 class Clearing:
     """Drops resident blocks of `tiers`: all, or those of one `namespace`. Those that are being copied or are pinned are
     dropped too: they are found no more, and their slots are free when the last copy has ended. What engines are
@@ -57,23 +58,14 @@ class Clearing:
     from them meanwhile goes, and the levels above the last are cleared once more: it may have been written there.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        stack: Stack,
-        tiers: frozenset[str],
-        namespace: bytes,
-        work: WorkQueue,
-        done: Cleared,
-    ) -> None:
-        self._arena = arena
-        self._stack = stack
-        self._tiers = tiers
-        self._namespace = namespace
-        self._work = work
-        self._done = done
-        self._sums: dict[str, Sum] = {}
-        self._forgotten: dict[str, Forgotten] = {}  # by tier, of all its clears
+    _arena: Arena
+    _stack: Stack
+    _tiers: frozenset[str]
+    _namespace: bytes
+    _work: WorkQueue
+    _done: Cleared
+    _sums: dict[str, Sum] = field(default_factory=dict)
+    _forgotten: dict[str, Forgotten] = field(default_factory=dict)  # by tier, of all its clears
 
     def run(self) -> Work:
         if HOST in self._tiers:

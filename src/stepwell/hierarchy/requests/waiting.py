@@ -29,10 +29,6 @@ class Waiting:
         """The request waits for this block of its run to land."""
         self._landing.setdefault(entry, {})[request] = session
 
-    def landing(self, entry: Entry) -> int:
-        """Number of requests that wait for this block."""
-        return len(self._landing.get(entry, ()))
-
     def woken(self, request: RecallRequest) -> None:
         """Ends the wait for anything: something else has made the request look."""
         self._anything.pop(request, None)
