@@ -21,7 +21,8 @@ import numpy as np
 from lab.rig.session import Session
 from lab.rig.well import PATIENCE_S, POLL_S, eventually
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, Spill
+from stepwell.client.questions import Spill
+from stepwell.client.scheduler import MAX_RESERVED
 from stepwell.client.worker import WorkerClient
 
 BLOCK_TOKENS = 128
@@ -53,8 +54,8 @@ class Members(Session):
 
     def fill(self, digests: bytes) -> None:
         """Makes a chain of blocks resident, whatever their bytes are. Waits for room."""
-        for at in range(0, len(digests), 32 * MOST_RESERVED):
-            some, parent = digests[at : at + 32 * MOST_RESERVED], digests[max(0, at - 32) : at]
+        for at in range(0, len(digests), 32 * MAX_RESERVED):
+            some, parent = digests[at : at + 32 * MAX_RESERVED], digests[max(0, at - 32) : at]
             eventually(functools.partial(self._filled, some, parent), "room for blocks", poll_s=POLL_S)
 
     def _filled(self, digests: bytes, parent: bytes) -> bool:

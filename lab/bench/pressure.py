@@ -27,7 +27,8 @@ from lab.bench.load import Members
 from lab.bench.processes import cpu_seconds
 from lab.bench.wells import PATIENCE_S, process
 from lab.rig.well import eventually
-from stepwell.client.scheduler import MOST_RESERVED, Ask
+from stepwell.client.questions import Question
+from stepwell.client.scheduler import MAX_RESERVED
 
 DIGEST_BYTES = 32
 _LOOK_S = 50e-6
@@ -132,15 +133,15 @@ def recall(members: Members, prompt: bytes, order: int) -> int:
 def spill(members: Members, prompt: bytes, order: int) -> int:
     """New blocks, reserved and acknowledged as written, as many at a time as one message may name."""
     fresh, granted = os.urandom(len(prompt)), 0
-    for at in range(0, len(fresh), DIGEST_BYTES * MOST_RESERVED):
+    for at in range(0, len(fresh), DIGEST_BYTES * MAX_RESERVED):
         parent = fresh[max(0, at - DIGEST_BYTES) : at]
-        reserved = members.reserve(fresh[at : at + DIGEST_BYTES * MOST_RESERVED], parent, poll_s=_LOOK_S)
+        reserved = members.reserve(fresh[at : at + DIGEST_BYTES * MAX_RESERVED], parent, poll_s=_LOOK_S)
         members.acknowledge(reserved)
         granted += sum(map(bool, reserved.leases))
     return granted
 
 
-def _asked(members: Members, prompt: bytes, order: int) -> Ask:
+def _asked(members: Members, prompt: bytes, order: int) -> Question:
     """With its whole answer."""
     ask = members.scheduler.ask(prompt, 0, order)
     assert ask is not None, "the session has ended"

@@ -25,11 +25,11 @@ from vllm.v1.request import Request, RequestStatus
 from lab.bench.scheduled import NewRequest, Output
 from lab.bench.wells import PATIENCE_S
 from lab.rig.well import eventually
-from stepwell.client.scheduler import Ask, SchedulerClient
-from stepwell.client.scheduler import Identity as SchedulerIdentity
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
+from stepwell.client.questions import Question
+from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
-from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
 from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.common.shape import Shape
@@ -44,9 +44,9 @@ T = TypeVar("T")
 class AskingClient(SchedulerClient):
     """Remembers the last question, so that its answer can be awaited where an engine would go on."""
 
-    last: Ask | None = None
+    last: Question | None = None
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Ask | None:
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Question | None:
         self.last = super().ask(digests, epoch, order, tokens, recall)
         return self.last
 
@@ -124,7 +124,7 @@ class StandIn:
         )
         self.worker = WorkerHalf(0, kv.shard_bytes, open_cpu(self.caches, kv.pages), self.worker_client)
         self.client = AskingClient(
-            SchedulerIdentity(engine, 1, kv.shard_bytes, kv.block_tokens, layout, model, "bench"),
+            EngineIdentity(engine, 1, kv.shard_bytes, kv.block_tokens, layout, model, "bench"),
             lambda: b"w" * 32,
             find_well,
             trouble=self._trouble,

@@ -18,7 +18,8 @@ from blake3 import blake3
 from lab.rig.session import BLOCK_TOKENS, MODEL, Session
 from lab.rig.well import PATIENCE_S, POLL_S
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, Ask
+from stepwell.client.questions import Question
+from stepwell.client.scheduler import MAX_RESERVED
 from stepwell.io.memory import Bytes
 
 _VOCABULARY = 1 << 20
@@ -70,8 +71,8 @@ class Caller(Session):
     def spill(self, digests: bytes) -> int:
         """Spills what the well takes of these blocks; how many. 0 without a session."""
         taken = 0
-        for at in range(0, len(digests), 32 * MOST_RESERVED):
-            some, parent = digests[at : at + 32 * MOST_RESERVED], digests[max(0, at - 32) : at]
+        for at in range(0, len(digests), 32 * MAX_RESERVED):
+            some, parent = digests[at : at + 32 * MAX_RESERVED], digests[max(0, at - 32) : at]
             spill = self.reserve(some, parent)
             if spill is None:
                 break
@@ -93,7 +94,7 @@ class Caller(Session):
         """The same for requests that wait at the same time, in this order."""
         began = time.monotonic()
         answers: dict[int, Recalled] = {}
-        waiting: dict[int, Ask] = {}
+        waiting: dict[int, Question] = {}
         for at, digests in enumerate(prefixes):
             self._order += 1
             ask = self.scheduler.ask(digests, 0, self._order)
@@ -113,7 +114,7 @@ class Caller(Session):
                 raise TimeoutError(f"{len(waiting)} requests still wait after {PATIENCE_S:g} s")
         return [answers[at] for at in range(len(prefixes))]
 
-    def _take(self, digests: bytes, ask: Ask, wait_s: float) -> Recalled:
+    def _take(self, digests: bytes, ask: Question, wait_s: float) -> Recalled:
         asked, blocks = len(digests) // 32, self.scheduler.offer(ask)
         staged, reason = sum(map(bool, ask.sources[:blocks])), ask.reason
         if not blocks:

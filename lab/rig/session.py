@@ -14,12 +14,12 @@ from typing import Self
 import numpy as np
 
 from lab.rig.well import PATIENCE_S, POLL_S, eventually, until
-from stepwell.client.scheduler import Ask, SchedulerClient, Spill
-from stepwell.client.scheduler import Identity as SchedulerIdentity
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
+from stepwell.client.questions import Question, Spill
+from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import Hold, WorkerClient
-from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.memory import Bytes
 from stepwell.protocol.link import Dial
@@ -53,7 +53,7 @@ class Session:
         trouble = self.troubles.append
         self.worker = worker(WorkerIdentity(engine, 0, 1, shard_bytes, LAYOUT), reach, trouble=trouble)
         self.scheduler = SchedulerClient(
-            SchedulerIdentity(engine, 1, shard_bytes, block_tokens, LAYOUT, model, label),
+            EngineIdentity(engine, 1, shard_bytes, block_tokens, LAYOUT, model, label),
             lambda: WEIGHTS,
             reach,
             trouble=trouble,
@@ -72,7 +72,7 @@ class Session:
     def reserve(
         self, digests: bytes, parent: bytes = b"", *, patience_s: float = PATIENCE_S, poll_s: float = POLL_S
     ) -> Spill | None:
-        """Leases for at most MOST_RESERVED blocks, when the well has answered; None without a session. Raises
+        """Leases for at most MAX_RESERVED blocks, when the well has answered; None without a session. Raises
         TimeoutError."""
         spill = self.scheduler.reserve(parent, digests, 0)
         if spill is not None:
@@ -97,7 +97,7 @@ class Session:
         done = leases if filled is None else list(filled)
         self.worker.filled(spill.session, done, [lease for lease in leases if lease not in set(done)])
 
-    def copies(self, ask: Ask, blocks: int, pause: Callable[[], None] = lambda: None) -> list[Bytes | None]:
+    def copies(self, ask: Question, blocks: int, pause: Callable[[], None] = lambda: None) -> list[Bytes | None]:
         """Recalls the first `blocks` of what was offered; None for one whose lease has ended during the copy. `pause`
         is called in the middle of each."""
         transfer, refs = self.scheduler.recall(ask, 0, blocks)

@@ -17,13 +17,13 @@ from lab.sim.oracle import Fill, Identity
 from lab.sim.setup import Model
 from stepwell.client import scheduler as client
 from stepwell.client import worker
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
+from stepwell.client.questions import Question, SlotRefs, Spill
 from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Bytes
 from stepwell.protocol.link import Dial
-
-SlotRefs = client.SlotRefs
 
 
 class Worker(worker.WorkerClient):
@@ -31,7 +31,7 @@ class Worker(worker.WorkerClient):
 
     def __init__(
         self,
-        identity: worker.Identity,
+        identity: WorkerIdentity,
         find: Callable[[], Dial],
         trouble: Callable[[StepwellError], None],
         *,
@@ -78,7 +78,7 @@ class Request:
     asked: int
     epoch: int
     digests: bytes
-    ask: client.Ask | None
+    ask: Question | None
     phase: Phase = Phase.WAITING
     offered: int = 0
     first: int = 0
@@ -93,7 +93,7 @@ class Spilling:
 
     epoch: int
     digests: bytes
-    spill: client.Spill
+    spill: Spill
     since: float
 
 
@@ -163,7 +163,7 @@ class Engine:
         name = f"engine {number}"
         self.workers = [
             Worker(
-                worker.Identity(name, rank, model.world, model.shard_bytes, b"l" * 32, model.replicas),
+                WorkerIdentity(name, rank, model.world, model.shard_bytes, b"l" * 32, model.replicas),
                 lambda rank=rank: dial(self, 1 + rank),  # type: ignore[misc]
                 trouble,
                 pins=number % 2 == 0,
@@ -171,7 +171,7 @@ class Engine:
             for rank in range(model.world)
         ]
         self.scheduler = client.SchedulerClient(
-            client.Identity(name, model.world, model.shard_bytes, 16, b"l" * 32, b"m" * 32, name, model.replicas),
+            EngineIdentity(name, model.world, model.shard_bytes, 16, b"l" * 32, b"m" * 32, name, model.replicas),
             lambda: model.weights,
             lambda: dial(self, 0),
             trouble=trouble,

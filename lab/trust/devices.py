@@ -28,7 +28,7 @@ from lab.trust.disks.hung import lone
 from lab.trust.disks.stages import Stage, Tally, staged
 from lab.trust.report import Row
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.fuse import Rule, why_not
 from stepwell.testing.mounts import why_no_mounts
 from stepwell.tiers.disk.recovery import NAME, OURS
@@ -50,7 +50,7 @@ END_S = 12.0
 WARM_S = 90.0
 """A disk that is well again is tried after pauses of up to 30 s, for reads and for writes, one after the other."""
 
-NOTHING_S = STALL_S + MOST_ALLOWED_S + UNANSWERED_S
+NOTHING_S = STALL_S + MAX_ALLOWED_S + UNANSWERED_S
 """The longest that a lone request waits of which no block comes."""
 
 _KNOWN = 40

@@ -23,7 +23,7 @@ from lab.rig.caller import Caller, Recalled, prefix
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.client.patience import STALL_S, TOTAL_S, UNANSWERED_S
 from stepwell.errors import BackendDown
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 from stepwell.testing.mounts import image, why_no_mounts
 from stepwell.tiers.disk.site import take
@@ -39,7 +39,7 @@ needs_image = pytest.mark.skipif(bool(NO_IMAGE), reason=f"no filesystem in a fil
 KIB, MIB = 1 << 10, 1 << 20
 SHARD = 32 * KIB
 BLOCKS = 64
-HUNG_S = STALL_S + MOST_ALLOWED_S + UNANSWERED_S
+HUNG_S = STALL_S + MAX_ALLOWED_S + UNANSWERED_S
 """The longest that a request waits of which no block has landed (docs/design/adr/0009)."""
 
 SLACK_S = 1.5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepwell.block.digest import RECIPE, ROOT, Chain, pack_tokens, salt_extras
 from stepwell.block.facts import lp
-from stepwell.block.layout import PAGE, SMALLEST_SHARD, GiB, MiB, SlabLayout, block_tokens_for
+from stepwell.block.layout import MIN_SHARD, PAGE, GiB, MiB, SlabLayout, block_tokens_for
 from stepwell.block.namespace import Namer, Namespace, layout_of_session
 from stepwell.block.state import LEGAL, BlockState, IllegalChange, StateEvent, after
 
@@ -179,8 +179,8 @@ def test_block_tokens(page: int, shard: int) -> None:
     tokens = block_tokens_for(page, shard)
     pages = tokens // page
     assert tokens == page * pages and pages.bit_count() == 1
-    assert pages * shard >= SMALLEST_SHARD
-    assert pages == 1 or pages // 2 * shard < SMALLEST_SHARD
+    assert pages * shard >= MIN_SHARD
+    assert pages == 1 or pages // 2 * shard < MIN_SHARD
 
 
 @given(st.integers(1, 1 << 44), st.integers(1, GiB))

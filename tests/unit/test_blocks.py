@@ -26,7 +26,7 @@ from lab.rig.well import RealWell, apart
 from stepwell.client import blocks as module
 from stepwell.client.blocks import BlockClient
 from stepwell.client.kv_model import Array, KvModel
-from stepwell.client.scheduler import MOST_RESERVED
+from stepwell.client.scheduler import MAX_RESERVED
 from stepwell.client.socket import dial
 from stepwell.errors import BackendDown, ConfigError, StepwellError
 from stepwell.hierarchy.local import LocalWell, open_threaded
@@ -244,7 +244,7 @@ def test_models_that_differ_in_anything_share_nothing() -> None:
 
 
 def test_more_blocks_than_one_reservation_or_all_pins_can_take(local: LocalWell) -> None:
-    tokens = list(range(4 * (2 * MOST_RESERVED + 9)))
+    tokens = list(range(4 * (2 * MAX_RESERVED + 9)))
     with client_of(local) as cache:
         rows = contents(SMALL, tokens)
         assert cache.put(tokens, rows).reason == ""

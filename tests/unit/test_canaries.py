@@ -61,7 +61,7 @@ from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process
 from stepwell.serve.kept import Keeper
-from stepwell.serve.quarantine import LIST_NAME, MOST_LISTED, NEW_LIST_NAME, QuarantineList
+from stepwell.serve.quarantine import LIST_NAME, MAX_LISTED, NEW_LIST_NAME, QuarantineList
 from stepwell.serve.voice import log_event
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.clock import SetClock
@@ -512,7 +512,7 @@ def test_a_list_that_cannot_be_read_costs_no_start(tmp_path: Path, content: byte
 
 
 def test_a_list_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> None:
-    many = [[f"{n:032x}"] for n in range(MOST_LISTED + 3)]
+    many = [[f"{n:032x}"] for n in range(MAX_LISTED + 3)]
     (tmp_path / LIST_NAME).write_text(json.dumps(many))
     assert QuarantineList(tmp_path).read() == [(bytes.fromhex(tag),) for (tag,) in many[3:]]
     (tmp_path / LIST_NAME).write_text(json.dumps([["ab" * 16] * 40_000]))

@@ -10,9 +10,11 @@ from played import PlayedWell
 
 from stepwell.client import membership as joining
 from stepwell.client import scheduler as scheduler_module
+from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership
-from stepwell.client.patience import MOST_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
-from stepwell.client.scheduler import Ask, Identity, SchedulerClient
+from stepwell.client.patience import MAX_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
+from stepwell.client.questions import Question
+from stepwell.client.scheduler import SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import SharedMemory
 from stepwell.protocol import messages as m
@@ -25,13 +27,13 @@ D = bytes(32)
 def scheduler(well: PlayedWell, told: list[StepwellError] | None = None) -> SchedulerClient:
     errors = told if told is not None else []
     client = SchedulerClient(
-        Identity("e", 1, 4096, 16, D, D, "x"), lambda: D, lambda: well.dial, trouble=errors.append, threaded=False
+        EngineIdentity("e", 1, 4096, 16, D, D, "x"), lambda: D, lambda: well.dial, trouble=errors.append, threaded=False
     )
     well.receivers[0].received(m.Ready(7), ())
     return client
 
 
-def found(ask: Ask, blocks: int, *, more: bool, reason: str = "") -> m.Found:
+def found(ask: Question, blocks: int, *, more: bool, reason: str = "") -> m.Found:
     return m.Found(ask.ticket, ask.blocks, bytes(blocks * m.SLOT_REF.itemsize), more, reason)
 
 
@@ -57,7 +59,7 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
 
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The well would end a session with more."""
-    monkeypatch.setattr(scheduler_module, "MOST_ASKS", 2)
+    monkeypatch.setattr(scheduler_module, "MAX_ASKS", 2)
     well = PlayedWell()
     client = scheduler(well)
     asks = [client.ask(D, 0, order) for order in range(3)]
@@ -68,8 +70,8 @@ def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_well_may_ask_for_so_much_patience_and_no_more() -> None:
-    limit = STALL_S + m.MOST_ALLOWED_S
-    for allowed in (m.MOST_ALLOWED_S, 10.0, float("inf")):
+    limit = STALL_S + m.MAX_ALLOWED_S
+    for allowed in (m.MAX_ALLOWED_S, 10.0, float("inf")):
         assert not PATIENCE.over(1.0, 1.0, 1.0 + limit - 0.01, allowed)
         assert PATIENCE.over(1.0, 1.0, 1.0 + limit + 0.01, allowed)
     for nonsense in (-5.0, float("-inf")):
@@ -141,20 +143,20 @@ class Queue:
             self.tell(ask, 0, reason)
 
     def tell(
-        self, ask: Ask, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0, limit_s: float = 0.0
+        self, ask: Question, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0, limit_s: float = 0.0
     ) -> None:
         rows = bytes(blocks * m.SLOT_REF.itemsize)
         found = m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s, limit_s)
         self.well.receivers[0].received(found, ())
 
-    def poll(self, *asks: Ask, after: float = 0.0) -> list[bool]:
+    def poll(self, *asks: Question, after: float = 0.0) -> list[bool]:
         self.clock.advance(after)
         return [self.client.settle(ask, 0) for ask in asks]
 
 
 @pytest.mark.parametrize("reason", ["staging", "filling"])
 @pytest.mark.parametrize(
-    ("limit_s", "total_s"), [(0.0, TOTAL_S), (0.5, 0.5), (7.0, 7.0), (1e9, MOST_LIMIT_S), (-1.0, TOTAL_S)]
+    ("limit_s", "total_s"), [(0.0, TOTAL_S), (0.5, 0.5), (7.0, 7.0), (1e9, MAX_LIMIT_S), (-1.0, TOTAL_S)]
 )
 def test_a_recall_may_take_what_the_well_says_that_it_is_worth(limit_s: float, total_s: float, reason: str) -> None:
     q = Queue(reason)
@@ -165,7 +167,7 @@ def test_a_recall_may_take_what_the_well_says_that_it_is_worth(limit_s: float, t
         q.clock.advance(STALL_S / 2)
         waited += STALL_S / 2
         q.tell(ask, 1, reason, limit_s=limit_s)
-        assert waited < 2 * MOST_LIMIT_S
+        assert waited < 2 * MAX_LIMIT_S
     assert waited == pytest.approx(total_s, abs=STALL_S)
     q.client.release(ask)
     (released,) = [said for said in q.well.said if isinstance(said, m.Release)]
@@ -183,7 +185,7 @@ def test_a_request_that_never_waited_says_so() -> None:
 def test_timings_are_told_with_the_counts_and_the_latest_are_kept() -> None:
     well = PlayedWell()
     client = scheduler(well)
-    steps = [(n, float(n), 0.5) for n in range(1, m.MOST_TIMINGS + 9)]
+    steps = [(n, float(n), 0.5) for n in range(1, m.MAX_TIMINGS + 9)]
     client.timed(steps, [(5, 0.25)])
     client.report(idle=True)
     client.report(idle=True)
@@ -229,17 +231,17 @@ def test_a_request_that_gives_up_with_nothing_is_no_news() -> None:
 def test_what_the_well_allows_for_a_block_holds_for_all_in_line() -> None:
     q = Queue("staging pins")
     first, second = q.asks
-    q.tell(first, 0, "staging", allow_s=m.MOST_ALLOWED_S)
-    q.tell(second, 0, "pins", allow_s=m.MOST_ALLOWED_S)
+    q.tell(first, 0, "staging", allow_s=m.MAX_ALLOWED_S)
+    q.tell(second, 0, "pins", allow_s=m.MAX_ALLOWED_S)
     q.poll(first, second)
-    assert q.poll(first, second, after=STALL_S + 0.9 * m.MOST_ALLOWED_S) == [False, False]
-    assert q.poll(first, second, after=0.101 * m.MOST_ALLOWED_S) == [True, True]
+    assert q.poll(first, second, after=STALL_S + 0.9 * m.MAX_ALLOWED_S) == [False, False]
+    assert q.poll(first, second, after=0.101 * m.MAX_ALLOWED_S) == [True, True]
 
 
 def test_who_waits_for_no_tier_is_allowed_nothing() -> None:
     q = Queue("filling mapping")
     for ask, reason in zip(q.asks, ("filling", "mapping"), strict=True):
-        q.tell(ask, 0, reason, allow_s=m.MOST_ALLOWED_S)
+        q.tell(ask, 0, reason, allow_s=m.MAX_ALLOWED_S)
     q.poll(*q.asks)
     assert q.poll(*q.asks, after=STALL) == [True, True]
 
@@ -260,7 +262,7 @@ def test_a_silent_well_is_waited_for_once() -> None:
 def test_a_silent_well_takes_nothing_from_those_that_wait_for_a_tier() -> None:
     q = Queue("staging")
     (first,) = q.asks
-    q.tell(first, 0, "staging", allow_s=m.MOST_ALLOWED_S)
+    q.tell(first, 0, "staging", allow_s=m.MAX_ALLOWED_S)
     silent = q.client.ask(D, 0, 1)
     assert silent is not None
     q.poll(first, silent)
@@ -270,8 +272,8 @@ def test_a_silent_well_takes_nothing_from_those_that_wait_for_a_tier() -> None:
 def test_a_slice_of_a_long_answer_leaves_nobody_out_of_the_line() -> None:
     q = Queue("staging")
     (ask,) = q.asks
-    q.tell(ask, 0, "staging", allow_s=m.MOST_ALLOWED_S)
-    q.tell(ask, 128, "", allow_s=m.MOST_ALLOWED_S)
+    q.tell(ask, 0, "staging", allow_s=m.MAX_ALLOWED_S)
+    q.tell(ask, 128, "", allow_s=m.MAX_ALLOWED_S)
     q.poll(ask)
     assert q.poll(ask, after=STALL) == [False]
 
@@ -336,7 +338,7 @@ def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
     """Computing each of two takes 45 s, says the well, and the first gets all that it asked for after 40 s."""
     q = Queue("staging staging")
     first, second = q.asks
-    before, worth_s = [first], 0.75 * MOST_LIMIT_S
+    before, worth_s = [first], 0.75 * MAX_LIMIT_S
     while q.poll(*before, second) == [False] * len([*before, second]):
         q.clock.advance(0.9 * STALL_S)
         for ask in (*before, second):
@@ -345,8 +347,8 @@ def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
             q.tell(first, 1, "end", more=False)
             q.client.recall(first, 0, 1)
             before = []
-        assert q.clock.now() - second.first_poll < 2 * MOST_LIMIT_S
-    assert not before and q.clock.now() - second.first_poll == pytest.approx(MOST_LIMIT_S, abs=STALL_S)
+        assert q.clock.now() - second.first_poll < 2 * MAX_LIMIT_S
+    assert not before and q.clock.now() - second.first_poll == pytest.approx(MAX_LIMIT_S, abs=STALL_S)
 
 
 @pytest.mark.parametrize(

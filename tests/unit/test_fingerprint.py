@@ -19,7 +19,15 @@ from blake3 import blake3
 
 from stepwell.block.facts import digest_of, lp
 from stepwell.client import fingerprint as module
-from stepwell.client.fingerprint import CACHE_NAME, MAX_ENTRIES, Failed, Fingerprint, Known, Pending, fingerprint
+from stepwell.client.fingerprint import (
+    CACHE_NAME,
+    MAX_ENTRIES,
+    Failed,
+    Fingerprint,
+    Known,
+    PendingFingerprint,
+    fingerprint,
+)
 from stepwell.errors import IdentityMismatch
 
 
@@ -59,7 +67,7 @@ def make(folder: Path, **contents: bytes) -> list[Path]:
 
 
 def until_settled(child: Fingerprint) -> Known | Failed:
-    while isinstance(result := child.result(), Pending):  # bounded by the test's time limit
+    while isinstance(result := child.result(), PendingFingerprint):  # bounded by the test's time limit
         time.sleep(0.01)
     return result
 
@@ -339,7 +347,7 @@ def endless(tmp_path: Path) -> Iterator[list[Path]]:
 def test_the_child_finds_the_same_and_never_blocks(tmp_path: Path, cache: Path) -> None:
     files = make(tmp_path / "-m", a=b"one", b=b"two")
     child = Fingerprint.start(files, cache)
-    assert isinstance(child.result(), Pending | Known)
+    assert isinstance(child.result(), PendingFingerprint | Known)
     assert until_settled(child) == Known(fingerprint(files, None))
     child.close()
     assert isinstance(child.result(), Known)
@@ -370,7 +378,7 @@ def test_too_long_a_command_is_a_failure_not_an_exception(tmp_path: Path) -> Non
 
 def test_a_killed_child_is_a_failure(endless: list[Path]) -> None:
     child = Fingerprint.start(endless, None)
-    assert child.result() == Pending()
+    assert child.result() == PendingFingerprint()
     assert child._child is not None
     os.kill(child._child.pid, signal.SIGKILL)
     assert until_settled(child) == Failed("the fingerprint process was killed by signal 9")

@@ -19,8 +19,9 @@ from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler,
 
 from lab.rig.members import FakeEngine, FakeMember, Rig
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.client.identity import WorkerIdentity
 from stepwell.client.socket import dial
-from stepwell.client.worker import Identity, WorkerClient
+from stepwell.client.worker import WorkerClient
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.local import open_well
 from stepwell.hierarchy.sessions import registry, shares
@@ -33,7 +34,7 @@ from stepwell.serve.connection import MAX_HELLO, Connection
 from stepwell.serve.gates import Gate
 from stepwell.testing.arena_kit import SLAB
 
-MANY = [7] * (m.MOST_LISTED + 1)
+MANY = [7] * (m.MAX_LISTED + 1)
 TOO_LONG: dict[str, tuple[str, Any]] = {
     "filled": ("worker", m.Filled(MANY, [])),
     "dropped": ("worker", m.Filled([], MANY)),
@@ -41,7 +42,7 @@ TOO_LONG: dict[str, tuple[str, Any]] = {
     "abandoned": ("scheduler", m.Abandon(MANY)),
     "asked": ("scheduler", m.Ask(1, 0, 0, bytes(32 * m.MAX_DIGESTS + 32))),
     "forgotten": ("scheduler", m.Forget(0, bytes(32 * m.MAX_DIGESTS + 32))),
-    "reported": ("scheduler", m.Report({f"n{n}": 1 for n in range(m.MOST_COUNTS + 1)})),
+    "reported": ("scheduler", m.Report({f"n{n}": 1 for n in range(m.MAX_COUNTS + 1)})),
 }
 
 
@@ -78,13 +79,13 @@ def test_a_list_that_no_engine_sends_is_not_even_decoded(case: str) -> None:
 
 
 def test_the_longest_lists_are_served(rig: Rig) -> None:
-    engine, most = joined(rig), [7] * m.MOST_LISTED
+    engine, most = joined(rig), [7] * m.MAX_LISTED
     for message in (m.Filled(most, most), m.Recalled(most)):
         assert list(wire.Reader(wire.from_engine).feed(wire.frame(message))) == [message]
-        assert len(wire.frame(message)) <= m.MOST_ACKNOWLEDGED
+        assert len(wire.frame(message)) <= m.MAX_ACKNOWLEDGED
         engine.workers[0].say(message)
     engine.scheduler.say(m.Abandon(most))
-    assert len(wire.frame(m.Ask(1, 1, 1, bytes(32 * m.MAX_DIGESTS)))) <= m.MOST_ASKED
+    assert len(wire.frame(m.Ask(1, 1, 1, bytes(32 * m.MAX_DIGESTS)))) <= m.MAX_ASKED
     assert engine.live
 
 
@@ -135,12 +136,12 @@ def test_a_connection_brings_long_lists_in_pieces() -> None:
 
 def test_a_client_says_in_several_messages_what_is_too_long_for_one() -> None:
     with open_well("64MiB") as local:
-        named = Identity("engine", 0, 1, MIB, b"l" * 32)
+        named = WorkerIdentity("engine", 0, 1, MIB, b"l" * 32)
         client = WorkerClient(named, lambda: local.dial, trouble=print, threaded=False)
         local.dial(scheduler(), Recorder())
         (session,) = local.hierarchy.registry.sessions
-        client.filled(session, range(1, 3 * m.MOST_LISTED), range(2 * m.MOST_LISTED))
-        client.recalled(session, range(3 * m.MOST_LISTED))
+        client.filled(session, range(1, 3 * m.MAX_LISTED), range(2 * m.MAX_LISTED))
+        client.recalled(session, range(3 * m.MAX_LISTED))
         assert session in local.hierarchy.registry.sessions
         client.close()
 
@@ -283,7 +284,7 @@ def test_who_has_little_to_say_may_send_no_long_message(well: InThread, role: st
     socket.send_fds(peer.sock, [wire.frame(hello)], [pidfd])
     os.close(pidfd)
     assert isinstance(peer.read(), m.Welcome)
-    most = m.MOST_ACKNOWLEDGED if role == "worker" else MAX_HELLO
+    most = m.MAX_ACKNOWLEDGED if role == "worker" else MAX_HELLO
     peer.sock.sendall((most + 1).to_bytes(4, "little"))
     refused = peer.read()
     assert isinstance(refused, m.Refused) and refused.code == "SW-802"
@@ -383,7 +384,7 @@ def test_half_a_message_that_is_never_completed_is_bounded_too(well: InThread, m
     flood.send(scheduler())
     assert isinstance(flood.read(), m.Welcome)
     with pytest.raises(OSError):
-        flood.sock.sendall(m.MOST_ASKED.to_bytes(4, "little") + bytes(m.MOST_ASKED - 1))
+        flood.sock.sendall(m.MAX_ASKED.to_bytes(4, "little") + bytes(m.MAX_ASKED - 1))
         flood.sock.settimeout(PATIENCE)
         while flood.sock.recv(1 << 16):
             pass

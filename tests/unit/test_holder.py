@@ -52,7 +52,7 @@ def test_who_has_another_runtime_directory_joins_the_same_well(
     pid, place = control.pid(home), start.rendezvous(home)
     assert not caplog.records
     log_in(monkeypatch, home)
-    assert start.find_or_start(home, WISHES) == start.Found(place.socket, started=False)
+    assert start.find_or_start(home, WISHES) == start.FoundWell(place.socket, started=False)
     assert start.find(home) == place.socket
     assert control.pid(home) == pid
     assert [r.getMessage().count(str(place.socket)) for r in caplog.records] == [1], "once, though found three times"
@@ -206,7 +206,7 @@ def test_where_a_well_listens_home_is_not_asked_who_holds_it(home: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(start, "holder", asked.append)
         assert start.find(home) == place.socket
-        assert start.find_or_start(home, WISHES) == start.Found(place.socket, started=False)
+        assert start.find_or_start(home, WISHES) == start.FoundWell(place.socket, started=False)
         assert control.ping(home) > 0 and control.pid(home)
     assert not asked
     control.stop(home)

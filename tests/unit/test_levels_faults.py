@@ -13,7 +13,7 @@ from stepwell.hierarchy import audit
 from stepwell.hierarchy.levels import speed
 from stepwell.hierarchy.levels.breaker import FIRST_PAUSE_S, OVERDUE_S
 from stepwell.hierarchy.levels.speed import KNOWN, HealthyReads
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.arena_kit import SLOT, SLOTS
 from stepwell.testing.dict_tier import Kept
 from stepwell.testing.executor import JobFaults
@@ -296,7 +296,7 @@ def test_what_is_allowed_for_a_block_follows_healthy_reads(monkeypatch: pytest.M
         rig.faulty.release()
         rig.settle()
         engine.release(ticket)
-    assert allowed == pytest.approx([MOST_ALLOWED_S, MOST_ALLOWED_S, 0.03, 0.03]), "what hung was not healthy"
+    assert allowed == pytest.approx([MAX_ALLOWED_S, MAX_ALLOWED_S, 0.03, 0.03]), "what hung was not healthy"
 
 
 def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,14 +306,14 @@ def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.Mon
     rig.faulty.faults = TierFaults(fail=1.0)
     for n in range(4):
         assert engine.found(at(chain(6), n)) == 0
-    assert rig.level.allowance_s == MOST_ALLOWED_S
+    assert rig.level.allowance_s == MAX_ALLOWED_S
 
 
 def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> None:
     reads = HealthyReads()
     for _ in range(KNOWN - 1):
         reads.took(0.001)
-    assert reads.slowest_s == MOST_ALLOWED_S, "not enough are known"
+    assert reads.slowest_s == MAX_ALLOWED_S, "not enough are known"
     reads.took(0.1)
     assert reads.slowest_s == 0.1
     for _ in range(KNOWN):
@@ -321,7 +321,7 @@ def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> 
         assert reads.slowest_s in (0.1, 0.001)
     assert reads.slowest_s == 0.001
     reads.took(0.9)
-    assert reads.slowest_s == MOST_ALLOWED_S
+    assert reads.slowest_s == MAX_ALLOWED_S
 
 
 # whose blocks --------------------------------------------------------------------------------------------------------

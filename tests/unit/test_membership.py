@@ -24,6 +24,7 @@ from stepwell.client import membership as joining
 from stepwell.client import slabs, start
 from stepwell.client import socket as link
 from stepwell.client import worker as working
+from stepwell.client.identity import WorkerIdentity
 from stepwell.client.membership import Membership
 from stepwell.errors import AccessDenied, BackendDown, StepwellError
 from stepwell.io.memory import SharedMemory
@@ -288,7 +289,7 @@ def lives(well: Answering, tracer: Tracer, told: list[StepwellError]) -> None:
     before = well.sessions
     threading.settrace(tracer.called)
     try:
-        identity = working.Identity("e", 0, 1, 4096, bytes(32))
+        identity = WorkerIdentity("e", 0, 1, 4096, bytes(32))
         client = working.WorkerClient(identity, lambda: link.dial(well.path), trouble=told.append)
         for last in (False, False, True):
             eventually(lambda before=before: tracer.fired.is_set() or well.mapped > before)
@@ -328,6 +329,7 @@ STARVED = """
 import os, resource, sys
 from pathlib import Path
 from wells import PATIENCE, Recorder, worker
+from stepwell.client.identity import WorkerIdentity
 from stepwell.client.membership import Membership
 from stepwell.client.socket import dial
 from stepwell.protocol.messages import Ready

@@ -15,7 +15,7 @@ from stepwell.hierarchy.saved import PauseRecord
 from stepwell.policies.writing.base import WritePolicy
 from stepwell.policies.writing.named import WRITE_POLICIES
 from stepwell.protocol import messages as m
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.remote_tier import Store
 from stepwell.tiers.base import Incoming, ReadDone, Reading
 from stepwell.tiers.faulty import TierFaults
@@ -296,7 +296,7 @@ def test_who_waits_is_told_what_the_next_level_allows() -> None:
     ticket = engine.ask(chain(BLOCKS))
     rig.settle()
     engine.answer(ticket)
-    assert [found.allow_s for found in engine._found[ticket]] == [0.001, MOST_ALLOWED_S]
+    assert [found.allow_s for found in engine._found[ticket]] == [0.001, MAX_ALLOWED_S]
     engine.release(ticket)
     rig.faulty.faults = rig.far.faults = HEALTHY
     rig.far.release()

@@ -232,7 +232,7 @@ def test_timings_that_cannot_be_change_nothing() -> None:
 def test_more_timings_than_there_may_be_end_the_session() -> None:
     rig = DeepRig()
     engine = rig.join()
-    engine.scheduler.say(m.Timings([(1, 1.0, 1.0)] * (m.MOST_TIMINGS + 1), []))
+    engine.scheduler.say(m.Timings([(1, 1.0, 1.0)] * (m.MAX_TIMINGS + 1), []))
     assert engine.scheduler.take(m.Refused)[0].code == "SW-802"
     assert not engine.live
 

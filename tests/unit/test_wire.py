@@ -36,7 +36,7 @@ ENGINE = st.one_of(
         engine=st.text(max_size=20),
         rank=_U32,
         layout=st.binary(max_size=32),
-        wishes=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | _U32 | st.floats(allow_nan=False)),
+        options=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | _U32 | st.floats(allow_nan=False)),
         acknowledges=_LIST,
     ),
     st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS, tokens=_U32, recall=st.text(max_size=8)),

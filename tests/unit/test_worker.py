@@ -12,8 +12,9 @@ from played import PlayedWell
 from wells import PATIENCE, eventually
 
 from stepwell.block.layout import SlabLayout
+from stepwell.client.identity import WorkerIdentity
 from stepwell.client.slabs import Prepare
-from stepwell.client.worker import Identity, WorkerClient
+from stepwell.client.worker import WorkerClient
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.memory import Bytes, SharedMemory
 from stepwell.protocol import messages as m
@@ -53,7 +54,7 @@ def worker(well: WithSlab, prepare: Prepare | None = None, codes: Sequence[str] 
         assert error.code in codes
 
     client = WorkerClient(
-        Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=trouble, prepare=prepare, threaded=False
+        WorkerIdentity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=trouble, prepare=prepare, threaded=False
     )
     well.welcome(7)
     assert well.told(m.Mapped) == [m.Mapped(1)]
@@ -135,7 +136,7 @@ def test_a_slab_of_a_lost_session_is_undone_before_the_next_hello(well: WithSlab
         return lambda: undone.append(threading.get_ident())
 
     client = WorkerClient(
-        Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None, prepare=prepare
+        WorkerIdentity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None, prepare=prepare
     )
     eventually(lambda: bool(well.receivers))
     well.welcome(7)
@@ -151,7 +152,7 @@ def test_a_slab_of_a_lost_session_is_undone_before_the_next_hello(well: WithSlab
 
 def test_the_mapping_thread_ends_when_the_last_slab_is_gone(well: WithSlab) -> None:
     before = set(threading.enumerate())
-    client = WorkerClient(Identity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None)
+    client = WorkerClient(WorkerIdentity("e", 0, 1, 4096, bytes(32)), lambda: well.dial, trouble=lambda error: None)
     (thread,) = {t for t in threading.enumerate() if t.name == "stepwell-map"} - before
     eventually(lambda: bool(well.receivers))
     well.welcome(7)

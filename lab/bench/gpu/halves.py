@@ -16,12 +16,12 @@ from lab.rig.well import POLL_S, eventually
 from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.block.namespace import LOADED_FROM_FILES
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.patience import PATIENCE, Patience
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
-from stepwell.client.scheduler import Identity as SchedulerIdentity
+from stepwell.client.questions import Spill
+from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
-from stepwell.client.worker import Identity as WorkerIdentity
 from stepwell.client.worker import WorkerClient
 from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
@@ -57,7 +57,7 @@ class Halves:
         try:
             while granted * self.shape.block_bytes < nbytes:
                 over = time.monotonic() > deadline
-                spill = None if over else self.client.reserve(b"", os.urandom(32 * MOST_RESERVED), LOADED_FROM_FILES)
+                spill = None if over else self.client.reserve(b"", os.urandom(32 * MAX_RESERVED), LOADED_FROM_FILES)
                 if spill is None:
                     raise TimeoutError(f"the arena has slots for {granted * self.shape.block_bytes} of {nbytes} bytes")
                 spills.append(spill)
@@ -108,7 +108,7 @@ def open_halves(
     )
     weights = digest_of({"model": model})
     client = SchedulerClient(
-        SchedulerIdentity(engine, 1, shape.shard_bytes, tokens, layout, weights, model),
+        EngineIdentity(engine, 1, shape.shard_bytes, tokens, layout, weights, model),
         lambda: weights,
         find_well,
         trouble=trouble,

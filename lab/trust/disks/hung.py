@@ -13,10 +13,10 @@ from lab.trust.budget import Budget
 from lab.trust.disks.stages import staged
 from lab.trust.report import Row
 from stepwell.client.patience import STALL_S
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.fuse import Rule, why_not
 
-LIMIT_S, BUSY_S = STALL_S + MOST_ALLOWED_S, 0.01
+LIMIT_S, BUSY_S = STALL_S + MAX_ALLOWED_S, 0.01
 """What a request may wait while nothing comes (docs/design/adr/0009: so long on a device that has not answered 2,048
 reads yet), and what an engine's steps and the machine may add in 99 of 100."""
 

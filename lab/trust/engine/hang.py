@@ -26,7 +26,7 @@ from stepwell.client.patience import STALL_S
 from stepwell.demo.engine import EngineProcess
 from stepwell.demo.results.stats import percentile
 from stepwell.demo.wire import Answer, Question
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.fuse import FaultyDisk, Rule
 
 LONE = "a hung disk holds a lone request for at most 310 ms"
@@ -35,7 +35,7 @@ PATIENCE_S = 40.0
 """Of one that has asked a healed disk in vain: an open breaker is left for up to 30 s, and then tried by somebody's
 recall."""
 
-_LIMIT_S, _SLACK_S = STALL_S + MOST_ALLOWED_S, 0.010
+_LIMIT_S, _SLACK_S = STALL_S + MAX_ALLOWED_S, 0.010
 _NOISE_S, _FEWEST = 0.1, 3
 _BESIDE = Question([5] * 20, 24)
 """Less than a block: it has nothing to do with the disk."""

@@ -16,7 +16,7 @@ from lab.trust.format.pieces import Tally, Turn
 from stepwell.block.layout import MiB
 from stepwell.errors import ProtocolError
 from stepwell.protocol import wire
-from stepwell.protocol.messages import MAX_MESSAGE, MOST_LISTED, FromEngine, FromWell, Message, overlong
+from stepwell.protocol.messages import MAX_LISTED, MAX_MESSAGE, FromEngine, FromWell, Message, overlong
 
 _NUMBERS = (0, 1, -1, 2, 7, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
 _TEXTS = ("", "scheduler", "worker", "admin", "engine", "host", "disk", "x" * 200, "\n\x00\x1b[2J", "\U0010ffff" * 40)
@@ -58,7 +58,7 @@ def _value(dice: random.Random, of: Any) -> Any:
     if origin is list:
         (element,) = typing.get_args(of)
         if element is int and dice.random() < _LONG:
-            return [_value(dice, element)] * dice.choice((MOST_LISTED, MOST_LISTED + 1, 10_000))
+            return [_value(dice, element)] * dice.choice((MAX_LISTED, MAX_LISTED + 1, 10_000))
         return [_value(dice, element) for _ in range(dice.choice((0, 1, 2, 40)))]
     if origin is tuple:
         return tuple(_value(dice, element) for element in typing.get_args(of))

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from lab.rig.session import Session, write
 from lab.rig.well import until
-from stepwell.client.scheduler import Spill
+from stepwell.client.questions import Spill
 from stepwell.io.memory import Bytes
 
 _POLL_S = 0.0005

@@ -193,14 +193,14 @@ class _Well:
     def _flood(self, engine: _Engine, digests: bytes) -> None:
         """It says as much as it may at once, or more, of what nobody knows and of what takes room; then it is gone. The
         others go on beside it, and the books, of what waits too, must balance."""
-        numbers = [self._dice.randrange(1 << 20)] * self._dice.choice((m.MOST_LISTED, m.MOST_LISTED + 1))
+        numbers = [self._dice.randrange(1 << 20)] * self._dice.choice((m.MAX_LISTED, m.MAX_LISTED + 1))
         for _ in range(30):
             engine.scheduler.say(m.Ask(engine.number(), 0, 0, digests * 100))
             engine.scheduler.say(m.Reserve(engine.number(), 0, b"", digests * 32))
         engine.scheduler.say(m.Forget(0, digests * 100))
         engine.workers[0].say(self._dice.choice((m.Filled(numbers, numbers), m.Recalled(numbers))))
         engine.scheduler.say(m.Abandon(numbers))
-        if engine.live and len(numbers) > m.MOST_LISTED:
+        if engine.live and len(numbers) > m.MAX_LISTED:
             self.wrong.append(f"{engine.tenant} was listened to, and said what no engine says")
         if self._dice.random() < 0.5:
             self._rig.settle()

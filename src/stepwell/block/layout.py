@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-SMALLEST_SHARD = 512 << 10
+MIN_SHARD = 512 << 10
 """Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
 
 PAGE = 4096
@@ -14,13 +14,13 @@ PAGE = 4096
 MiB = 1 << 20
 GiB = 1 << 30
 
-LEAST_SLAB = 16 * MiB
+MIN_SLAB = 16 * MiB
 
 
 def block_tokens_for(engine_page: int, page_shard_bytes: int) -> int:
     """The block size in tokens: `engine_page` x 2^k with the smallest k for which a shard has at least 512 KiB."""
     pages = 1
-    while pages * page_shard_bytes < SMALLEST_SHARD:
+    while pages * page_shard_bytes < MIN_SHARD:
         pages *= 2
     return engine_page * pages
 
@@ -53,7 +53,7 @@ class SlabLayout:
 
     @staticmethod
     @lru_cache(maxsize=256)  # asked for with every block that is reserved
-    def within(host_bytes: int, slot_bytes: int, least_bytes: int = LEAST_SLAB) -> SlabLayout:
+    def within(host_bytes: int, slot_bytes: int, least_bytes: int = MIN_SLAB) -> SlabLayout:
         """A slab of host/16, at least 8 slots and `least_bytes`, at most 1 GiB, and never more than host.
 
         A slab with no slot at all means that host cannot hold even one.

@@ -25,9 +25,10 @@ from itertools import count
 import numpy as np
 
 from stepwell.block.namespace import LOADED_FROM_FILES
-from stepwell.client import scheduler, worker
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.kv_model import Array, Blocks, KvModel, Tokens, unusable
-from stepwell.client.scheduler import FOR_ROOM, MOST_RESERVED, Ask, SchedulerClient, Spill
+from stepwell.client.questions import FOR_ROOM, Question, Spill
+from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.worker import WorkerClient
 from stepwell.errors import ConfigError, IntegrityError, StepwellError
 from stepwell.io.memory import Bytes
@@ -118,11 +119,11 @@ class BlockClient:
         engine, size = secrets.token_hex(8), model.block_bytes
         weights, layout = model.weights_digest, model.layout_digest
         self._worker = WorkerClient(
-            worker.Identity(engine, 0, 1, size, layout), find, trouble=self._trouble, threaded=threaded
+            WorkerIdentity(engine, 0, 1, size, layout), find, trouble=self._trouble, threaded=threaded
         )
         try:
             self._client = SchedulerClient(
-                scheduler.Identity(engine, 1, size, model.block_tokens, layout, model.model_digest, model.name),
+                EngineIdentity(engine, 1, size, model.block_tokens, layout, model.model_digest, model.name),
                 lambda: weights,
                 find,
                 trouble=self._trouble,
@@ -251,7 +252,7 @@ class BlockClient:
 
     # asking -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, digests: bytes, deadline: float) -> tuple[Ask | None, int, str]:
+    def _ask(self, digests: bytes, deadline: float) -> tuple[Question | None, int, str]:
         """The leading run of these blocks that is there, pinned until the caller recalls or releases the ask, and why
         it ends. None: there is none. A longer run may follow where one ends for room: no request may pin all of host
         memory at once."""
@@ -282,7 +283,9 @@ class BlockClient:
 
     # copying ----------------------------------------------------------------------------------------------------------
 
-    def _copy_out(self, ask: Ask, blocks: int, digests: bytes, rows: list[Array], deadline: float) -> tuple[int, str]:
+    def _copy_out(
+        self, ask: Question, blocks: int, digests: bytes, rows: list[Array], deadline: float
+    ) -> tuple[int, str]:
         """How many leading blocks of the run were copied and then verified to be what was leased; why not all. One that
         is not is dropped, or it would be offered for ever."""
         transfer, refs = self._client.recall(ask, 0, blocks)
@@ -306,8 +309,8 @@ class BlockClient:
         """How many leading ones of these blocks, from number `first` of the prefix on, are in the cache now; why not
         all."""
         end, stored, reason = first + len(rows), 0, ""
-        for at in range(first, end, MOST_RESERVED):
-            copied, reason = self._fill(digests, at, rows[at - first : at - first + MOST_RESERVED], deadline)
+        for at in range(first, end, MAX_RESERVED):
+            copied, reason = self._fill(digests, at, rows[at - first : at - first + MAX_RESERVED], deadline)
             stored += copied if first + stored == at else 0
             if reason not in ("", _REFUSED):
                 return stored, reason

@@ -47,7 +47,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingFingerprint:
     """The files are still being read: the namespace is not known, so nothing may be recalled or spilled."""
 
 
@@ -58,7 +58,7 @@ class Failed:
     reason: str
 
 
-Result = Known | Pending | Failed
+Result = Known | PendingFingerprint | Failed
 
 
 # --- hashing ---------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Fingerprint:
     """
 
     def __init__(self) -> None:
-        self._result: Result = Pending()
+        self._result: Result = PendingFingerprint()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -245,7 +245,7 @@ class Fingerprint:
         return self
 
     def result(self) -> Result:
-        """What is known now. Never blocks; once it is not Pending it stays as it is."""
+        """What is known now. Never blocks; once it is not PendingFingerprint it stays as it is."""
         return self._result
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Fingerprint:
 
     def _settle(self, result: Result) -> None:
         with self._lock:
-            if isinstance(self._result, Pending):
+            if isinstance(self._result, PendingFingerprint):
                 self._result = result
 
 

@@ -20,7 +20,7 @@ Tokens = Sequence[int] | Array
 Blocks = Array | Sequence[Array]
 """One array of shape (blocks, *block_shape), or one array of shape block_shape for each block."""
 
-MOST_TOKEN = (1 << 32) - 1
+MAX_TOKEN = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class KvModel:
                 f"a block of this model has {self.block_tokens}, and only full blocks are kept",
                 f"call this for {self.block_tokens} tokens or more",
             )
-        if int(ids.min()) < 0 or int(ids.max()) > MOST_TOKEN:
+        if int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN:
             raise unusable(
-                f"a token id outside 0 to {MOST_TOKEN}",
+                f"a token id outside 0 to {MAX_TOKEN}",
                 "a token is stored in 32 bits",
                 "look where this id comes from; padding is no token",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 
 STALL_S = 0.05
 """No block has landed for this long (plus what a healthy read may take, where there is a tier below)."""
@@ -16,7 +16,7 @@ In addition to STALL_S, and once: while it stays silent, the next request does n
 TOTAL_S = 2.0
 """Altogether, until the well knows how long computing takes; then as long as that."""
 
-MOST_LIMIT_S = 60.0
+MAX_LIMIT_S = 60.0
 """However long the well says, and however many wait before it."""
 
 
@@ -31,7 +31,7 @@ class Patience:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
         waiting for."""
-        stall_s = self.stall_s + min(max(allow_s, 0.0), MOST_ALLOWED_S)
+        stall_s = self.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
         return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
 
     def total(self, limit_s: float) -> float:
@@ -42,7 +42,7 @@ class Patience:
     def cap(self, limit_s: float, ahead: int) -> float:
         """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once
         for each of them and for itself, at most a minute."""
-        return min((1 + ahead) * self.total(limit_s), MOST_LIMIT_S)
+        return min((1 + ahead) * self.total(limit_s), MAX_LIMIT_S)
 
 
 PATIENCE = Patience()

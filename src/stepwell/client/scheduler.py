@@ -12,100 +12,23 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
+from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience
+from stepwell.client.questions import FOR_ROOM, IN_LINE, Question, SlotRefs, Spill
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
 
-MOST_RESERVED = 256
+MAX_RESERVED = 256
 """Blocks in one Reserve; the well refuses more."""
 
-MOST_ASKS = 4096
+MAX_ASKS = 4096
 """Requests of one session that may wait for an answer or hold one; the well ends a session that has more."""
-
-FOR_ROOM = ("pins", "no_room")
-IN_LINE = ("staging", *FOR_ROOM)
-"""Reasons to wait that requests before this one have a part in: they are served in the order of the engine's queue."""
-
-SlotRefs = npt.NDArray[np.void]
-"""SLOT_REF rows of shape (blocks, shards)."""
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """One request's question and what is known of the answer so far. Written by the link's thread under the client's
-    lock; numbers only grow, so the scheduler may read without it."""
-
-    ticket: int
-    session: int
-    order: int  # its request's place in the engine's queue
-    news: float  # when one of its blocks was found, or one before it in line got on
-    blocks: int = 0  # leading run that is resident and pinned
-    refs: list[SlotRefs] = field(default_factory=list)
-    sources: bytearray = field(default_factory=bytearray)  # of each block: see `Found.sources`
-    answered: bool = False
-    final: bool = False
-    reason: str = ""  # why it waits, as the well last said, or why its run has ended
-    offered: bool = False
-    unwanted: bool = False  # released as soon as the answer is final
-    first_poll: float = 0.0
-    ahead: int = 0  # requests that were before it and `in_line` at its first poll
-    lined_up: bool = False  # it has waited for a reason of IN_LINE
-    turn: float = 0.0  # when one before it in line had all that it asked for
-    settled: float = 0.0  # when waiting ended
-    limit_s: float = 0.0  # what the well says that its recall is worth waiting for
-    allow_s: float = 0.0  # and what it allows in addition for the next block, which comes from a tier
-
-    @property
-    def in_line(self) -> bool:
-        """It waits in the line, as far as is known: one that was polled and has no answer yet may well."""
-        waits = self.lined_up or (self.first_poll > 0 and not self.answered)
-        return waits and not (self.final or self.settled)
-
-    @property
-    def waited_s(self) -> float:
-        """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
-        return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Spill:
-    """Blocks that are to be filled: `leases` (0 = refused) and `refs` (a row per lease) once `granted`."""
-
-    number: int
-    session: int
-    blocks: int
-    granted: bool = False
-    cancelled: bool = False
-    leases: list[int] = field(default_factory=list)
-    refs: SlotRefs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the scheduler says about its engine; digests are 32 bytes. `replicas`: consecutive ranks that hold the same
-    KV, of `world`."""
-
-    engine: str
-    world: int
-    shard_bytes: int
-    block_tokens: int
-    layout: bytes
-    model: bytes
-    label: str
-    replicas: int = 1
-
-    @property
-    def shards(self) -> int:
-        """Of a block."""
-        return self.world // self.replicas
 
 
 class SchedulerClient:
@@ -113,11 +36,11 @@ class SchedulerClient:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: EngineIdentity,
         weights: Callable[[], bytes | None],
         find: Callable[[], Dial],
         *,
-        wishes: dict[str, str | int | float] | None = None,
+        options: dict[str, str | int | float] | None = None,
         trouble: Trouble,
         joined: Callable[[m.Welcome], None] = lambda welcome: None,
         counted: Callable[[str, int], None] = lambda name, n: None,
@@ -127,7 +50,7 @@ class SchedulerClient:
     ) -> None:
         self._identity = identity
         self._weights = weights
-        self._wishes = wishes or {}
+        self._options = options or {}
         self._joined = joined
         self._counted = counted
         self._patience = patience
@@ -135,11 +58,11 @@ class SchedulerClient:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._asks: dict[int, Ask] = {}
+        self._asks: dict[int, Question] = {}
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
-        self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MOST_TIMINGS)
-        self._copies: deque[tuple[int, float]] = deque(maxlen=m.MOST_TIMINGS)
+        self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MAX_TIMINGS)
+        self._copies: deque[tuple[int, float]] = deque(maxlen=m.MAX_TIMINGS)
         self._reported = 0.0
         self.tiers: tuple[str, ...] = ()  # as the well names them, the host tier first
         self._silent = False  # a request was told nothing at all for as long as it could wait
@@ -164,19 +87,19 @@ class SchedulerClient:
             i.model,
             i.block_tokens,
             i.label,
-            self._wishes,
+            self._options,
             replicas=i.replicas,
         )
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Ask | None:
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Question | None:
         """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
         object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one."""
         session = self.session
-        if not session or not digests or len(self._asks) >= MOST_ASKS:
+        if not session or not digests or len(self._asks) >= MAX_ASKS:
             return None
-        ask = Ask(next(self._numbers), session, order, self._clock())
+        ask = Question(next(self._numbers), session, order, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
         if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
@@ -185,7 +108,7 @@ class SchedulerClient:
             return None
         return ask
 
-    def settle(self, ask: Ask, wait_s: float) -> bool:
+    def settle(self, ask: Question, wait_s: float) -> bool:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
@@ -199,7 +122,7 @@ class SchedulerClient:
             ask.settled = self._clock()
         return over
 
-    def _is_over(self, ask: Ask, wait_s: float) -> bool:
+    def _is_over(self, ask: Question, wait_s: float) -> bool:
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
@@ -220,7 +143,7 @@ class SchedulerClient:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
         return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, ask.limit_s)
 
-    def _got_on(self, ask: Ask, waiting: Collection[str], *, all_of_it: bool = False) -> None:
+    def _got_on(self, ask: Question, waiting: Collection[str], *, all_of_it: bool = False) -> None:
         """This request has got something, or ends and gives back what it had: those behind it in line that wait for one
         of these reasons are not stalled. Under the lock."""
         now = self._clock()
@@ -229,13 +152,13 @@ class SchedulerClient:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
 
-    def offer(self, ask: Ask) -> int:
+    def offer(self, ask: Question) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
         with self._lock:
             ask.offered = ask.blocks > 0
             return ask.blocks
 
-    def recall(self, ask: Ask, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
+    def recall(self, ask: Question, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
         the ask. `compare`: they are only looked at."""
         transfer = next(self._numbers)
@@ -249,7 +172,7 @@ class SchedulerClient:
                 self._got_on(ask, FOR_ROOM)
         return transfer, refs
 
-    def release(self, ask: Ask) -> None:
+    def release(self, ask: Question) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
@@ -258,7 +181,7 @@ class SchedulerClient:
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
-    def finish(self, ask: Ask) -> None:
+    def finish(self, ask: Question) -> None:
         """The request needs no recall, but the well is to know that its blocks were used, and we which it has: released
         when the answer is final or would have to wait, which makes it final. Idempotent."""
         with self._lock:
@@ -269,7 +192,7 @@ class SchedulerClient:
         self.release(ask)
 
     def reserve(self, parent: bytes, digests: bytes, epoch: int) -> Spill | None:
-        """Asks for slots to fill; None while there is no session. At most MOST_RESERVED blocks."""
+        """Asks for slots to fill; None while there is no session. At most MAX_RESERVED blocks."""
         session = self.session
         if not session:
             return None

@@ -46,7 +46,7 @@ log = logging.getLogger("stepwell")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundWell:
     """Where the well listens. `started`: by us, so we may start it again when it is lost."""
 
     socket: Path
@@ -144,7 +144,7 @@ def absent_at(socket: Path) -> BackendDown:
     )
 
 
-def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> Found:
+def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> FoundWell:
     """Joins the live well of `home`, or starts one with the settings `wishes`. Blocks for up to `seconds`.
 
     Raises what kept the well from starting, as the well itself reports it (ConfigError, AccessDenied, ...), and
@@ -158,7 +158,7 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
                 if (well := holder_of(home)) is not None:
                     raise held_by(home, well)
                 _start(home, wishes, taken, deadline)
-                return Found(place.socket, started=True)
+                return FoundWell(place.socket, started=True)
         if time.monotonic() >= deadline:
             raise BackendDown(
                 "SW-502",
@@ -167,7 +167,7 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
                 why="another process holds its lock, starting or ending, and does not come to an end",
             )
         time.sleep(_POLL_SECONDS)
-    return Found(place.socket, started=False)
+    return FoundWell(place.socket, started=False)
 
 
 @contextlib.contextmanager

@@ -13,26 +13,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 
+from stepwell.client.identity import WorkerIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.slabs import Hold, Key, Prepare, Slabs, Slot
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a worker says about itself. `replicas`: consecutive ranks that hold the same KV."""
-
-    engine: str
-    rank: int
-    world: int
-    shard_bytes: int
-    layout: bytes
-    replicas: int = 1
 
 
 class WorkerClient:
@@ -44,16 +32,16 @@ class WorkerClient:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         find: Callable[[], Dial],
         *,
         trouble: Trouble,
-        wishes: dict[str, str | int | float] | None = None,
+        options: dict[str, str | int | float] | None = None,
         prepare: Prepare | None = None,
         threaded: bool = True,
     ) -> None:
         self._identity = identity
-        self._wishes = wishes or {}
+        self._options = options or {}
         self._session = 0
         self._left: list[int] = []  # sessions to acknowledge with the next hello
         self._closed = False
@@ -93,13 +81,13 @@ class WorkerClient:
         self._slabs.verify((session, slab), slot, generation)
 
     def filled(self, session: int, leases: Sequence[int], dropped: Sequence[int]) -> None:
-        for at in range(0, max(len(leases), len(dropped)), m.MOST_LISTED):
-            some = slice(at, at + m.MOST_LISTED)
+        for at in range(0, max(len(leases), len(dropped)), m.MAX_LISTED):
+            some = slice(at, at + m.MAX_LISTED)
             self._post(session, m.Filled(list(leases[some]), list(dropped[some])))
 
     def recalled(self, session: int, transfers: Sequence[int]) -> None:
-        for at in range(0, len(transfers), m.MOST_LISTED):
-            self._post(session, m.Recalled(list(transfers[at : at + m.MOST_LISTED])))
+        for at in range(0, len(transfers), m.MAX_LISTED):
+            self._post(session, m.Recalled(list(transfers[at : at + m.MAX_LISTED])))
 
     def _post(self, session: int, message: m.Message) -> None:
         outbox = self.membership.outbox
@@ -139,7 +127,7 @@ class WorkerClient:
             i.world,
             i.shard_bytes,
             i.layout,
-            wishes=self._wishes,
+            options=self._options,
             acknowledges=[session for session in self._left if session not in leaked],
             pins=self._pins,
             replicas=i.replicas,
@@ -195,4 +183,4 @@ class WorkerClient:
             self._post(session, m.Unmapped(slab))
 
 
-__all__ = ["Hold", "Identity", "Key", "Slot", "WorkerClient"]
+__all__ = ["Hold", "Key", "Slot", "WorkerClient"]

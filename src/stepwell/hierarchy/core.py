@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from stepwell.block.layout import LEAST_SLAB
+from stepwell.block.layout import MIN_SLAB
 from stepwell.block.namespace import BlockId
 from stepwell.events import Sink
 from stepwell.hierarchy.arena.records import Entry
@@ -69,7 +69,7 @@ class Limits:
     host_bytes: int
     queue_bytes: int = 256 << 20
     readers: int = 4
-    slab_bytes: int = LEAST_SLAB
+    slab_bytes: int = MIN_SLAB
 
 
 class Index:

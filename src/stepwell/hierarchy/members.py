@@ -44,7 +44,7 @@ class Members:
         """Takes a connection in and answers it. None: it was refused and is to be closed."""
         member: Member | None = None
         try:
-            warnings = self._judge(hello.wishes) if hello.wishes else []
+            warnings = self._judge(hello.options) if hello.options else []
             member = self._registry.enter(peer, hello, channel)
             session = member.session
             if session.complete:

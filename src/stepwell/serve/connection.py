@@ -15,7 +15,7 @@ from itertools import chain
 from stepwell.hierarchy.sessions.session import Member
 from stepwell.io.process import descriptors
 from stepwell.protocol import wire
-from stepwell.protocol.messages import MOST_ACKNOWLEDGED, MOST_ASKED, FromEngine, Message, pieces
+from stepwell.protocol.messages import MAX_ACKNOWLEDGED, MAX_ASKED, FromEngine, Message, pieces
 from stepwell.serve.gates import Gate
 
 MAX_OUTPUT = 64 << 20
@@ -79,7 +79,7 @@ class Connection:
     def join(self, member: Member) -> None:
         """It is an engine's from now on, which has more to say than a hello."""
         self.member = member
-        self._reader.most = MOST_ASKED if member.is_scheduler else MOST_ACKNOWLEDGED
+        self._reader.most = MAX_ASKED if member.is_scheduler else MAX_ACKNOWLEDGED
 
     @property
     def waiting(self) -> int:

@@ -21,7 +21,7 @@ LIST_NAME = "quarantine.json"
 NEW_LIST_NAME = f"{LIST_NAME}.new"
 """Of what a killed process may have left half written; the next one writes over it."""
 
-MOST_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
+MAX_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
 """That are believed: the latest."""
 
 
@@ -38,7 +38,7 @@ class QuarantineList(KeptFile):
         except (ValueError, TypeError) as error:
             self.damaged(error)
             return []
-        return [tags for tags in barred if tags][-MOST_LISTED:]
+        return [tags for tags in barred if tags][-MAX_LISTED:]
 
     def keep(self, barred: Sequence[Tags], keeper: Keeper) -> None:
         """Has it written, beside the well's work."""

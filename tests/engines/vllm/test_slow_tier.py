@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from stepwell.client.patience import MOST_ALLOWED_S, STALL_S
+from stepwell.client.patience import MAX_ALLOWED_S, STALL_S
 from stepwell.engines.vllm.connector import HOST
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.levels.breaker import OVERDUE_S
@@ -129,7 +129,7 @@ def test_a_tier_that_is_too_slow_is_waited_for_once(tmp_path: Path) -> None:
 
 # a tier that hangs or fails -------------------------------------------------------------------------------------------
 
-STALL_LIMIT_S = STALL_S + MOST_ALLOWED_S  # nothing is known of how long healthy reads take
+STALL_LIMIT_S = STALL_S + MAX_ALLOWED_S  # nothing is known of how long healthy reads take
 SLACK_S = 0.010
 
 

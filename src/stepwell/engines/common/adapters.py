@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from stepwell.block.facts import digest_of
-from stepwell.client.fingerprint import Failed, Fingerprint, Known, Pending
+from stepwell.client.fingerprint import Failed, Fingerprint, Known, PendingFingerprint
 from stepwell.errors import IdentityMismatch, StepwellError
 from stepwell.io.mounts import mounts, unstamped
 
@@ -289,7 +289,7 @@ def _entry(path: str) -> tuple[str, int, int, int, int, int]:
 def _fingerprint(files: Sequence[Path], cache: Path | None, over: Callable[[], bool]) -> bytes | str:
     """Fingerprint of these files, read by a process of its own, or why there is none."""
     child = Fingerprint.start(files, cache)
-    while isinstance(result := child.result(), Pending):
+    while isinstance(result := child.result(), PendingFingerprint):
         if over():
             child.close()
         time.sleep(_POLL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from stepwell.client.scheduler import Identity
+from stepwell.client.identity import EngineIdentity
 from stepwell.errors import StepwellError
 from stepwell.protocol.messages import Welcome
 from stepwell.units import format_size
@@ -48,7 +48,7 @@ def unverified() -> None:
     )
 
 
-def joined(welcome: Welcome, who: Identity) -> None:
+def joined(welcome: Welcome, who: EngineIdentity) -> None:
     log.info(
         "stepwell: joined well %s, host %s, model %s in blocks of %d tokens (%s a rank)",
         welcome.well,

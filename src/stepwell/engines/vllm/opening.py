@@ -12,6 +12,7 @@ from stepwell.block.facts import digest_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler, worker
 from stepwell.client.fingerprint import CACHE_NAME
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries, kind_of
@@ -77,7 +78,7 @@ class Opening:
         """Raises StepwellError, and ImportError or AttributeError for interfaces that this vLLM lacks."""
         transfer = self._config.kv_transfer_config
         shape = self._shape(page_bytes(self._kv_cache_config))
-        who = scheduler.Identity(
+        who = EngineIdentity(
             engine=str(transfer.engine_id),
             world=shape.world,
             shard_bytes=shape.shard_bytes,
@@ -99,7 +100,7 @@ class Opening:
             who,
             self._weights,
             self._dialler(),
-            wishes=self._settings.wishes,
+            options=self._settings.wishes,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
             counted=tally.counted,
@@ -144,7 +145,7 @@ class Opening:
         shape = self._shape(copies.page_bytes)
         parallel = self._config.parallel_config
         page_facts = facts.page_facts(kv_caches, copies.num_pages) | {"page_bytes": str(copies.page_bytes)}
-        who = worker.Identity(
+        who = WorkerIdentity(
             engine=str(self._config.kv_transfer_config.engine_id),
             rank=parallel.rank,
             world=shape.world,
@@ -156,7 +157,7 @@ class Opening:
             who,
             self._dialler(),
             trouble=log_messages.worker_trouble,
-            wishes=self._settings.wishes,
+            options=self._settings.wishes,
             threaded=self._threaded,
             prepare=copies.prepare,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from stepwell.block.layout import LEAST_SLAB, SlabLayout
+from stepwell.block.layout import MIN_SLAB, SlabLayout
 from stepwell.block.state import BlockState
 from stepwell.errors import StepwellError
 from stepwell.hierarchy.arena.arena import Arena, ArenaObserver, Holding
@@ -42,7 +42,7 @@ class SlabPool:
         executor: Executor,
         observer: ArenaObserver,
         clock: Clock,
-        slab_bytes: int = LEAST_SLAB,
+        slab_bytes: int = MIN_SLAB,
     ) -> None:
         self._arena = arena
         self._holdings = arena.holdings

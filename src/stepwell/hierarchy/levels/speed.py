@@ -5,10 +5,10 @@ from __future__ import annotations
 from stepwell.io.clock import Clock
 from stepwell.policies.costs.transfer import TierSpeed, TransferFit
 from stepwell.policies.probe import Probing
-from stepwell.protocol.messages import MOST_ALLOWED_S
+from stepwell.protocol.messages import MAX_ALLOWED_S
 
 KNOWN = 2048
-"""Reads that have to be known before less than MOST_ALLOWED_S is allowed. Shared and virtual devices hold a read back
+"""Reads that have to be known before less than MAX_ALLOWED_S is allowed. Shared and virtual devices hold a read back
 for a tenth of a second about once in a thousand (measured; docs/design/adr/0009): fewer would not have seen it."""
 
 
@@ -37,11 +37,11 @@ class ReadSpeed:
 
 
 class HealthyReads:
-    """The slowest of the last KNOWN to 2 x KNOWN reads, at most MOST_ALLOWED_S, which it is until so many are known."""
+    """The slowest of the last KNOWN to 2 x KNOWN reads, at most MAX_ALLOWED_S, which it is until so many are known."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._slowest, self._before = 0.0, MOST_ALLOWED_S
+        self._slowest, self._before = 0.0, MAX_ALLOWED_S
 
     def took(self, seconds: float) -> None:
         self._count += 1
@@ -51,4 +51,4 @@ class HealthyReads:
 
     @property
     def slowest_s(self) -> float:
-        return min(MOST_ALLOWED_S, max(self._slowest, self._before))
+        return min(MAX_ALLOWED_S, max(self._slowest, self._before))

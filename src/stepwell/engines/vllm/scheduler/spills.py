@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from stepwell.block.digest import Chain
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient
+from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
 from stepwell.engines.common.plan import Save, StepPlan
 from stepwell.engines.common.requests import PendingSpill, Tracked
@@ -56,7 +56,7 @@ class EngineSpills:
             blocks = min(blocks, len(chain))  # with asynchronous scheduling the last token may not be known yet
         while tracked.known < blocks:
             first = tracked.known
-            upto = min(blocks, first + MOST_RESERVED)
+            upto = min(blocks, first + MAX_RESERVED)
             parent = chain.digests[32 * (first - 1) : 32 * first] if first else b""
             spill = self._client.reserve(parent, chain.digests[32 * first : 32 * upto], tracked.epoch)
             if spill is None:

@@ -1,0 +1,65 @@
+"""What a scheduler has asked of the well and what is known of the answers: prefixes to recall, slots to fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+FOR_ROOM = ("pins", "no_room")
+IN_LINE = ("staging", *FOR_ROOM)
+"""Reasons to wait that requests before this one have a part in: they are served in the order of the engine's queue."""
+
+SlotRefs = npt.NDArray[np.void]
+"""SLOT_REF rows of shape (blocks, shards)."""
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """One request's question and what is known of the answer so far. Written by the link's thread under the client's
+    lock; numbers only grow, so the scheduler may read without it."""
+
+    ticket: int
+    session: int
+    order: int  # its request's place in the engine's queue
+    news: float  # when one of its blocks was found, or one before it in line got on
+    blocks: int = 0  # leading run that is resident and pinned
+    refs: list[SlotRefs] = field(default_factory=list)
+    sources: bytearray = field(default_factory=bytearray)  # of each block: see `Found.sources`
+    answered: bool = False
+    final: bool = False
+    reason: str = ""  # why it waits, as the well last said, or why its run has ended
+    offered: bool = False
+    unwanted: bool = False  # released as soon as the answer is final
+    first_poll: float = 0.0
+    ahead: int = 0  # requests that were before it and `in_line` at its first poll
+    lined_up: bool = False  # it has waited for a reason of IN_LINE
+    turn: float = 0.0  # when one before it in line had all that it asked for
+    settled: float = 0.0  # when waiting ended
+    limit_s: float = 0.0  # what the well says that its recall is worth waiting for
+    allow_s: float = 0.0  # and what it allows in addition for the next block, which comes from a tier
+
+    @property
+    def in_line(self) -> bool:
+        """It waits in the line, as far as is known: one that was polled and has no answer yet may well."""
+        waits = self.lined_up or (self.first_poll > 0 and not self.answered)
+        return waits and not (self.final or self.settled)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
+        return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Spill:
+    """Blocks that are to be filled: `leases` (0 = refused) and `refs` (a row per lease) once `granted`."""
+
+    number: int
+    session: int
+    blocks: int
+    granted: bool = False
+    cancelled: bool = False
+    leases: list[int] = field(default_factory=list)
+    refs: SlotRefs | None = None

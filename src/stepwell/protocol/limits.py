@@ -1,0 +1,45 @@
+"""Versions of the protocol, and how much a message may say. Engines and well share these numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.block.tier import HOST
+
+PROTOCOL = 4
+"""Version spoken here. A well accepts this one and the one before it, whose workers keep nothing that is unmapped, and
+whose ranks all have KV of their own."""
+
+OLDEST_PROTOCOL = 3
+
+UNNAMED_TIERS = (HOST, "disk")
+"""What a well has whose `Welcome` names no tiers: it is of an older version."""
+MAX_MESSAGE = 16 << 20
+"""Largest message in bytes; a longer one ends the connection."""
+
+MAX_DIGESTS = 1 << 18
+"""Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+
+MAX_TIMINGS = 256
+"""Steps in one Timings, and as many copies."""
+
+MAX_LISTED = 4096
+"""Leases, transfers or sessions in one list."""
+
+MAX_COUNTS = 256
+"""Names in one Report."""
+
+MAX_ASKED = 32 * MAX_DIGESTS + (64 << 10)
+"""Bytes of the longest message of a scheduler, an Ask."""
+
+MAX_ACKNOWLEDGED = 128 << 10
+"""Bytes of the longest message of a worker, a Filled."""
+
+PIECE = 64
+"""Numbers of a list that are handled before others get their turn."""
+
+MAX_ALLOWED_S = 0.25
+"""Most of `Found.allow_s`: a well says no more, and a client believes no more."""
+
+SLOT_REF = np.dtype([("slab", "<u4"), ("slot", "<u4"), ("generation", "<u8")])
+"""Where one shard of a block lies. Blocks come as C-ordered arrays of shape (blocks, shards)."""

@@ -1,0 +1,94 @@
+"""What an engine's scheduler member says: it asks, reserves and gives back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from stepwell.protocol.base import Message, Numbers
+from stepwell.protocol.limits import MAX_COUNTS, MAX_TIMINGS
+
+
+class Ask(Message, frozen=True):
+    """Which leading run of these consecutive blocks can be recalled? Hits are pinned until Recall or Release.
+
+    `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
+    smaller goes first when pins are short. `tokens`: of the whole prompt, 0 where that is not said. `recall`:
+    "default", "always" or "never", where the request has a wish of its own. Answered by one or more `Found`.
+    """
+
+    ticket: int
+    epoch: int
+    order: int
+    digests: bytes
+    tokens: int = 0
+    recall: str = ""
+
+
+class Recall(Message, frozen=True):
+    """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
+    `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
+    kept waiting for them."""
+
+    ticket: int
+    transfer: int
+    first: int
+    count: int
+    compare: bool = False
+    waited_s: float = 0.0
+
+
+class Release(Message, frozen=True):
+    """The request needs this ticket no more: pins end. Leases of a transfer under way do not. `waited_s`: how long it
+    was kept waiting in vain; 0: it never asked, or the engine had it all."""
+
+    ticket: int
+    waited_s: float = 0.0
+
+
+class Reserve(Message, frozen=True):
+    """Lease slots to fill these consecutive blocks (the first one's parent is `parent`, empty at the chain's start)."""
+
+    spill: int
+    epoch: int
+    parent: bytes
+    digests: bytes
+
+
+class Abandon(Message, frozen=True):
+    """Reserved blocks that no worker was told to fill: their slots are free at once."""
+
+    leases: Numbers
+
+
+class Forget(Message, frozen=True):
+    """These blocks failed their check while being recalled: drop them."""
+
+    epoch: int
+    digests: bytes
+
+
+class Canary(Message, frozen=True):
+    """How far blocks that the engine computed itself are from those stored under the same digests: the relative error
+    ||computed - stored|| / ||stored|| of each layer's K and V, all ranks' in order, the worst of the blocks. `kind`:
+    the numbers that they are made of ("bfloat16")."""
+
+    epoch: int
+    kind: str
+    errors: list[float]
+
+
+class Report(Message, frozen=True):
+    """Counts since the last report of what only the engine side sees (bypasses, late answers, ...)."""
+
+    counts: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_COUNTS)]
+
+
+class Timings(Message, frozen=True):
+    """How long the engine's steps and copies took since the last of these. A step: tokens that it computed for prompts,
+    the pairs of them and the tokens before them that attention looked at, seconds. A copy out of the arena: bytes of
+    its blocks, seconds."""
+
+    steps: Annotated[list[tuple[int, float, float]], msgspec.Meta(max_length=MAX_TIMINGS)]
+    copies: Annotated[list[tuple[int, float]], msgspec.Meta(max_length=MAX_TIMINGS)]

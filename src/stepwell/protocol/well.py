@@ -1,0 +1,85 @@
+"""What a well says to an engine's members."""
+
+from __future__ import annotations
+
+from stepwell.protocol.base import Message
+
+
+class Welcome(Message, frozen=True):
+    """The member belongs to `session`; warnings are for the engine's log. `tiers`: names of the host tier and of those
+    below it, the uppermost first; a well of an older version names none."""
+
+    session: int
+    protocol: int
+    well: str
+    host_bytes: int
+    warnings: list[str] = []
+    tiers: list[str] = []
+
+
+class Refused(Message, frozen=True):
+    """No service for this member; the engine goes on without. The texts are those of a StepwellError."""
+
+    code: str
+    what: str
+    why: str
+    fix: str
+
+
+class Ready(Message, frozen=True):
+    """All members of the session are here; the scheduler may ask."""
+
+    session: int
+
+
+class Found(Message, frozen=True):
+    """Blocks [start, start + len) of a ticket are resident, verified and pinned at `slots` (SLOT_REF bytes).
+
+    With `more` the run may still grow (blocks that are being promoted from a tier or filled by this session, slabs
+    being mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there.
+    `sources` has a byte for each block: the place in `Welcome.tiers` of the tier that it was promoted from for this
+    ticket, 0 where it was in host memory. `allow_s`: seconds that the next block may take in addition to the usual
+    patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
+    worth waiting for; 0: not known.
+    """
+
+    ticket: int
+    start: int
+    slots: bytes
+    more: bool
+    reason: str = ""
+    sources: bytes = b""
+    allow_s: float = 0.0
+    limit_s: float = 0.0
+
+
+class GiveWay(Message, frozen=True):
+    """Release this ticket unless it was offered to the engine already: because of `reason`; where none is given, an
+    earlier request needs room for pins."""
+
+    ticket: int
+    reason: str = ""
+
+
+class Granted(Message, frozen=True):
+    """Answer to Reserve: a lease number per digest, 0 where refused; `slots` has one row per lease that is not 0."""
+
+    spill: int
+    leases: list[int]
+    slots: bytes
+
+
+class SlabShared(Message, frozen=True):
+    """A slab to map (its descriptor comes along): generation words first, slots from `offset` on, `stride` apart."""
+
+    slab: int
+    nbytes: int
+    offset: int
+    stride: int
+    slots: int
+
+
+class SlabRetired(Message, frozen=True):
+    """Unmap this slab when the copies in it have ended. Workers that pin say `Unmapped` then."""
+
+    slab: int
