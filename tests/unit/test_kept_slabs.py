@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from deep import chain
 
@@ -179,18 +178,3 @@ def test_a_slab_that_is_not_retired_is_not_unmapped() -> None:
     assert not engine.live
     assert [refused.code for refused in engine.workers[0].take(m.Refused)] == ["SW-804"]
     assert rig.resident_bytes == 2 * SLAB
-
-
-def test_a_worker_of_the_protocol_before_pins_nothing() -> None:
-    class Before(FakeEngine):
-        def worker_hello(self, *said: object) -> m.Hello:
-            told = msgspec.msgpack.decode(msgspec.msgpack.encode(super().worker_hello(*said)))  # type: ignore[arg-type]
-            assert told[14] is True
-            return msgspec.convert([told[0], m.OLDEST_PROTOCOL, *told[2:14]], m.Hello)
-
-    rig = Rig(SLAB, seed=1)
-    engine = Before(rig, PINS)
-    rig.settle()
-    assert engine.spill(chain(3)) == 3
-    other = heir(rig)
-    assert kept(rig) == 0 and other.workers[0].shared

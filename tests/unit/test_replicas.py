@@ -156,23 +156,3 @@ def test_replicas_that_make_no_sense_are_refused(rig: Rig, replicas: int) -> Non
     hello = msgspec.structs.replace(joined(rig).scheduler_hello(), world=3, replicas=replicas)
     member = FakeMember(rig, hello)
     assert [refused.code for refused in member.take(m.Refused)] == ["SW-804"]
-
-
-def test_an_engine_of_the_protocol_before_has_a_shard_for_each_rank(rig: Rig) -> None:
-    class Before(FakeEngine):
-        def scheduler_hello(self, protocol: int = m.OLDEST_PROTOCOL) -> m.Hello:
-            return self._before(super().scheduler_hello(protocol))
-
-        def worker_hello(self, *said: object) -> m.Hello:
-            return self._before(super().worker_hello(*said))  # type: ignore[arg-type]
-
-        @staticmethod
-        def _before(hello: m.Hello) -> m.Hello:
-            """As its encoder writes it: nothing behind `acknowledges`."""
-            told = msgspec.to_builtins(hello)[:14]
-            return msgspec.convert([told[0], m.OLDEST_PROTOCOL, *told[2:]], m.Hello)
-
-    engine = Before(rig, Model(world=2))
-    rig.settle()
-    assert engine.spill(chain(2)) == 2
-    assert joined(rig, Model(world=2), name="new").found(chain(2)) == 2, "and its blocks are the new one's too"

@@ -38,6 +38,11 @@ ENGINE = st.one_of(
         layout=st.binary(max_size=32),
         options=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | _U32 | st.floats(allow_nan=False)),
         acknowledges=_LIST,
+        groups=st.lists(
+            st.builds(m.CacheGroup, st.text(max_size=9), _U32, _U32, _U32, st.text(max_size=9), _U32, _U32), max_size=3
+        ),
+        facts=st.binary(max_size=40),
+        flags=st.lists(st.text(max_size=9), max_size=3),
     ),
     st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS, tokens=_U32, recall=st.text(max_size=8)),
     st.builds(m.Recall, ticket=_U64, transfer=_U64, first=_U32, count=_U32),

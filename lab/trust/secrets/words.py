@@ -24,6 +24,7 @@ from lab.trust.report import Row
 from lab.trust.secrets import courier
 from lab.trust.secrets.dumps import BLOCKS, ids_of, keys_of, move
 from lab.trust.secrets.stage import Stage
+from stepwell.block.facts import facts_text
 from stepwell.client import control
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
@@ -115,7 +116,11 @@ def _at_rest(budget: Budget, stage: Stage) -> Row:
 def _vex(stage: Stage) -> bytes:
     """Peers without manners, with words in every field that takes some; and a scraper with words in its address. What
     they were told."""
-    sane = m.Hello(m.PROTOCOL, "scheduler", _PROMPT, 0, 1, courier.SHARD, b"l" * 32, b"w" * 32, b"m" * 32, 16)
+    facts = facts_text({_PROMPT: _PROMPT})
+    sane = m.Hello(
+        m.PROTOCOL, "scheduler", _PROMPT, 0, 1, courier.SHARD, b"l" * 32, b"w" * 32, b"m" * 32, 16, facts=facts,
+        groups=[m.CacheGroup(_PROMPT, 1, 1, 1, _PROMPT, 16, courier.SHARD)], flags=[_PROMPT],
+    )  # fmt: skip
     tag = wire.frame(m.Ping(1)).replace(b"Ping", _PROMPT.encode()[:4])
     rude: list[bytes] = [
         _framed(b"\x92" + bytes([0xA0 | len(_PROMPT)]) + _PROMPT.encode() + b"\x01"),

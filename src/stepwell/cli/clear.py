@@ -11,6 +11,7 @@ import typer
 from stepwell.cli.options import Config, Home, Json, Socket, home_of, settings_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.errors import BackendDown, ConfigError
+from stepwell.protocol.messages import NamespaceRow
 from stepwell.units import format_size
 
 _TAG_DIGITS = 32
@@ -67,7 +68,8 @@ def clear(
 def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
     """Which namespaces (tenant, model as it is run, layout) hold blocks in host memory, by tag.
 
-    JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes", "quarantined"}]}.
+    JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes", "quarantined",
+    "nearest", "differs": [[name, here, there]]}]}; what differs from the nearest namespace that holds more blocks.
     """
     from stepwell.client import control
 
@@ -81,6 +83,8 @@ def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) 
             "blocks": r.blocks,
             "bytes": r.nbytes,
             "quarantined": r.quarantined,
+            "nearest": r.nearest.hex(),
+            "differs": r.differs,
         }
         for r in rows
     ]
@@ -89,7 +93,19 @@ def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) 
         f"{', in quarantine' if r.quarantined else ''}"
         for r in rows
     ]
+    lines += identities(rows)
     emit({"namespaces": shape}, as_json=as_json, text="\n".join(lines) or "host memory holds nothing")
+
+
+def identities(rows: list[NamespaceRow]) -> list[str]:
+    """What keeps live engines from blocks that their tenant has stored, a line for each namespace with engines."""
+    blocks = {row.tag: row.blocks for row in rows}
+    return [
+        f"{', '.join(r.engines)} finds nothing in {r.nearest.hex()}, which holds {blocks.get(r.nearest, 0)} blocks: "
+        + "; ".join(f"{name}: {here} here, {there} there" for name, here, there in r.differs)
+        for r in rows
+        if r.differs
+    ]
 
 
 def _tag(text: str | None) -> bytes:

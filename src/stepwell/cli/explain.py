@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from stepwell.cli.clear import identities
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.protocol.messages import DecisionRow
@@ -43,9 +44,11 @@ def explain(
     place = home_of(home)
     at = socket_of(socket, place)
     rows, paused = control.decisions(place, last, socket=at), control.paused(place, socket=at).rows
+    known = control.namespaces(place, socket=at)
     parts = list(map(told, rows)) or ["nothing was decided yet: no request of an engine had anything to recall"]
     if any(row.kind == "recalls" for row in paused):
         parts.insert(0, "recalls are paused, so nothing is decided: every request is answered `paused` and computed")
+    parts += identities(known)
     emit(
         {"decisions": [msgspec.structs.asdict(row) for row in rows], "paused": [row.kind for row in paused]},
         as_json=as_json,

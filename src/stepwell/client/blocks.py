@@ -24,6 +24,7 @@ from itertools import count
 
 import numpy as np
 
+from stepwell.block.facts import digest_of, facts_text
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.kv_model import Array, Blocks, KvModel, Tokens, unusable
@@ -117,13 +118,22 @@ class BlockClient:
         self._late: list[Spill] = []  # given up before they were answered
         self._orders = count(1)
         engine, size = secrets.token_hex(8), model.block_bytes
-        weights, layout = model.weights_digest, model.layout_digest
+        weights, layout = model.weights_digest, digest_of(model.layout_facts)
         self._worker = WorkerClient(
             WorkerIdentity(engine, 0, 1, size, layout), find, trouble=self._trouble, threaded=threaded
         )
         try:
             self._client = SchedulerClient(
-                EngineIdentity(engine, 1, size, model.block_tokens, layout, model.model_digest, model.name),
+                EngineIdentity(
+                    engine,
+                    1,
+                    size,
+                    model.block_tokens,
+                    layout,
+                    digest_of(model.model_facts),
+                    model.name,
+                    facts=facts_text(model.model_facts | model.layout_facts),
+                ),
                 lambda: weights,
                 find,
                 trouble=self._trouble,

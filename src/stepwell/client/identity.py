@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.protocol.messages import CacheGroup
+
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
     """What the scheduler says about its engine; digests are 32 bytes. `replicas`: consecutive ranks that hold the same
-    KV, of `world`."""
+    KV, of `world`. `facts`: what the digests were made of, as `block.facts.facts_text` writes it."""
 
     engine: str
     world: int
@@ -18,6 +20,8 @@ class EngineIdentity:
     model: bytes
     label: str
     replicas: int = 1
+    groups: tuple[CacheGroup, ...] = ()
+    facts: bytes = b""
 
     @property
     def shards(self) -> int:
@@ -27,7 +31,7 @@ class EngineIdentity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says about itself. `replicas`: consecutive ranks that hold the same KV."""
+    """What a worker says about itself. `replicas`: consecutive ranks that hold the same KV. `facts`: as above."""
 
     engine: str
     rank: int
@@ -35,3 +39,4 @@ class WorkerIdentity:
     shard_bytes: int
     layout: bytes
     replicas: int = 1
+    facts: bytes = b""

@@ -74,13 +74,13 @@ class KvModel:
         return digest_of({"library.fingerprint": self.fingerprint})
 
     @property
-    def model_digest(self) -> bytes:
-        return digest_of({"library.name": self.name})
+    def model_facts(self) -> dict[str, str]:
+        return {"library.name": self.name}
 
     @property
-    def layout_digest(self) -> bytes:
+    def layout_facts(self) -> dict[str, str]:
         dtype = np.dtype(self.dtype)
-        return digest_of({"library.block_shape": repr(self.block_shape), "library.dtype": f"{dtype.str} {dtype.name}"})
+        return {"library.block_shape": repr(self.block_shape), "library.dtype": f"{dtype.str} {dtype.name}"}
 
     def digests(self, tokens: Tokens, salt: str | None) -> bytes:
         """Of all full blocks of these tokens, 32 bytes each. Raises ConfigError SW-136."""

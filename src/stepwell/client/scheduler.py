@@ -89,6 +89,8 @@ class SchedulerClient:
             i.label,
             self._options,
             replicas=i.replicas,
+            groups=list(i.groups),
+            facts=i.facts,
         )
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ class SchedulerClient:
                 self.session = number
                 self.membership.settled()
             case m.Welcome(tiers=tiers):
-                self.tiers = tuple(tiers) or m.UNNAMED_TIERS
+                self.tiers = tuple(tiers)
                 self._joined(message)
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))

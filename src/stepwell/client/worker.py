@@ -131,6 +131,7 @@ class WorkerClient:
             acknowledges=[session for session in self._left if session not in leaked],
             pins=self._pins,
             replicas=i.replicas,
+            facts=i.facts,
         )
 
     def received(self, message: m.FromWell, fds: Sequence[int]) -> None:

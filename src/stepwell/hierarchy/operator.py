@@ -66,4 +66,5 @@ class Operator:
     def count_namespaces(self, done: clearing.Counted) -> None:
         """`done` is called from `turn`, with what each namespace holds in host memory, by its tag."""
         sessions = list(self._registry.sessions.values())
-        self._core.work.walk(clearing.count(self._arena, sessions, self._canaries.barred, done))
+        known = self._registry.known
+        self._core.work.walk(clearing.count(self._arena, sessions, self._canaries.barred, known, done))

@@ -70,7 +70,8 @@ class Stats(Message, frozen=True):
 
 class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
     """`tag`: 16 bytes that stand for the namespace. `engines`: labels of live sessions. `quarantined`: nothing of it is
-    recalled or spilled."""
+    recalled or spilled. `nearest`: tag of the tenant's namespace that this one with live engines differs least from, if
+    that holds more blocks. `differs`: what differs, each as name, value here and value there."""
 
     tag: bytes
     tenant: str
@@ -78,6 +79,8 @@ class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
     blocks: int
     nbytes: int
     quarantined: bool = False
+    nearest: bytes = b""
+    differs: list[tuple[str, str, str]] = []
 
 
 class Namespaces(Message, frozen=True):

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
+from stepwell.block.facts import MAX_FACTS
 from stepwell.protocol.base import Message, Numbers
+from stepwell.protocol.limits import MAX_FLAGS, MAX_GROUPS
+
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
+    """KV of layers that keep it alike. `kind`: how ("full", "sliding_window", "mla", "recurrent", or the engine's own
+    word). `heads`, `head_size`: of each layer on one rank; 0 where a layer has none, or the layers differ. `dtype`: as
+    it is stored. `block_tokens`: tokens of a block that have their KV in it. `shard_bytes`: bytes of the shard that are
+    this group's."""
+
+    kind: Word
+    layers: int
+    heads: int
+    head_size: int
+    dtype: Word
+    block_tokens: int
+    shard_bytes: int
 
 
 class Hello(Message, frozen=True):
@@ -15,6 +38,10 @@ class Hello(Message, frozen=True):
     copy, no slab. `pins`: a slab's pages stay in memory as long as this worker has it mapped, whatever the well does to
     them; it says `Unmapped` of each that was retired. `replicas`: so many consecutive ranks hold the same KV. It is one
     shard: rank r's is number r // replicas, of world // replicas, and the first rank that holds it writes it.
+
+    Since protocol 5: `groups` of a scheduler's model, which share the shard's bytes; none where they are not known.
+    `facts`: what the digests were made of, as `block.facts` writes it, for people; identity are the digests.
+    `flags`: optional abilities by name; a well ignores those that it does not know.
     """
 
     protocol: int
@@ -32,3 +59,6 @@ class Hello(Message, frozen=True):
     acknowledges: Numbers = []
     pins: bool = False
     replicas: int = 1
+    groups: Annotated[list[CacheGroup], msgspec.Meta(max_length=MAX_GROUPS)] = []
+    facts: Annotated[bytes, msgspec.Meta(max_length=MAX_FACTS)] = b""
+    flags: Annotated[list[Word], msgspec.Meta(max_length=MAX_FLAGS)] = []

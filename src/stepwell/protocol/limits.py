@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.block.tier import HOST
+PROTOCOL = 5
+"""Version spoken here. A well accepts this one and the one before it, whose engines say nothing of KV cache groups,
+facts and flags."""
 
-PROTOCOL = 4
-"""Version spoken here. A well accepts this one and the one before it, whose workers keep nothing that is unmapped, and
-whose ranks all have KV of their own."""
+OLDEST_PROTOCOL = 4
 
-OLDEST_PROTOCOL = 3
-
-UNNAMED_TIERS = (HOST, "disk")
-"""What a well has whose `Welcome` names no tiers: it is of an older version."""
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 
 MAX_DIGESTS = 1 << 18
 """Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+
+MAX_GROUPS = 64
+"""KV cache groups of a model."""
+
+MAX_FLAGS = 64
+"""Optional abilities in one Hello."""
 
 MAX_TIMINGS = 256
 """Steps in one Timings, and as many copies."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepwell.block.facts import MAX_FACTS
 from stepwell.protocol.admin import *
 from stepwell.protocol.base import *
 from stepwell.protocol.hello import *
@@ -71,6 +72,8 @@ FromWell = (
 def overlong(message: FromEngine) -> bool:
     """No engine has so much to say at a time."""
     match message:
+        case Hello(facts=facts, groups=groups, flags=flags):
+            return len(facts) > MAX_FACTS or len(groups) > MAX_GROUPS or len(flags) > MAX_FLAGS
         case Filled(leases=leases, dropped=dropped):
             return max(len(leases), len(dropped)) > MAX_LISTED
         case Abandon(leases=numbers) | Recalled(transfers=numbers):

@@ -7,7 +7,7 @@ from stepwell.protocol.base import Message
 
 class Welcome(Message, frozen=True):
     """The member belongs to `session`; warnings are for the engine's log. `tiers`: names of the host tier and of those
-    below it, the uppermost first; a well of an older version names none."""
+    below it, the uppermost first."""
 
     session: int
     protocol: int

@@ -51,7 +51,8 @@ class Shell:
 def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
     def counted(sums: dict[bytes, NamespaceSum]) -> None:
         rows = [
-            NamespaceRow(tag, s.tenant, sorted(s.engines), s.blocks, s.nbytes, s.quarantined) for tag, s in sums.items()
+            NamespaceRow(tag, s.tenant, sorted(s.engines), s.blocks, s.nbytes, s.quarantined, s.nearest, s.differs)
+            for tag, s in sums.items()
         ]
         answer(Namespaces(sorted(rows, key=lambda row: -row.nbytes)))
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
+from stepwell.block.facts import MAX_FACTS
 from stepwell.hierarchy.sessions.session import Member
 from stepwell.io.process import descriptors
 from stepwell.protocol import wire
@@ -21,7 +22,7 @@ from stepwell.serve.gates import Gate
 MAX_OUTPUT = 64 << 20
 """Bytes that may wait for a peer that does not read; one more ends the connection."""
 
-MAX_HELLO = 64 << 10
+MAX_HELLO = MAX_FACTS + (64 << 10)
 """Bytes a peer may send without a complete hello among them, and those of any message of a person's command."""
 
 _RECEIVE = 64 << 10

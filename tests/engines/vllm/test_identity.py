@@ -33,13 +33,15 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from stepwell.block.facts import digest_of
+from stepwell.block.facts import digest_of, facts_of
 from stepwell.client.fingerprint import fingerprint
-from stepwell.engines.vllm.identity.facts import engine, layout_facts, model_facts, page_facts
+from stepwell.engines.common.shape import Shape
+from stepwell.engines.vllm.identity.facts import cache_groups, engine, layout_facts, model_facts, page_facts, told
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.identity.values import canonical
 from stepwell.engines.vllm.identity.weights import NoWeightFiles, WeightFiles, weight_files
 from stepwell.errors import Unsupported
+from stepwell.protocol.messages import CacheGroup
 
 from .build import build
 from .local import setup_in
@@ -96,6 +98,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base(folder: Path) -> tuple[bytes, bytes]:
     return digests(config_of(folder), pages())
+
+
+# --- what the well is told ---
+
+
+def test_the_well_is_told_facts_and_no_credentials(folder: Path) -> None:
+    keys = {"model_loader_extra_config": {"s3_secret": "umbriel"}, "additional_config": {"token": "umbriel"}}
+    facts = model_facts(config_of(folder, **keys)) | layout_facts(config_of(folder), pages())
+    assert "umbriel" in str(facts)
+    said = facts_of(told(facts))
+    assert said.keys() == facts.keys() and "umbriel" not in str(said)
+    assert said["group.0.layer.0"] == facts["group.0.layer.0"]
+    plain = facts_of(told(model_facts(config_of(folder))))
+    assert {name for name in plain if plain[name] != said[name]} == {"additional", "load.model_loader_extra_config"}
+
+
+def test_cache_groups_are_said_by_kind_and_shape() -> None:
+    shape = Shape(128, 256, 4096, 1)
+    (one,) = cache_groups(pages(), shape)
+    assert one == CacheGroup("full", 2, 2, 64, "bfloat16", 256, 4096)
+    uneven = UniformTypeKVCacheSpecs(block_size=128, kv_cache_specs={LAYERS[0]: spec(), LAYERS[1]: spec(head_size=32)})
+    assert cache_groups(pages(uneven), shape)[0].head_size == 0
+    assert cache_groups(pages(spec(), spec()), shape) == (), "such an engine is not served"
 
 
 # --- the model -------------------------------------------------------------------------------

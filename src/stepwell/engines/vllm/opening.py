@@ -78,15 +78,19 @@ class Opening:
         """Raises StepwellError, and ImportError or AttributeError for interfaces that this vLLM lacks."""
         transfer = self._config.kv_transfer_config
         shape = self._shape(page_bytes(self._kv_cache_config))
+        layout = facts.layout_facts(self._config, self._kv_cache_config)
+        model = facts.model_facts(self._config)
         who = EngineIdentity(
             engine=str(transfer.engine_id),
             world=shape.world,
             shard_bytes=shape.shard_bytes,
             block_tokens=shape.block_tokens,
-            layout=digest_of(facts.layout_facts(self._config, self._kv_cache_config)),
-            model=digest_of(facts.model_facts(self._config)),
+            layout=digest_of(layout),
+            model=digest_of(model),
             label=Path(str(self._config.model_config.model)).name,
             replicas=shape.replicas,
+            groups=facts.cache_groups(self._kv_cache_config, shape),
+            facts=facts.told(layout | model),
         )
         if transfer.kv_load_failure_policy != "recompute":
             # Read by the scheduler after this constructor: a failed load must never fail a request.
@@ -152,6 +156,7 @@ class Opening:
             shard_bytes=shape.shard_bytes,
             layout=digest_of(page_facts),
             replicas=shape.replicas,
+            facts=facts.told(page_facts),
         )
         self.client = client = worker.WorkerClient(
             who,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 
 from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
@@ -15,8 +16,9 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.saved import Tags
+from stepwell.hierarchy.sessions.known import Difference, KnownFacts
 from stepwell.hierarchy.sessions.session import Session
-from stepwell.hierarchy.work import Work, WorkQueue, WorkStep
+from stepwell.hierarchy.work import WALK_BLOCKS, Work, WorkQueue, WorkStep
 from stepwell.tiers.base import Forgotten
 
 
@@ -36,11 +38,14 @@ class Sum:
 
 @dataclass(slots=True)
 class NamespaceSum(Sum):
-    """`engines`: labels of live sessions. `quarantined`: nothing of it is recalled or spilled."""
+    """`engines`: labels of live sessions. `quarantined`: nothing of it is recalled or spilled. `nearest`: tag of the
+    namespace that it `differs` least from, of those of its tenant that hold more blocks."""
 
     tenant: str = ""
     quarantined: bool = False
     engines: set[str] = field(default_factory=set)
+    nearest: bytes = b""
+    differs: list[Difference] = field(default_factory=list)
 
 
 Cleared = Callable[[dict[str, Sum]], None]
@@ -109,6 +114,7 @@ def count(
     arena: Arena,
     sessions: Iterable[Session],
     barred: Iterable[Tags],
+    known: KnownFacts,
     done: Counted,
 ) -> Work:
     """Blocks and bytes in `host` by namespace; those of live sessions and those in quarantine are named even if they
@@ -125,4 +131,11 @@ def count(
             tenant = entry.slots[0][0].owner.tenant
             sums.setdefault(entry.origin.tag, NamespaceSum(tenant=tenant)).add(entry.nbytes)
         yield WorkStep.DONE
+    for tag, of in sums.items():
+        for other in known.others(of.tenant, tag) if of.engines else ():
+            if other in sums and sums[other].blocks > of.blocks:
+                differs = known.differences(of.tenant, tag, other)
+                if differs and (not of.differs or len(differs) < len(of.differs)):
+                    of.nearest, of.differs = other, differs
+                yield from repeat(WorkStep.DONE, WALK_BLOCKS)  # it may have taken as long as a turn may
     done(sums)

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from itertools import count
 
+from msgspec.structs import replace
+
+from stepwell.block.facts import MAX_FACTS
 from stepwell.block.namespace import Namespace, layout_of_session
 from stepwell.errors import CapacityError, IdentityMismatch, ProtocolError, StepwellError
 from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.core import Entropy
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
+from stepwell.hierarchy.sessions.known import KnownFacts
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, Quarantine, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.io.clock import Clock
-from stepwell.protocol.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
+from stepwell.protocol.messages import MAX_FLAGS, MAX_GROUPS, OLDEST_PROTOCOL, PROTOCOL, CacheGroup, Hello, overlong
 
 MAX_SESSIONS = 256
 
@@ -39,6 +44,7 @@ class SessionRegistry:
         self._numbers = count(int.from_bytes(entropy(6), "big") + 1)
         self.sessions: dict[int, Session] = {}
         self.quarantines: list[Quarantine] = []
+        self.known = KnownFacts()
         self.keeping: dict[int, Member] = {}  # workers of ended sessions that pin, and may do so still
 
     def enter(self, peer: Peer, hello: Hello, channel: Channel) -> Member:
@@ -60,6 +66,8 @@ class SessionRegistry:
             session = Session(next(self._numbers), engine, peer.tenant)
             self.sessions[session.number] = session
             self._incomplete[session.number] = self._clock.now() + ASSEMBLE_S
+        if hello.role == "worker" and hello.rank:
+            hello = replace(hello, facts=b"")  # those of the first rank are kept
         member = Member(next(self._numbers), peer, hello, channel, session)
         if member.is_scheduler:
             if session.scheduler is not None:
@@ -105,6 +113,9 @@ class SessionRegistry:
         session.shards = first.world // first.replicas
         session.writers = frozenset(range(0, first.world, first.replicas))
         session.phase = SessionPhase.LIVE
+        self.known.note(session)
+        for member in session.members:
+            member.hello = replace(member.hello, facts=b"")
         del self._incomplete[session.number]
 
     def leave(self, session: Session) -> Quarantine | None:
@@ -178,6 +189,13 @@ def _examine(peer: Peer, hello: Hello) -> None:
             why=f"this well speaks {OLDEST_PROTOCOL} to {PROTOCOL}",
             fix="install the same stepwell version for both, then `stepwell stop`",
         )
+    if overlong(hello):
+        raise ProtocolError(
+            "SW-804",
+            what=f"a hello of {len(hello.facts)} bytes of facts, {len(hello.groups)} groups, {len(hello.flags)} flags",
+            why=f"a well takes {MAX_FACTS} bytes, {MAX_GROUPS} groups and {MAX_FLAGS} flags",
+            fix="use the same stepwell version for engine and well",
+        )
     digests = (hello.layout, hello.weights, hello.model) if hello.role == "scheduler" else (hello.layout,)
     sane = (
         hello.role in ("scheduler", "worker")
@@ -188,6 +206,7 @@ def _examine(peer: Peer, hello: Hello) -> None:
         and 0 < hello.shard_bytes <= 1 << 30
         and 0 < len(hello.engine) <= 128
         and all(len(d) == 32 for d in digests)
+        and _makes_up(hello.groups, hello.shard_bytes)
         and (hello.role == "worker" or 0 < hello.block_tokens <= 1 << 20)
     )
     if not sane:
@@ -204,6 +223,13 @@ def _examine(peer: Peer, hello: Hello) -> None:
             why="the well could not tell when its copies end",
             fix="use Linux 5.3 or newer and allow pidfd_open in the seccomp profile",
         )
+
+
+def _makes_up(groups: Sequence[CacheGroup], shard_bytes: int) -> bool:
+    """Groups that were named make up the shard."""
+    numbers = [(g.layers, g.heads, g.head_size, g.block_tokens, g.shard_bytes) for g in groups]
+    sane = all(0 <= number <= 1 << 30 for group in numbers for number in group)
+    return sane and (not groups or sum(g.shard_bytes for g in groups) == shard_bytes)
 
 
 def _stranger(hello: Hello) -> StepwellError:

@@ -15,8 +15,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwell.block.facts import facts_text, withheld
+from stepwell.engines.common.shape import Shape
 from stepwell.engines.vllm.identity.page_sizes import layer_pages, layer_specs
 from stepwell.engines.vllm.identity.values import canonical
+from stepwell.protocol.messages import CacheGroup
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -95,6 +98,9 @@ ENVIRONMENT = (
     "VLLM_USE_FLASHINFER_MOE_INT4",
     "VLLM_USE_TRITON_AWQ",
 )
+# What users may write credentials into: a loader's storage, a plugin's settings.
+_CONFIDENTIAL = frozenset({"additional", "load.model_loader_extra_config"})
+_KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla"}
 # RoPE tables that are the same whatever the engine's max_model_len; others (longrope) choose factors by it.
 _LENGTH_FREE_ROPE = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
 _CPU_FLAGS = re.compile(r"avx\w*|amx\w*|neon|asimd\w*|sve\w*|bf16|i8mm|zvl\d+b|vxe\w*|altivec|vsx", re.ASCII)
@@ -174,6 +180,32 @@ def page_facts(kv_caches: Mapping[str, Any], num_pages: int) -> dict[str, str]:
         f"page.{number}.{name}": canonical([tensor.shape[0] // num_pages, tensor.shape[1:], tensor.stride()[1:]])
         for number, (name, tensor) in enumerate(kv_caches.items())
     }
+
+
+def told(facts: Mapping[str, str]) -> bytes:
+    """What the well is told of these facts, so that people can see what differs. Settings that may hold credentials are
+    withheld."""
+    return facts_text({name: withheld(fact) if name in _CONFIDENTIAL else fact for name, fact in facts.items()})
+
+
+def cache_groups(kv_cache_config: KVCacheConfig, shape: Shape) -> tuple[CacheGroup, ...]:
+    """The one group of an engine that is served."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return ()
+    specs = [spec for _, spec in layer_specs(groups[0])]
+    heads, sizes = ({getattr(spec, name, 0) for spec in specs} for name in ("num_kv_heads", "head_size"))
+    return (
+        CacheGroup(
+            _KINDS.get(type(specs[0]).__name__, type(specs[0]).__name__)[:64],
+            len(specs),
+            heads.pop() if len(heads) == 1 else 0,
+            sizes.pop() if len(sizes) == 1 else 0,
+            str(specs[0].dtype).removeprefix("torch."),
+            shape.block_tokens,
+            shape.shard_bytes,
+        ),
+    )
 
 
 def engine() -> str:
