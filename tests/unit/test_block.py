@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from stepwell.block.digest import RECIPE, ROOT, Chain, pack_tokens, salt_extras
 from stepwell.block.facts import lp
-from stepwell.block.layout import MIN_SHARD, PAGE, GiB, MiB, SlabLayout, block_tokens_for
+from stepwell.block.layout import (
+    MAX_DEFAULT_SHARD,
+    MIN_BLOCK_TOKENS,
+    MIN_SHARD,
+    PAGE,
+    GiB,
+    MiB,
+    SlabLayout,
+    block_tokens_for,
+)
 from stepwell.block.namespace import Namer, Namespace, layout_of_session
 from stepwell.block.state import LEGAL, BlockState, IllegalChange, StateEvent, after
 
@@ -180,7 +189,18 @@ def test_block_tokens(page: int, shard: int) -> None:
     pages = tokens // page
     assert tokens == page * pages and pages.bit_count() == 1
     assert pages * shard >= MIN_SHARD
-    assert pages == 1 or pages // 2 * shard < MIN_SHARD
+    assert tokens >= MIN_BLOCK_TOKENS or 2 * pages * shard > MAX_DEFAULT_SHARD
+    assert pages == 1 or pages // 2 * shard < MIN_SHARD or tokens // 2 < MIN_BLOCK_TOKENS
+    assert pages == 1 or pages // 2 * shard < MIN_SHARD or pages * shard <= MAX_DEFAULT_SHARD
+
+
+@pytest.mark.parametrize(
+    ("page", "token_bytes", "tokens"),
+    [(16, 128 << 10, 128), (16, 40 << 10, 128), (256, 23 << 10, 256), (16, 1 << 20, 32), (16, 3 << 20, 16)],
+    ids=["8B", "70B on 8 ranks", "large pages", "1 MiB a token", "3 MiB a token"],
+)
+def test_block_tokens_of_models(page: int, token_bytes: int, tokens: int) -> None:
+    assert block_tokens_for(page, page * token_bytes) == tokens
 
 
 @given(st.integers(1, 1 << 44), st.integers(1, GiB))

@@ -8,6 +8,12 @@ from functools import lru_cache
 MIN_SHARD = 512 << 10
 """Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
 
+MIN_BLOCK_TOKENS = 128
+"""Smaller blocks make a lookup of a long prompt too long: each costs the well the same, whatever it holds."""
+
+MAX_DEFAULT_SHARD = 32 << 20
+"""Bytes beyond which no shard grows for the sake of MIN_BLOCK_TOKENS: a slab has eight, host memory several slabs."""
+
 PAGE = 4096
 """Unit of all places and lengths, in memory and on disk."""
 
@@ -18,9 +24,12 @@ MIN_SLAB = 16 * MiB
 
 
 def block_tokens_for(engine_page: int, page_shard_bytes: int) -> int:
-    """The block size in tokens: `engine_page` x 2^k with the smallest k for which a shard has at least 512 KiB."""
+    """The block size in tokens: `engine_page` x 2^k with the smallest k for which a shard has at least 512 KiB, and a
+    block 128 tokens unless its shard would have more than 32 MiB."""
     pages = 1
-    while pages * page_shard_bytes < MIN_SHARD:
+    while pages * page_shard_bytes < MIN_SHARD or (
+        pages * engine_page < MIN_BLOCK_TOKENS and 2 * pages * page_shard_bytes <= MAX_DEFAULT_SHARD
+    ):
         pages *= 2
     return engine_page * pages
 
