@@ -247,7 +247,7 @@ class World:
 
     def spill(self, engine: Engine, digests: bytes, epoch: int, first: int) -> None:
         parent = digests[32 * first - 32 : 32 * first]
-        spill = engine.scheduler.reserve(parent, digests[32 * first :], epoch)
+        spill = engine.scheduler.reserve(parent, digests[32 * first :], epoch, first)
         if spill is not None:
             engine.spills.append(Spilling(epoch, digests[32 * first :], spill, self.clock.now()))
 

@@ -13,7 +13,8 @@ import torch
 
 from stepwell.longctx.saved.container import write_context
 
-FILE = Path(__file__).parent.parent / "golden" / "context-1.ctx"
+FOLDER = Path(__file__).parent.parent / "golden"
+FILE = FOLDER / "context-2.ctx"
 KEY = bytes(range(32))
 FINGERPRINT = bytes(range(32, 64))
 MANIFEST = {"fingerprint": FINGERPRINT, "tokens": 3, "turns": ["question", "answer"]}

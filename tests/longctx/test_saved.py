@@ -301,7 +301,9 @@ def test_the_writer_makes_the_golden_file(path: Path) -> None:
     assert path.read_bytes() == golden.FILE.read_bytes()
 
 
-def test_the_reader_opens_the_golden_file() -> None:
-    manifest, tensors = read_context(golden.FILE, KEY, FINGERPRINT)
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_reader_opens_the_golden_files(version: int) -> None:
+    """Of both versions of frames."""
+    manifest, tensors = read_context(golden.FOLDER / f"context-{version}.ctx", KEY, FINGERPRINT)
     assert manifest == golden.MANIFEST
     assert same(tensors, golden.TENSORS)

@@ -182,7 +182,7 @@ def test_another_version_is_counted_and_left_alone(tmp_path: Path) -> None:
     a_life(tmp_path)
     victim = segments(tmp_path)[0]
     page = bytearray(victim.read_bytes()[:PAGE])
-    page[8:10] = (2).to_bytes(2, "little")
+    page[8:10] = (3).to_bytes(2, "little")
     poke(victim, 0, bytes(page[:-4]) + zlib.crc32(page[:-4]).to_bytes(4, "little"))
     before = victim.read_bytes()
     life = Life(tmp_path)

@@ -21,7 +21,7 @@ from stepwell.codecs import seal
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.memory import SystemMemory
-from stepwell.tiers.base import Place
+from stepwell.tiers.base import Place, Reading
 
 
 @dataclass
@@ -134,7 +134,8 @@ def test_the_chunks_of_a_block_have_the_numbers_of_its_place_one_after_the_other
     if remade:
         used.chunks.clear()
         first = 77
-        assert sealing.remake(frames, b"a" * 16, np.empty_like(frames), Place(b"b" * 16, first))
+        made = sealing.remake(frames, b"a" * 16, np.empty_like(frames), Place(b"b" * 16, first))
+        assert made is Reading.GOOD
     assert [int.from_bytes(number, "big") for _, number in used.ordinals] == list(range(first, first + 6))
     assert len(used.keys) == 1
 

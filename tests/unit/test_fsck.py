@@ -151,7 +151,7 @@ def test_what_has_expired_is_counted(tmp_path: Path, home: Path) -> None:
 def test_another_version_and_what_cannot_be_read(disk: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = segments(disk)
     page = bytearray(first.read_bytes()[:PAGE])
-    page[8:10] = (2).to_bytes(2, "little")
+    page[8:10] = (3).to_bytes(2, "little")
     poke(first, 0, bytes(page[:-4]) + zlib.crc32(page[:-4]).to_bytes(4, "little"))
     assert examined(disk, home).segments == {"other_version": 1, "closed": 1}
     assert examined(disk, home).ok
@@ -312,7 +312,7 @@ def test_the_command(disk: Path, home: Path) -> None:
     done = CliRunner().invoke(app, ["fsck", str(disk), "--home", str(home), "--json"])
     assert done.exit_code == 0, done.output
     values = json.loads(done.output)
-    assert values["ok"] and values["blocks"] == {"good": COUNT, "expired": 0, "no_key": 0, "damaged": 0}
+    assert values["ok"] and values["blocks"] == {"good": COUNT, "expired": 0, "no_key": 0, "unknown": 0, "damaged": 0}
     poke(segments(disk)[0], PAGE + 5000, b"\xff\x00\xff")
     done = CliRunner().invoke(app, ["fsck", str(disk), "--home", str(home)])
     assert done.exit_code == 1

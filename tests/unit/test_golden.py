@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import golden
+from stepwell.block.frame import FrameHeader
+from stepwell.block.layout import PAGE
 from stepwell.codecs.seal import ExpectedFrame, Opened, unseal
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.files import SystemFiles
@@ -32,7 +34,7 @@ def test_the_writer_makes_these_bytes(name: str) -> None:
     assert golden.all_files()[name] == (golden.FOLDER / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["plain-1.frame", "sealed-1.frame"])
+@pytest.mark.parametrize("name", ["plain-1.frame", "sealed-1.frame", "plain-2.frame", "sealed-2.frame"])
 def test_the_reader_opens_these_frames(name: str) -> None:
     frame = np.fromfile(golden.FOLDER / name, np.uint8)
     into = np.empty(golden.PAYLOAD, np.uint8)
@@ -41,10 +43,14 @@ def test_the_reader_opens_these_frames(name: str) -> None:
     sealed = name.startswith("sealed")
     assert unseal(frame, expected, golden.key(), into, sealed=sealed, now=golden.NOW) is Opened.GOOD
     assert (into == golden.payload(0, 0)).all()
+    header = FrameHeader.parse(frame[:PAGE].tobytes())
+    assert header is not None and header.position == (-1 if "-1." in name else 0)
 
 
-@pytest.mark.parametrize(("name", "closed"), [("closed-1.seg", True), ("open-1.seg", False)])
-def test_a_tier_finds_and_reads_these_segments(name: str, closed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_tier_finds_and_reads_these_segments(closed: bool, version: int, tmp_path: Path) -> None:
+    name = f"{'closed' if closed else 'open'}-{version}.seg"
     (tmp_path / golden.SEGMENT_NAME).write_bytes((golden.FOLDER / name).read_bytes())
     files, executor = SystemFiles(tmp_path), SeededExecutor(1)
     found = look(files, golden.SEGMENT_NAME, Staging(1 << 20))

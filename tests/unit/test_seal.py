@@ -12,7 +12,7 @@ import pytest
 import golden
 from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_bytes, frame_parts
 from stepwell.block.layout import PAGE
-from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, SegmentKey, seal, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, SegmentKey, expected_of, seal, unseal
 from stepwell.io.memory import Bytes
 from stepwell.vault.keyring import Epoch
 
@@ -91,7 +91,7 @@ def test_every_field_is_bound_to_the_payload(field: str, sealed: bool) -> None:
     changed = value[:-1] + bytes([value[-1] ^ 1]) if isinstance(value, bytes) else value + 1
     other = dataclasses.replace(header, **{field: changed})
     frame[:PAGE] = np.frombuffer(other.pack(), np.uint8)
-    expected = ExpectedFrame(other.segment, other.block, other.namespace, other.shard, other.shards, golden.PAYLOAD)
+    expected = dataclasses.replace(expected_of(other), raw=golden.PAYLOAD)
     key = SegmentKey(golden.key().key, other.commitment)
     assert opened(frame, expected, key, sealed=sealed, now=0) is not Opened.GOOD
     assert opened(frame, sealed=sealed) is not Opened.GOOD
@@ -107,8 +107,9 @@ def test_every_field_is_bound_to_the_payload(field: str, sealed: bool) -> None:
         ({"shard": 1}, Opened.FOREIGN),
         ({"shards": 3}, Opened.FOREIGN),
         ({"raw": golden.PAYLOAD - 1}, Opened.FOREIGN),
+        ({"group": 1}, Opened.FOREIGN),
     ],
-    ids=["segment", "block", "namespace", "shard", "shards", "length"],
+    ids=["segment", "block", "namespace", "shard", "shards", "length", "group"],
 )
 def test_it_opens_only_as_what_it_is(change: dict[str, bytes | int], verdict: Opened, sealed: bool) -> None:
     frame = golden.frame(sealed=sealed)

@@ -16,7 +16,7 @@ from stepwell.codecs.seal import NO_COMMITMENT
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.testing.arena_kit import SLOT
 from stepwell.testing.dict_tier import Kept
-from stepwell.tiers.base import Place
+from stepwell.tiers.base import Place, Reading
 from stepwell.vault.keyring import Keyring
 
 HERE, THERE = b"h" * 16, b"t" * 16
@@ -43,7 +43,7 @@ class Written:
     def remade(self, frames: bytes, by: Sealing, segment: bytes | None = None) -> bytes | None:
         into = np.empty(len(frames), np.uint8)
         made = by.remake(np.frombuffer(frames, np.uint8), segment or self.kept.segment, into, Place(THERE, 5))
-        return into.tobytes() if made else None
+        return into.tobytes() if made is Reading.GOOD else None
 
 
 def test_keys_are_known_by_their_commitment_and_segment() -> None:

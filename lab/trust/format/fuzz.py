@@ -67,7 +67,9 @@ def headers(turn: Turn, number: int, times: int) -> Tally:
         with gauge.case(f"{turn.name}: case {case}"):
             answer = maker.open(block, [frame], place.segment)
             _judge(tally, maker, block, answer, same, f"{turn.name}: case {case}")
-            if case % 4 == 0 and maker.sealing.remake(frame, place.segment, into, Place(segment(-1), 9)):
+            if case % 4:
+                continue
+            if maker.sealing.remake(frame, place.segment, into, Place(segment(-1), 9)) is Reading.GOOD:
                 tally.right += 1
                 parsed = FrameHeader.parse(frame[:PAGE].tobytes())
                 if not same and (parsed is None or parsed.block != maker.outgoing(block).id):

@@ -333,7 +333,7 @@ class BlockClient:
         """Stores what the well takes of these blocks, the first of which is number `at` of the prefix: how many leading
         ones were copied; why not all."""
         parent, mine = digests[32 * (at - 1) : 32 * at] if at else b"", digests[32 * at : 32 * (at + len(rows))]
-        spill = self._client.reserve(parent, mine, LOADED_FROM_FILES)
+        spill = self._client.reserve(parent, mine, LOADED_FROM_FILES, at)
         if spill is None:
             return 0, _NO_SESSION
         granted = False

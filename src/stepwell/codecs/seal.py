@@ -15,7 +15,7 @@ import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_parts
+from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_parts, is_unknown
 from stepwell.block.layout import PAGE
 from stepwell.io.memory import Bytes
 
@@ -36,6 +36,7 @@ class Opened(Enum):
     GOOD = "good"
     STALE = "stale"  # a whole header, of another segment: its place was written anew; or it has expired
     FOREIGN = "foreign"  # it has another block, namespace, key, algorithm or shape than expected
+    UNKNOWN = "unknown"  # a later release wrote it: it is neither read nor touched
     DAMAGED = "damaged"  # no frame, or a tag does not hold
 
 
@@ -49,6 +50,7 @@ class ExpectedFrame:
     shard: int
     shards: int
     raw: int
+    group: int = 0
 
 
 class Sealer:
@@ -94,6 +96,11 @@ class Opener:
         self._page = b""
         self._cipher: AESGCM | None = None
 
+    @property
+    def position(self) -> int:
+        """Of the block in its prefix, once the first part is open; -1 where the frame does not say it."""
+        return self._header.position if self._header is not None else -1
+
     def open(self, part: int, frame: Bytes, into: Bytes) -> Opened:
         """Opens the part `frame`, of `parts[part]` bytes, in order. `into` takes the whole frame's payload."""
         at = 0
@@ -121,11 +128,11 @@ class Opener:
     def _examine(self, page: bytes) -> Opened:
         header = FrameHeader.parse(page)
         if header is None:
-            return Opened.DAMAGED
+            return Opened.UNKNOWN if is_unknown(page, self._expected.segment) else Opened.DAMAGED
         expected = self._expected
         if header.segment != expected.segment:
             return Opened.STALE
-        said = ExpectedFrame(header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        said = expected_of(header)
         commitment = self._key.commitment if header.algorithm == AES_256_GCM else NO_COMMITMENT
         plain = header.algorithm == PLAIN
         if said != expected or header.commitment != commitment or (self._sealed and plain):
@@ -135,6 +142,13 @@ class Opener:
         self._header, self._page = header, page
         self._cipher = None if plain else AESGCM(self._key.key)
         return Opened.GOOD
+
+
+def expected_of(header: FrameHeader) -> ExpectedFrame:
+    """What a frame with this header is."""
+    return ExpectedFrame(
+        header.segment, header.block, header.namespace, header.shard, header.shards, header.raw, header.group
+    )
 
 
 def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Bytes) -> None:

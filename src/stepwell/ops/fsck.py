@@ -13,14 +13,14 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from stepwell.block.frame import AES_256_GCM, FrameHeader, frame_bytes
+from stepwell.block.frame import AES_256_GCM, FrameHeader, frame_bytes, is_unknown
 from stepwell.block.layout import PAGE
-from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, SegmentKey, unseal
+from stepwell.codecs.seal import NO_COMMITMENT, Opened, SegmentKey, expected_of, unseal
 from stepwell.errors import AccessDenied
 from stepwell.io.files import File, FilesToRead
 from stepwell.io.memory import Bytes
@@ -43,6 +43,7 @@ class BlockVerdict(Enum):
     GOOD = "good"
     EXPIRED = "expired"
     NO_KEY = "no_key"  # sealed with a key that this home does not have
+    UNKNOWN = "unknown"  # a later release wrote it
     DAMAGED = "damaged"
 
 
@@ -188,7 +189,9 @@ class _Examination:
         worst, shard, shards = BlockVerdict.GOOD, 0, 1
         while page < end and worst is not BlockVerdict.DAMAGED:
             verdict, header = self._frame(file, segment, page, end, keys)
-            if header is None or (header.block, header.namespace, header.shard) != (block, namespace, shard):
+            if header is None:
+                return verdict
+            if (header.block, header.namespace, header.shard) != (block, namespace, shard):
                 return BlockVerdict.DAMAGED
             worst = max(worst, verdict, key=_WORST.index)
             shard, shards = shard + 1, header.shards
@@ -200,7 +203,10 @@ class _Examination:
     ) -> tuple[BlockVerdict, FrameHeader | None]:
         with self._staging.lend(PAGE) as buffer:
             got = file.read(buffer[:PAGE], page * PAGE)
-            header = FrameHeader.parse(buffer[:got].tobytes())
+            page_read = buffer[:got].tobytes()
+        header = FrameHeader.parse(page_read)
+        if header is None and is_unknown(page_read, segment):
+            return BlockVerdict.UNKNOWN, None
         if header is None or frame_bytes(header.payload) > (end - page) * PAGE:
             return BlockVerdict.DAMAGED, None
         sealed = header.algorithm == AES_256_GCM
@@ -215,8 +221,7 @@ class _Examination:
 
 
 def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, plain: Bytes) -> BlockVerdict:
-    expected = ExpectedFrame(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
-    opened = unseal(frame, expected, key, plain, sealed=False, now=0)
+    opened = unseal(frame, replace(expected_of(header), segment=segment), key, plain, sealed=False, now=0)
     plain[:] = 0
     if opened is not Opened.GOOD:
         return BlockVerdict.DAMAGED

@@ -48,12 +48,14 @@ class Release(Message, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """Lease slots to fill these consecutive blocks (the first one's parent is `parent`, empty at the chain's start)."""
+    """Lease slots to fill these consecutive blocks (the first one's parent is `parent`, empty at the chain's start).
+    `first`: how many blocks come before them, -1 where that is not said."""
 
     spill: int
     epoch: int
     parent: bytes
     digests: bytes
+    first: int = -1
 
 
 class Abandon(Message, frozen=True):

@@ -49,9 +49,9 @@ class AnyKeys:
     def again(self, commitment: bytes, segment: bytes, other: bytes) -> bytes | None:
         return commitment
 
-    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> Reading:
         into[:] = frames
-        return True
+        return Reading.GOOD
 
 
 class Hands:

@@ -26,6 +26,7 @@ class Reading(Enum):
     GOOD = "good"
     ABSENT = "absent"  # not here (any more)
     DAMAGED = "damaged"  # was here, but other bytes came back than were written
+    UNKNOWN = "unknown"  # is here, written by a later release: it cannot be used, and stays as it is
     FAILED = "failed"  # the device or network said no; the block may still be there
 
 
@@ -53,7 +54,9 @@ class Outgoing:
     of `parts[n]` bytes (whole pages), for the block's place.
 
     `namespace` (16 bytes) and `commit` (a function of the segment's id: the commitment to the key, 32 bytes) go into
-    the tier's own index, so that a later life can tell whose a block is without reading it."""
+    the tier's own index, so that a later life can tell whose a block is without reading it. `position`: blocks before
+    it in its prefix, -1 where that is not known; `parent`: the block before it, where that is known. Tiers that lay out
+    or name blocks by runs go by them."""
 
     id: BlockId
     namespace: bytes
@@ -61,6 +64,8 @@ class Outgoing:
     commit: Callable[[bytes], bytes]
     make: Callable[[int, Bytes, Place], None]
     expires: int = 0
+    position: int = -1
+    parent: BlockId | None = None
 
     @property
     def nbytes(self) -> int:
@@ -128,8 +133,8 @@ class Locksmith(Protocol):
     def again(self, commitment: bytes, segment: bytes, other: bytes) -> bytes | None:
         """The commitment to the same tenant's key for another segment; None: it is not known."""
 
-    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
-        """Opens a block's frames of the segment and makes them anew for `place`. False: they do not open."""
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> Reading:
+        """Opens a block's frames of the segment and makes them anew for `place`, if they are GOOD."""
 
 
 ReadDone = Callable[[list[Reading]], None]
@@ -156,7 +161,8 @@ class Tier(Protocol):
 
     def read(self, blocks: Sequence[Incoming], done: ReadDone) -> None:
         """Reads blocks that are needed in this order; those that lie side by side come in one I/O. A block that turned
-        out absent or damaged is looked up no more."""
+        out absent or damaged is looked up no more. What is UNKNOWN is kept, and counts against the capacity, until all
+        blocks are cleared."""
 
     def write(self, blocks: Sequence[Outgoing], done: WriteDone) -> None:
         """Writes blocks side by side, in this order. Readers see a block as it was written, or not at all."""

@@ -105,13 +105,14 @@ class Entry:
     its SLOT_REF rows as messages carry them (slots and generations do not change during an entry's life). `origin` is
     set by the hierarchy: whose it is, for tiers below. `source` is the level that it was promoted from, -1 for one that
     an engine has filled; bit n of `written` says that level n has stored it. `history` is set when it is given its
-    place, and stays when it has left.
+    place, and stays when it has left. `position`: blocks before it in its prefix; -1 where that is not known.
     """
 
-    __slots__ = ("children", "history", "id", "leases", "nbytes", "origin", "parent", "pins", "refs", "slots", "source",
-                 "state", "written")  # fmt: skip
+    __slots__ = ("children", "history", "id", "leases", "nbytes", "origin", "parent", "pins", "position", "refs",
+                 "slots", "source", "state", "written")  # fmt: skip
 
     history: BlockHistory
+    position: int
 
     def __init__(self, id: BlockId, slots: tuple[tuple[Slab, int], ...], parent: Entry | None) -> None:
         self.id = id
@@ -121,6 +122,7 @@ class Entry:
         self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)
         self.state = after(BlockState.ABSENT, StateEvent.FILL)
         self.parent = parent
+        self.position = parent.position + 1 if parent is not None and parent.position >= 0 else -1
         self.children = 0
         self.pins = 0
         self.leases = 0

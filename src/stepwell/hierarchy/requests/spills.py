@@ -102,6 +102,8 @@ class Spills:
                     continue
                 entry = taken
                 entry.origin = origin
+                if message.first >= 0:
+                    entry.position = message.first + at // 32
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, frame_parts
+from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, frame_parts, is_unknown
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
-from stepwell.codecs.seal import NO_COMMITMENT, ExpectedFrame, Opened, Opener, Sealer, SegmentKey, seal, unseal
+from stepwell.codecs.seal import (
+    NO_COMMITMENT,
+    ExpectedFrame,
+    Opened,
+    Opener,
+    Sealer,
+    SegmentKey,
+    expected_of,
+    seal,
+    unseal,
+)
 from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Entropy
@@ -27,6 +38,7 @@ _READINGS = {
     Opened.GOOD: Reading.GOOD,
     Opened.STALE: Reading.ABSENT,
     Opened.FOREIGN: Reading.DAMAGED,
+    Opened.UNKNOWN: Reading.UNKNOWN,
     Opened.DAMAGED: Reading.DAMAGED,
 }
 
@@ -85,10 +97,12 @@ class Sealing:
             if not n:
                 key = origin.keys.of(place.segment) if self._sealed else None
                 identity = (entry.id, origin.tag, shard, len(slots))
-                sealers.append(Sealer(self._header(place, part, len(slots[shard]), identity, key), key))
+                header = self._header(place, part, len(slots[shard]), identity, key, entry.position)
+                sealers.append(Sealer(header, key))
             sealers[shard].make(n, slots[shard], into)
 
-        return Outgoing(entry.id, origin.tag, parts.nbytes, commit, make)
+        parent = entry.parent.id if entry.parent is not None else None
+        return Outgoing(entry.id, origin.tag, parts.nbytes, commit, make, position=entry.position, parent=parent)
 
     def incoming(self, entry: Entry) -> Incoming:
         """The entry is FILLING, and only this reads or writes its slots. They are zeros unless all is good."""
@@ -101,7 +115,10 @@ class Sealing:
                 expected = ExpectedFrame(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
                 key, now = origin.keys.of(segment), int(self._wall())
                 openers[shard:] = [Opener(expected, key, sealed=self._sealed, now=now)]  # it may be begun again
-            return _READINGS[openers[shard].open(n, frame, slots[shard])]
+            opened = openers[shard].open(n, frame, slots[shard])
+            if opened is Opened.GOOD and openers[shard].position >= 0:
+                entry.position = openers[shard].position
+            return _READINGS[opened]
 
         def fail() -> None:
             for slot in slots:
@@ -110,7 +127,13 @@ class Sealing:
         return Incoming(entry.id, parts.nbytes, open, fail)
 
     def _header(
-        self, place: Place, part: int, payload: int, identity: tuple[bytes, bytes, int, int], key: SegmentKey | None
+        self,
+        place: Place,
+        part: int,
+        payload: int,
+        identity: tuple[bytes, bytes, int, int],
+        key: SegmentKey | None,
+        position: int,
     ) -> FrameHeader:
         """`identity`: block, namespace, shard, shards."""
         nonce = self._entropy(4) + (place.ordinal + part).to_bytes(8, "big")
@@ -118,8 +141,9 @@ class Sealing:
         commitment = NO_COMMITMENT if key is None else key.commitment
         block, tag, shard, shards = identity
         return FrameHeader(
-            algorithm, place.segment, commitment, block, tag, nonce, shard, shards, payload, payload, int(self._wall())
-        )
+            algorithm, place.segment, commitment, block, tag, nonce, shard, shards, payload, payload, int(self._wall()),
+            position=position,
+        )  # fmt: skip
 
     # what a tier may ask ----------------------------------------------------------------------------------------------
 
@@ -134,17 +158,18 @@ class Sealing:
         keys = self._find(commitment, segment)
         return keys.of(other).commitment if keys is not None else None
 
-    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> bool:
+    def remake(self, frames: Bytes, segment: bytes, into: Bytes, place: Place) -> Reading:
         at = part = 0
         while at < len(frames):
-            header = FrameHeader.parse(frames[at : at + PAGE].tobytes())
+            page = frames[at : at + PAGE].tobytes()
+            header = FrameHeader.parse(page)
             if header is None or at + frame_bytes(header.payload) > len(frames):
-                return False
+                return Reading.UNKNOWN if header is None and is_unknown(page, segment) else Reading.DAMAGED
             end = at + frame_bytes(header.payload)
             if not self._remake(header, frames[at:end], segment, into[at:end], place, part):
-                return False
+                return Reading.DAMAGED
             at, part = end, part + len(frame_parts(header.payload))
-        return True
+        return Reading.GOOD
 
     def _remake(self, header: FrameHeader, frame: Bytes, segment: bytes, into: Bytes, place: Place, part: int) -> bool:
         sealed = header.algorithm == AES_256_GCM
@@ -153,12 +178,13 @@ class Sealing:
             return False
         old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
         new = keys.of(place.segment) if keys is not None else None
-        expected = ExpectedFrame(segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        expected = replace(expected_of(header), segment=segment)
         plain = np.empty(header.raw, np.uint8)
         if unseal(frame, expected, old, plain, sealed=self._sealed, now=int(self._wall())) is not Opened.GOOD:
             return False
         identity = (header.block, header.namespace, header.shard, header.shards)
-        seal(self._header(place, part, header.payload, identity, new), new, plain, into)
+        made = self._header(place, part, header.payload, identity, new, header.position)
+        seal(replace(made, group=header.group), new, plain, into)
         return True
 
     def _find(self, commitment: bytes, segment: bytes) -> SegmentKeys | None:

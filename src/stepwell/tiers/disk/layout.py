@@ -21,7 +21,13 @@ import xxhash
 
 from stepwell.block.layout import PAGE
 
-VERSION = 1
+VERSION = 2
+"""Version that is written, with frames of version 2; 1 is read too. A segment of any other is left alone as a whole."""
+
+_VERSIONS = (1, VERSION)
+CODECS, FLAGS = 1, 0
+"""What frames of this release have: bit n of CODECS is codec n, FLAGS all of their flags."""
+
 MAX_SEQUENCE = 1 << 63
 """Exclusive. No clock reaches it, and a segment after it could not be numbered."""
 
@@ -37,7 +43,7 @@ Unix second of its expiry (0: never)."""
 Records = npt.NDArray[np.void]
 
 _HEAD = struct.Struct("<8sH6x16sQQQ")
-_TRAILER = struct.Struct("<8sH6x16sQQ16sI")
+_TRAILER = struct.Struct("<8sH6x16sQQ16sIII")
 _CRC = struct.Struct("<I")
 _CRC_AT = PAGE - _CRC.size
 _HEAD_MAGIC, _TRAILER_MAGIC = b"stepwseg", b"stepwidx"
@@ -71,11 +77,19 @@ class OtherVersion(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The index of a closed segment. `commitments`: 32 bytes for each key."""
+    """The index of a closed segment. `commitments`: 32 bytes for each key. `codecs`, `flags`: those of its frames; 0
+    for segments of version 1."""
 
     segment: bytes
     records: Records
     commitments: tuple[bytes, ...]
+    codecs: int = CODECS
+    flags: int = FLAGS
+
+    @property
+    def understood(self) -> bool:
+        """This release reads all frames of the segment."""
+        return not (self.codecs & ~CODECS or self.flags & ~FLAGS)
 
     @staticmethod
     def nbytes(count: int) -> int:
@@ -88,7 +102,7 @@ class Footer:
         padded = raw + bytes(-len(raw) % PAGE)
         head = _TRAILER.pack(
             _TRAILER_MAGIC, VERSION, self.segment, len(self.records), len(padded), xxhash.xxh3_128_digest(padded),
-            len(self.commitments),
+            len(self.commitments), self.codecs, self.flags,
         )  # fmt: skip
         return padded + _page(head.ljust(_KEYS_AT, b"\0") + b"".join(self.commitments))
 
@@ -102,6 +116,8 @@ class Trailer:
     nbytes: int
     checksum: bytes
     commitments: tuple[bytes, ...]
+    codecs: int
+    flags: int
 
     @classmethod
     def parse(cls, page: bytes) -> Trailer | None:
@@ -109,11 +125,11 @@ class Trailer:
         fields = _checked(page, _TRAILER, _TRAILER_MAGIC)
         if fields is None:
             return None
-        segment, count, nbytes, checksum, keys = fields
+        segment, count, nbytes, checksum, keys, codecs, flags = fields
         if keys > MAX_KEYS or nbytes != Footer.nbytes(count) - PAGE:
             return None
         commitments = tuple(page[_KEYS_AT + 32 * n : _KEYS_AT + 32 * n + 32] for n in range(keys))
-        return cls(segment, count, nbytes, checksum, commitments)
+        return cls(segment, count, nbytes, checksum, commitments, codecs, flags)
 
     def footer(self, raw: bytes, pages: int) -> Footer | None:
         """The footer with the records in `raw`; None unless they match the checksum, are complete, and fit a segment of
@@ -125,7 +141,8 @@ class Trailer:
         records = np.frombuffer(raw, RECORD, self.count)
         first, length = records["page"].astype(np.int64), records["pages"].astype(np.int64)
         fits = (first > 0) & (length > 0) & (first + length <= pages) & (records["key"] < len(self.commitments))
-        return Footer(self.segment, records, self.commitments) if bool(fits.all()) else None
+        found = Footer(self.segment, records, self.commitments, self.codecs, self.flags)
+        return found if bool(fits.all()) else None
 
 
 def gaps(records: Records, end: int) -> Iterator[tuple[int, int]]:
@@ -150,6 +167,6 @@ def _checked(page: bytes, fields: struct.Struct, magic: bytes) -> tuple[Any, ...
     found, version, *rest = fields.unpack_from(page)
     if found != magic:
         return None
-    if version != VERSION:
+    if version not in _VERSIONS:
         raise OtherVersion
     return tuple(rest)

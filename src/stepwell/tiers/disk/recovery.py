@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stepwell.block.frame import MAGIC, FrameHeader, frame_bytes
+from stepwell.block.frame import MAGIC, FrameHeader, frame_bytes, is_unknown
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -54,7 +54,7 @@ class FileKind(Enum):
 @dataclass(frozen=True, slots=True)
 class FoundFile:
     """One file and its size. `footer`: the blocks of a GOOD one. `closed`: the file has this footer; else it was put
-    together from the frames."""
+    together from the frames. `unknown`: a later release wrote some of its frames."""
 
     name: str
     kind: FileKind
@@ -62,6 +62,7 @@ class FoundFile:
     head: Head | None = None
     footer: Footer | None = None
     closed: bool = False
+    unknown: bool = False
 
 
 def look(files: ReadableFiles, name: str, staging: Staging) -> FoundFile:
@@ -93,8 +94,9 @@ def _look(file: File, name: str, nbytes: int, staging: Staging) -> FoundFile:
     if head.nbytes == nbytes:
         footer = read_footer(file, head.id, staging)
         if footer is not None:
-            return FoundFile(name, FileKind.GOOD, nbytes, head, footer, closed=True)
-    return FoundFile(name, FileKind.GOOD, nbytes, head, _scan(file, head.id, nbytes, staging))
+            return FoundFile(name, FileKind.GOOD, nbytes, head, footer, closed=True, unknown=not footer.understood)
+    footer, unknown = _scan(file, head.id, nbytes, staging)
+    return FoundFile(name, FileKind.GOOD, nbytes, head, footer, unknown=unknown)
 
 
 def _headless(file: File, nbytes: int, staging: Staging) -> FileKind:
@@ -123,17 +125,19 @@ def read_footer(file: File, segment: bytes, staging: Staging) -> Footer | None:
         return trailer.footer(raw.tobytes(), end // PAGE)
 
 
-def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
+def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> tuple[Footer, bool]:
     """Finds the blocks of a segment that was open, header by header. There may be gaps: writes ran side by side, and a
-    sweep leaves zeros, up to the whole segment."""
+    sweep leaves zeros, up to the whole segment. And whether there are frames of a later release."""
     records: list[tuple[bytes, bytes, int, int, int, int]] = []
     keys: dict[bytes, int] = {}
-    page, first, shards = 1, 1, 0
+    page, first, shards, unknown = 1, 1, 0, False
     with staging.lend(PAGE) as buffer:
         while (page + 1) * PAGE <= nbytes and file.read(buffer[:PAGE], page * PAGE) == PAGE:
-            header = FrameHeader.parse(buffer[:PAGE].tobytes())
+            raw = buffer[:PAGE].tobytes()
+            header = FrameHeader.parse(raw)
             if header is None or header.segment != segment or header.shard != shards:
-                page = _beyond_gap(file, segment, max(page, first) + 1, nbytes, staging)
+                page, later = _beyond_gap(file, segment, max(page, first) + 1, nbytes, staging)
+                unknown = unknown or later or (header is None and is_unknown(raw, segment))
                 if not page:
                     break
                 first, shards = page, 0
@@ -147,25 +151,28 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
             key = keys.setdefault(header.commitment, len(keys))
             records.append((header.block, header.namespace, first, page - first, key, header.expires))
             first, shards = page, 0
-    return Footer(segment, np.array(records, RECORD), tuple(keys))
+    return Footer(segment, np.array(records, RECORD), tuple(keys)), unknown
 
 
-def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> int:
-    """The next page with the first shard of a block of this segment; 0: there is none."""
-    end, step = nbytes // PAGE, _FIRST_STEP
+def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> tuple[int, bool]:
+    """The next page with the first shard of a block of this segment; 0: there is none. And whether there is a frame of
+    a later release before it."""
+    end, step, unknown = nbytes // PAGE, _FIRST_STEP, False
     while page < end:
         length = min(step, (end - page) * PAGE)
         with staging.lend(length) as buffer:
             got = file.read(buffer[:length], page * PAGE) // PAGE
             rows = buffer[: got * PAGE].reshape(got, PAGE)
             for at in (rows[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8)).all(axis=1).nonzero()[0].tolist():
-                header = FrameHeader.parse(rows[at].tobytes())
+                raw = rows[at].tobytes()
+                header = FrameHeader.parse(raw)
                 if header is not None and header.segment == segment and header.shard == 0:
-                    return page + int(at)
+                    return page + int(at), unknown
+                unknown = unknown or (header is None and is_unknown(raw, segment))
         if got * PAGE < length:
-            return 0
+            return 0, unknown
         page, step = page + got, min(2 * step, staging.nbytes)
-    return 0
+    return 0, unknown
 
 
 def ids_of(records: Records) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

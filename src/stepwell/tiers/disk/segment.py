@@ -24,16 +24,17 @@ class SegmentPhase(Enum):
     EMPTY = "empty"  # holds nothing, and becomes free once no job uses it
     FREE = "free"  # its file may begin another life
     DOOMED = "doomed"  # its blocks count as gone, and its file is deleted once no job uses it
-    KEPT = "kept"  # cannot be read with the keys at hand: counted, and deleted only on request
+    KEPT = "kept"  # cannot be read with the keys at hand, or by this release: counted, and deleted only on request
 
 
 class Segment:
     """One life of a segment file. `id`: 16 bytes, never used twice. `end`: next free page. `ordinal`: number of the
     next part. `busy`: jobs that use the file, which begins no other life meanwhile. `torn`: a write has failed.
+    `unknown`: a later release wrote some of its frames.
     """
 
     __slots__ = ("blocks", "busy", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
-                 "records", "sequence", "torn")  # fmt: skip
+                 "records", "sequence", "torn", "unknown")  # fmt: skip
 
     def __init__(self, number: int, name: str, id: bytes, sequence: int, nbytes: int, phase: SegmentPhase) -> None:
         self.number = number
@@ -49,6 +50,7 @@ class Segment:
         self.records: list[tuple[bytes, bytes, int, int, int, int]] = []  # fields of RECORD, until it is closed
         self.commitments: dict[bytes, int] = {}
         self.torn = False
+        self.unknown = False
 
     def fits(self, nbytes: int, commitment: bytes) -> bool:
         """There is room for frames of `nbytes` bytes under this key, and for the footer that lists them."""

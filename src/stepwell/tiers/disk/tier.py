@@ -62,8 +62,9 @@ class DiskTier:
     thread; it must not block. `entropy(n)`: n unpredictable random bytes, for names and ids of segments. `staging`:
     buffers to use; None: the tier makes its own.
 
-    Segments whose keys are not known, of another version, or with a damaged head are kept as they are until everything
-    is cleared (`kept_segments`). Other files are counted (`foreign_files`) and never touched.
+    Segments whose keys are not known, of another version, with frames of a later release, or with a damaged head are
+    kept as they are until everything is cleared (`kept_segments`). Other files are counted (`foreign_files`) and never
+    touched.
     """
 
     name = "disk"
@@ -89,6 +90,7 @@ class DiskTier:
         self._segments: dict[int, tuple[Directory, Segment]] = {}
         self._staging = staging or Staging(REQUEST)
         self._numbers = count(1)
+        self._kept: list[Segment] = []  # a clear may have ended some of them
         shared = DirectoryParts(
             executor=executor,
             clock=clock,
@@ -102,6 +104,7 @@ class DiskTier:
             numbers=self._numbers,
             trouble=self._trouble,
             changed=self._check_settled,
+            kept=self._kept,
         )
         self._directories = [
             DiskDirectory(
@@ -113,7 +116,6 @@ class DiskTier:
             )
             for site in sites
         ]
-        self._kept: list[Segment] = []  # found by recovery; a clear may have ended some of them
         self._turn = 0
 
     def _trouble(self, kind: str, error: BaseException) -> None:
@@ -162,17 +164,26 @@ class DiskTier:
         self._executor.submit(job, ended)
 
     def _settle_run(self, run: ReadRun, answers: list[Reading], *, failed: bool) -> None:
-        """Removes blocks from the index that are absent, damaged, or unreadable beside others that can be read: they
-        may then be written again, elsewhere. If the whole run fails its blocks stay: the device may recover."""
+        """Removes blocks from the index that are absent, damaged, unknown, or unreadable beside others that can be
+        read: they may then be written again, elsewhere. If the whole run fails its blocks stay: the device may
+        recover."""
         alive = any(answers[at] is Reading.GOOD for at, _ in run.blocks)
         page = run.page
         for at, block in run.blocks:
             if failed and answers[at] is Reading.ABSENT:
                 answers[at] = Reading.FAILED
-            gone = answers[at] in (Reading.ABSENT, Reading.DAMAGED) or (alive and answers[at] is Reading.FAILED)
+            lost = answers[at] in (Reading.ABSENT, Reading.DAMAGED, Reading.UNKNOWN)
+            gone = lost or (alive and answers[at] is Reading.FAILED)
+            if answers[at] is Reading.UNKNOWN:
+                self._keep_unknown(run.segment)
             if gone and self._index.find(block.id) == (run.segment.number, page):  # else it was written elsewhere
                 self._index.remove(block.id)
             page += block.nbytes // PAGE
+
+    def _keep_unknown(self, segment: Segment) -> None:
+        known = self._segments.get(segment.number)
+        if known is not None and segment.phase is not SegmentPhase.KEPT:
+            known[0].keep_unknown(segment)
 
     def touch(self, id: BlockId) -> None:
         self._index.touch(id)
@@ -243,8 +254,10 @@ class DiskTier:
         footer = found.footer
         known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
+        segment.unknown = found.unknown
         if not all(known):
             records = records[[known[key] for key in records["key"].tolist()]]
+        if found.unknown or not all(known):
             self._keep(directory, segment)
         else:
             directory.found(segment)

@@ -58,7 +58,7 @@ class EngineSpills:
             first = tracked.known
             upto = min(blocks, first + MAX_RESERVED)
             parent = chain.digests[32 * (first - 1) : 32 * first] if first else b""
-            spill = self._client.reserve(parent, chain.digests[32 * first : 32 * upto], tracked.epoch)
+            spill = self._client.reserve(parent, chain.digests[32 * first : 32 * upto], tracked.epoch, first)
             if spill is None:
                 return
             tracked.pending.append(PendingSpill(first, spill))

@@ -24,7 +24,7 @@ class DirectoryParts:
 
     `wall()`: Unix seconds. `entropy(n)`: n unpredictable random bytes. `trouble(kind, error)` takes errors of the
     device, on any thread. `changed()` is called whenever a job has ended. `segments`: every segment of the tier by its
-    number, which is taken from `numbers` and never used twice.
+    number, which is taken from `numbers` and never used twice. `kept`: those that are or were KEPT.
     """
 
     executor: Executor
@@ -39,6 +39,7 @@ class DirectoryParts:
     numbers: count[int]
     trouble: Callable[[str, BaseException], None]
     changed: Callable[[], None]
+    kept: list[Segment]
 
 
 class Directory(Protocol):
@@ -96,6 +97,9 @@ class Directory(Protocol):
 
     def discard(self, segment: Segment) -> None:
         """Deletes the segment's file, with all that it holds, once no job uses it."""
+
+    def keep_unknown(self, segment: Segment) -> None:
+        """A later release wrote some of the segment's frames: nothing but a clear of all blocks touches it any more."""
 
     def enter(self, segment: Segment) -> None:
         """Makes a segment known here and in the tier."""

@@ -171,6 +171,12 @@ class DiskDirectory:
             self._room.no_longer_free(segment)
         self._deletion.doom(segment)
 
+    def keep_unknown(self, segment: Segment) -> None:
+        if segment.phase in (SegmentPhase.CLOSED, SegmentPhase.EVICTING):
+            segment.phase = SegmentPhase.KEPT
+            segment.unknown = True
+            self.shared.kept.append(segment)
+
     # earlier and later lives ------------------------------------------------------------------------------------------
 
     def enter(self, segment: Segment) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stepwell.block.frame import is_unknown
 from stepwell.block.layout import PAGE
-from stepwell.tiers.base import Place
+from stepwell.tiers.base import Place, Reading
 from stepwell.tiers.disk.directory.base import Directory
 from stepwell.tiers.disk.layout import Footer, Records
 from stepwell.tiers.disk.recovery import read_footer
@@ -36,15 +37,21 @@ class Evictor:
         victim.phase = SegmentPhase.EVICTING
         self._directory.use(victim)
         found: list[Footer | None] = []
+        unknown: list[bool] = []
 
         def job() -> None:
             with self._directory.handles.use(victim.name) as file:
                 found.append(read_footer(file, victim.id, shared.staging))
+                with shared.staging.lend(PAGE) as first:
+                    got = file.read(first[:PAGE], PAGE)
+                    unknown.append(is_unknown(first[:got].tobytes(), victim.id))  # one release wrote all its frames
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 shared.trouble("read", error)
             footer = found[0] if found else None
+            if any(unknown) or (footer is not None and not footer.understood):
+                self._directory.keep_unknown(victim)
             self._reinsert(victim, self._hot(victim, footer) if footer is not None else [], 0)
 
         shared.executor.submit(job, ended)
@@ -86,7 +93,7 @@ class Evictor:
         record, _ = hot[at]
         id, nbytes, source = bytes(record["block"]), int(record["pages"]) * PAGE, int(record["page"])
         page, ordinal = target.take(nbytes, nbytes // PAGE, commitment)  # it has no more parts than that
-        copied: list[bool] = []
+        answers: list[Reading] = []
         directory.use(target)
 
         def job() -> None:
@@ -98,15 +105,18 @@ class Evictor:
                     shared.trouble("read", error)
                     return
                 place = Place(target.id, ordinal)
-                if got == nbytes and shared.locksmith.remake(old[:nbytes], victim.id, new[:nbytes], place):
+                if got == nbytes:
+                    answers.append(shared.locksmith.remake(old[:nbytes], victim.id, new[:nbytes], place))
+                if Reading.GOOD in answers:
                     with directory.handles.use(target.name) as file:
                         file.write(new[:nbytes], page * PAGE)
-                    copied.append(True)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 directory.failed(target, error)
-            elif copied:
+            elif Reading.UNKNOWN in answers:
+                directory.keep_unknown(victim)
+            elif Reading.GOOD in answers:
                 shared.counts.device_bytes += nbytes
                 target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))
                 if shared.index.find(id) == (victim.number, source):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Set
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -200,7 +201,11 @@ class Sweep:
             blocks = self._shared.index.remove_many(ids_of(records[of]), segment.number, records["page"][of])
             clear.gone += Forgotten(blocks, int(records["pages"][of].sum()) * PAGE)
             mine |= of
-        if found.closed and not mine.any():
+        if found.unknown or segment.unknown:
+            for clear in clears:
+                clear.gone += Forgotten(whole=False)
+            self._swept(segment, clears)
+        elif found.closed and not mine.any():
             self._swept(segment, clears)
         elif mine.all():
             self._directory.discard(segment)
@@ -238,7 +243,8 @@ class Sweep:
         records = old.records[kept]
         keys = distinct(records["key"])
         records["key"] = np.searchsorted(keys, records["key"])
-        raw = Footer(old.segment, records, tuple(old.commitments[key] for key in keys.tolist())).pack()
+        commitments = tuple(old.commitments[key] for key in keys.tolist())
+        raw = replace(old, records=records, commitments=commitments).pack()
         written = 0
         if rest := Footer.nbytes(len(old.records)) - len(raw):
             written = file.zero(end - len(raw) - rest, rest)
