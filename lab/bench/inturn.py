@@ -16,7 +16,7 @@ from lab.bench import processes
 from lab.bench.engines import Bench, Shape
 from lab.bench.wells import PATIENCE_S
 from lab.rig.well import eventually
-from stepwell.block.layout import SlabLayout, block_tokens_for
+from stepwell.block.layout import SlabLayout
 from stepwell.client import control
 from stepwell.config.settings import MIN_HOST_BYTES
 from stepwell.demo.engine import EngineProcess
@@ -72,11 +72,11 @@ class Blocks:
 
 
 def blocks_of(bench: Bench, page: int) -> Blocks:
-    """Of the bench's model. Raises ValueError if its configuration does not tell."""
+    """Blocks of a page each, of the bench's model. Raises ValueError if its configuration does not tell."""
     token_bytes = kv_bytes_per_token(read_config(bench.model))
     if token_bytes is None:
         raise ValueError("the model's configuration does not tell the size of its KV")
-    return Blocks(block_tokens_for(page, page * token_bytes), token_bytes)
+    return Blocks(page, token_bytes)
 
 
 def ask_all(
@@ -88,7 +88,7 @@ def ask_all(
         rivals: list[_Rival] = []
         for policy in policies:
             home = bench.folder / label.replace(" ", "-") / policy / "home"
-            well = DemoWell(home, host_bytes, settings={"canary": 0, "policy": policy})
+            well = DemoWell(home, host_bytes, settings={"canary": 0, "policy": policy, "block_tokens": shape.page})
             stack.callback(well.stop)
             engine = stack.enter_context(replace(bench, well=well).engine(f"{label}, {policy}", shape))
             rivals.append(_Rival(policy, engine, well))

@@ -52,7 +52,7 @@ def story(model: Path, folder: Path, well: Well) -> Iterator[Story]:
     command = [sys.executable, "-m", "lab.bench.throttle", well.home, "256MiB", f"{folder}/disk:512MiB", speed]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and "ready" in process.stdout.readline()
-        settings = config(model, well.connector(canary=0), page=PAGE, pool_pages=50, dtype="float32")
+        settings = config(model, well.connector(canary=0, block_tokens=PAGE), page=PAGE, pool_pages=50, dtype="float32")
         try:
             with start(settings, folder, "engine") as engine:
                 warm_up(engine, PAGE)

@@ -69,7 +69,7 @@ def story(model: Path, folder: Path, well: Well, disk: Path) -> Iterator[Story]:
 
         def new(number: int) -> EngineProcess:
             # Half of one text's KV fits the pins. Whether a busy machine's disk is worth it is not asked here.
-            connector = well.connector(host="96MiB", disk=f"{disk}:512MiB", recall="always")
+            connector = well.connector(block_tokens=PAGE, host="96MiB", disk=f"{disk}:512MiB", recall="always")
             settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
             engine = stack.enter_context(start(settings, folder, f"engine{number}"))
             warm_up(engine, PAGE)
@@ -181,7 +181,7 @@ def test_a_directory_that_cannot_be_used_costs_the_engine_nothing(
     story.engine.kill()
     well = Well(folder / "home-of-bad")
     place = Path(f"/dev/shm/stepwell-{os.getpid()}")
-    connector = well.connector(disk=f"{place}:512MiB")
+    connector = well.connector(block_tokens=PAGE, disk=f"{place}:512MiB")
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(in_one_process(settings), folder, "bad-directory") as engine:
         assert engine.ask(texts[0][:PROMPT], 16).token_ids == story.cold[0].token_ids

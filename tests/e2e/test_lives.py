@@ -45,7 +45,7 @@ def lives(model: Path, folder: Path, well: Well) -> Iterator[Lives]:
     with ExitStack() as stack:
 
         def new(number: int) -> EngineProcess:
-            settings = config(model, well.connector(), page=PAGE, pool_pages=50)
+            settings = config(model, well.connector(block_tokens=PAGE), page=PAGE, pool_pages=50)
             engine = stack.enter_context(start(settings, folder, f"engine{number}"))
             warm_up(engine, PAGE)
             return engine

@@ -81,7 +81,8 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(model: Path, folder: Path, well: Well) -> Iterator[Story]:
-    connector = well.connector(canary=0, host="512MiB", disk=f"{folder}/disk:512MiB")  # a sixteenth is for guesses
+    sizes = {"host": "512MiB", "disk": f"{folder}/disk:512MiB"}  # a sixteenth of host is for guesses
+    connector = well.connector(canary=0, block_tokens=PAGE, **sizes)
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(settings, folder, "engine") as engine:
         warm_up(engine, PAGE)

@@ -68,7 +68,7 @@ class Story:
 def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iterator[Story]:
     """Its engine never starts a well."""
     folder.chmod(0o700)
-    connector = well.connector(canary=0)
+    connector = well.connector(canary=0, block_tokens=PAGE)
     connector["kv_connector_extra_config"] = {"socket": str(folder / "socket"), "canary": 0, "receipts": True}
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(settings, folder, "engine") as engine:

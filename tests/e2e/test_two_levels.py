@@ -70,7 +70,7 @@ def story(model: Path, folder: Path, well: Well, tmp_path_factory: pytest.TempPa
         process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(process.terminate)
         assert process.stdout is not None and process.stdout.readline().startswith("serving")
-        connector = well.connector(recall="always")
+        connector = well.connector(recall="always", block_tokens=PAGE)
         del connector["kv_connector_extra_config"]["host"]
         settings = in_one_process(config(model, connector, page=PAGE, pool_pages=50, dtype="float32"))
         engine = stack.enter_context(start(settings, folder, "engine"))

@@ -20,7 +20,7 @@ from lab.trust.engine import hang, said
 from lab.trust.engine.prompts import Prompt, answered, draw
 from lab.trust.engine.tally import Findings, Tally
 from lab.trust.engine.trial import NotStarted, Trial
-from lab.trust.engine.well import TestedWell, tested_well
+from lab.trust.engine.well import PAGE, TestedWell, tested_well
 from lab.trust.report import Row, ended_by
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
@@ -33,7 +33,7 @@ ANSWERED = "an engine's requests are answered, outputs equal"
 HELD = "aborts, preemptions and killed engines: nothing stays held"
 LEFT = "engines and wells leave no process, file or shared memory"
 
-_PAGE, _POOL, _MOST_TOKENS = 32, 12, 352
+_POOL, _MOST_TOKENS = 12, 352
 
 
 def run(budget: Budget) -> Iterator[Row]:
@@ -82,12 +82,12 @@ def _ends(tally: Tally, promise: Findings, error: Exception) -> None:
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
     """The engine under test, and what a plain one answers."""
     model = models.prepare(None, PlainProgress())
-    documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), _PAGE)
-    plain = EngineConfig(model, _PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
+    documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), PAGE)
+    plain = EngineConfig(model, PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
     with EngineProcess.start(plain, well.folder / "plain.log") as engine:
-        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), _PAGE))
+        prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), PAGE))
     budget.tell(f"engine: {len(prompts)} prompts")
-    return EngineConfig(model, _PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
+    return EngineConfig(model, PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
 
 
 def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:

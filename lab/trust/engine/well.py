@@ -21,7 +21,9 @@ from stepwell.engines.vllm.plugin import NAME
 from stepwell.errors import BackendDown, StepwellError
 from stepwell.testing.fuse import FaultyDisk, why_not
 
-HOST, DISK = "64MiB", "512MiB"
+HOST, DISK, PAGE = "64MiB", "512MiB", 32
+"""Sizes of the tiers, and tokens of an engine's page, which are a block's, too."""
+
 BOOKS = ("pinned_bytes", "leased_blocks", "filling", "quarantined_slots")
 """What is held for somebody: nothing, when nobody asks for anything."""
 
@@ -54,7 +56,7 @@ class TestedWell:
     def connector(self) -> dict[str, Any]:
         """Whatever is there is recalled: a disk that hung is not left alone because computing looks cheaper."""
         wishes = {"host": HOST, "disk": f"{self.disk}:{DISK}", "recall": "always", "log_level": "debug"}
-        extra = {"home": str(self.home), "receipts": True, **wishes}
+        extra = {"home": str(self.home), "receipts": True, "block_tokens": PAGE, **wishes}
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def env(self) -> dict[str, str]:
