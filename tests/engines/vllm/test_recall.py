@@ -51,8 +51,8 @@ def test_an_engine_hit_waits_for_nobody_and_offers_nothing_twice(tmp_path: Path)
         late, reserved = Answers(h.client), []
         reserve = h.client.reserve
         h.client.settle = None  # whoever waits for an answer calls it
-        h.client.reserve = lambda parent, digests, epoch: (
-            reserved.append(len(digests) // 32) or reserve(parent, digests, epoch)
+        h.client.reserve = lambda parent, digests, epoch, first: (
+            reserved.append(len(digests) // 32) or reserve(parent, digests, epoch, first)
         )
         seen = h.add(prompt(100), max_tokens=40)
         for _ in range(20):
