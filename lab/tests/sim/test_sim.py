@@ -339,8 +339,8 @@ def test_a_clear_that_does_not_sync_what_it_leaves(monkeypatch: pytest.MonkeyPat
 
 
 def test_segments_without_a_footer_in_which_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> Footer:
-        return Footer(segment, np.array([], RECORD), ())
+    def scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> tuple[Footer, bool]:
+        return Footer(segment, np.array([], RECORD), ()), False
 
     monkeypatch.setattr(recovery, "_scan", scan)
     assert "after a kill" in _finds("warm", steps=300).what

@@ -50,7 +50,7 @@ FORGETFUL = """
 import numpy as np
 from stepwell.tiers.disk import recovery
 
-recovery._scan = lambda file, segment, *_: recovery.Footer(segment, np.array([], recovery.RECORD), ())
+recovery._scan = lambda file, segment, *_: (recovery.Footer(segment, np.array([], recovery.RECORD), ()), False)
 """
 
 
