@@ -33,7 +33,7 @@ def main() -> int:
     from lab import FOLDER
     from lab.bench import report
     from lab.bench.gpu import card
-    from lab.bench.longctx import gpu
+    from lab.bench.longctx.gpu import run as gpu
     from lab.bench.longctx.stage import Stage
     from stepwell.errors import StepwellError
     from stepwell.ops import machine

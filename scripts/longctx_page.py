@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from lab.bench.longctx import anchors
+from lab.bench.longctx.anchors import published as anchors
 from lab.bench.report import Result, as_dict
 from stepwell.fidelity.results.plots import COLOURS, PlotLine, PlotMark, chart
 

@@ -1,9 +1,14 @@
 """`python -m lab.bench`: how fast stepwell is, against what it must reach and against a limit of the same run.
 
-Programs, not a library: each module `NAME.py` that `__main__` lists has a `run(quick)` that returns a `report.Result`.
-`demo`, `ttft`, `noreuse`, `itl`, `decide`, `half`, `validate` and `peers` drive real engines (`demo.engine`);
-`firstspill`, `lookup` and `hooks` drive both halves of the vLLM adapter over a real well, with `standin` in the
-engine's place; `datapath`, `index` and `recovery` need neither. docs/benchmarks.md says what each number means.
+Programs, not a library: each module that `__main__` lists has a `run(quick)` that returns a `report.Result`.
+
+serving    real engines (`demo.engine`): demo, ttft, noreuse, decide, half, validate
+compared   real engines, stepwell beside other systems: itl, peers
+halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost
+disk       neither: datapath, index, recovery
+gpu, longctx have programs of their own
+
+docs/benchmarks.md says what each number means.
 """
 
 from __future__ import annotations

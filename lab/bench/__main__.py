@@ -16,23 +16,25 @@ from lab.bench.each import each
 from lab.bench.processes import end_orderly
 from lab.bench.report import Result
 
-NAMES = (
-    "demo",
-    "datapath",
-    "lookup",
-    "blockcost",
-    "hooks",
-    "firstspill",
-    "ttft",
-    "noreuse",
-    "index",
-    "recovery",
-    "itl",
-    "decide",
-    "half",
-    "validate",
-    "peers",
-)
+FOLDERS = {
+    "demo": "serving",
+    "datapath": "disk",
+    "lookup": "halves",
+    "blockcost": "halves",
+    "hooks": "halves",
+    "firstspill": "halves",
+    "ttft": "serving",
+    "noreuse": "serving",
+    "index": "disk",
+    "recovery": "disk",
+    "itl": "compared",
+    "decide": "serving",
+    "half": "serving",
+    "validate": "serving",
+    "peers": "compared",
+}
+"""The folder of each benchmark, in the order in which all are run."""
+NAMES = tuple(FOLDERS)
 BETWEEN_SYSTEMS = ("itl", "peers")
 RESULTS = Path("benchmarks/results")
 
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, quick: bool, chosen: dict[str, list[str]]) -> Result:
-    found: Result = importlib.import_module(f"lab.bench.{name}").run(quick, **chosen)
+    found: Result = importlib.import_module(f"lab.bench.{FOLDERS[name]}.{name}").run(quick, **chosen)
     return found
 
 

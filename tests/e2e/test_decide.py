@@ -49,7 +49,7 @@ class Story:
 def story(model: Path, folder: Path, well: Well) -> Iterator[Story]:
     speed = folder / "speed"
     speed.write_text("0")
-    command = [sys.executable, "-m", "lab.bench.throttle", well.home, "256MiB", f"{folder}/disk:512MiB", speed]
+    command = [sys.executable, "-m", "lab.bench.serving.throttle", well.home, "256MiB", f"{folder}/disk:512MiB", speed]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and "ready" in process.stdout.readline()
         settings = config(model, well.connector(canary=0, block_tokens=PAGE), page=PAGE, pool_pages=50, dtype="float32")

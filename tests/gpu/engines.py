@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lab.bench.gpu.compute import Hashes, Tokens
-from lab.bench.gpu.engine import Engine, Live
-from lab.bench.gpu.halves import open_halves
-from lab.bench.gpu.kv import Kv, Layout, Shape
-from lab.bench.gpu.model import TINY
+from lab.bench.gpu.engine.compute import Hashes, Tokens
+from lab.bench.gpu.engine.halves import open_halves
+from lab.bench.gpu.engine.kv import Kv, Layout, Shape
+from lab.bench.gpu.engine.model import TINY
+from lab.bench.gpu.engine.serving import Engine, Live
 from stepwell.engines.paged.base import Copies
 
 PAGE, BLOCK, VOCABULARY = 16, 32, 500

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.gpu.kv import COMPACT, Layout
+from lab.bench.gpu.engine.kv import COMPACT, Layout
 from lab.rig.well import RealWell, eventually
 
 from .engines import BLOCK, hashing, modelled, prompts, recalled, served_by_recall, whole_blocks

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lab.bench.longctx import gpu
-from lab.bench.longctx.injected import Trace
+from lab.bench.longctx.gpu import run as gpu
+from lab.bench.longctx.gpu.injected import Trace
 from lab.bench.longctx.stage import Stage
 from stepwell.longctx import AttentionMode, Policy, TieredCache, attach, policies
 from stepwell.longctx.kv.cold import ColdPages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.bench.gpu.kv import Kv, Layout, Shape
+from lab.bench.gpu.engine.kv import Kv, Layout, Shape
 from stepwell.engines.paged import open_copies
 
 from .conftest import registered

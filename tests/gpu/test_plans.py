@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from lab.bench.gpu.engine.kv import COMPACT, Kv, Layout, Shape
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copying
 

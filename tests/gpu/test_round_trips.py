@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lab.bench.gpu.kv import COMPACT, DTYPES, Kv, Layout, Shape
+from lab.bench.gpu.engine.kv import COMPACT, DTYPES, Kv, Layout, Shape
 from stepwell.engines.paged import open_copies
 from stepwell.errors import Unsupported
 

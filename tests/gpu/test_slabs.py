@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.bench.gpu.kv import Kv, Layout, Shape
+from lab.bench.gpu.engine.kv import Kv, Layout, Shape
 from lab.rig.well import RealWell, eventually
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies

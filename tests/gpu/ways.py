@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.bench.gpu.kv import Kv
+from lab.bench.gpu.engine.kv import Kv
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Shard
 from stepwell.engines.paged.gpu.copies import GpuCopies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.bench.longctx import anchors
+from lab.bench.longctx.anchors import published as anchors
 
 
 def kept(policy: str, **other: Any) -> dict[str, Any]:

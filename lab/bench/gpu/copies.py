@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from lab.bench.disk.passes import Pass
 from lab.bench.gpu import card
-from lab.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from lab.bench.gpu.engine.kv import COMPACT, Kv, Layout, Shape
 from lab.bench.gpu.lane import Lane, Peak, Slab
 from lab.bench.gpu.stage import SKIPPED, Stage
-from lab.bench.passes import Pass
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from lab.bench import wells
 from lab.bench.gpu import card
-from lab.bench.gpu.compute import Steady
-from lab.bench.gpu.decoder import Decoder
-from lab.bench.gpu.engine import Engine, Live
-from lab.bench.gpu.halves import Halves, open_halves
-from lab.bench.gpu.kv import Kv, Layout
-from lab.bench.gpu.model import Llama
+from lab.bench.gpu.engine.compute import Steady
+from lab.bench.gpu.engine.decoder import Decoder
+from lab.bench.gpu.engine.halves import Halves, open_halves
+from lab.bench.gpu.engine.kv import Kv, Layout
+from lab.bench.gpu.engine.model import Llama
+from lab.bench.gpu.engine.serving import Engine, Live
 from lab.bench.gpu.recalls import spill
 from lab.bench.gpu.stage import SKIPPED, Stage
 from lab.bench.report import Result, Row, Target

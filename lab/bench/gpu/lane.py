@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from lab.bench.gpu.kv import Kv
+from lab.bench.disk.passes import Pass, timed
+from lab.bench.gpu.engine.kv import Kv
 from lab.bench.gpu.stage import Stage
-from lab.bench.passes import Pass, timed
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Copies, Copying, Shard
 from stepwell.io.memory import PIECE, Bytes, SharedMemory

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from lab.bench.gpu import card
-from lab.bench.gpu.kv import Kv
-from lab.bench.gpu.model import Config, Llama
+from lab.bench.gpu.engine.kv import Kv
+from lab.bench.gpu.engine.model import Config, Llama
 from lab.bench.gpu.stage import Lap, Stage
 from stepwell.policies.costs.prefill import pairs
 

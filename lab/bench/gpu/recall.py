@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.bench import storage, wells
-from lab.bench.gpu.compute import Marks
-from lab.bench.gpu.engine import Engine
-from lab.bench.gpu.halves import open_halves
-from lab.bench.gpu.kv import Kv, Layout
+from lab.bench.gpu.engine.compute import Marks
+from lab.bench.gpu.engine.halves import open_halves
+from lab.bench.gpu.engine.kv import Kv, Layout
+from lab.bench.gpu.engine.serving import Engine
 from lab.bench.gpu.prefill import Prefills, flops, prefills
 from lab.bench.gpu.recalls import Moved, Prompts, Recalls
 from lab.bench.gpu.stage import SKIPPED, Stage

@@ -15,8 +15,8 @@ from typing import Any
 
 from lab.bench import wells
 from lab.bench.gpu import card
-from lab.bench.gpu.compute import Marks
-from lab.bench.gpu.engine import Engine, Live
+from lab.bench.gpu.engine.compute import Marks
+from lab.bench.gpu.engine.serving import Engine, Live
 from lab.bench.gpu.stage import threads_seconds
 from lab.bench.processes import cpu_seconds
 from stepwell.client import control

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lab.bench.gpu.model import LLAMA_8B, TINY, Config
+from lab.bench.gpu.engine.model import LLAMA_8B, TINY, Config
 
 
 @dataclass(frozen=True, slots=True)

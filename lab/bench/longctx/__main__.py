@@ -13,7 +13,11 @@ from lab.bench.each import each
 from lab.bench.longctx.stage import QUICK_SECONDS, SECONDS, Stage
 from lab.bench.report import Result
 
-NAMES = ("exact", "overhead", "pipeline", "verified", "beyond", "hits", "predicted", "near")
+MODULES = {
+    **{name: name for name in ("exact", "overhead", "pipeline", "verified", "beyond")},
+    **{name: f"anchors.{name}" for name in ("hits", "predicted", "near")},
+}
+NAMES = tuple(MODULES)
 RESULTS = Path("benchmarks/results")
 
 
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, quick: bool, out: Path | None, seconds: float | None) -> Result:
-    module = importlib.import_module(f"lab.bench.longctx.{name}")
+    module = importlib.import_module(f"lab.bench.longctx.{MODULES[name]}")
     found: Result = module.run(Stage.begin(quick, out, seconds))
     return found
 

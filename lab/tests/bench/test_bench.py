@@ -19,8 +19,8 @@ import pytest
 
 from lab.bench import processes, report
 from lab.bench.__main__ import NAMES, main
-from lab.bench.noreuse import Cost, rows
 from lab.bench.report import Result, Row, Target
+from lab.bench.serving.noreuse import Cost, rows
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 from stepwell.ops import machine

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from lab.bench.longctx import __main__ as program
-from lab.bench.longctx import beyond, hits, near, pipeline, predicted, verified, virtual
+from lab.bench.longctx import beyond, pipeline, verified, virtual
+from lab.bench.longctx.anchors import hits, near, predicted
+from lab.bench.longctx.anchors.trace import Chosen, Recorder, replay
 from lab.bench.longctx.likeness import likeness
 from lab.bench.longctx.parts import Parts
 from lab.bench.longctx.pipeline import Steps, balance, balanced, hidden
 from lab.bench.longctx.stage import Stage
-from lab.bench.longctx.trace import Chosen, Recorder, replay
 from lab.bench.longctx.verified import TIE, Agreement, agreement
 from lab.bench.longctx.virtual import Ask, Need
 from stepwell.longctx import attach

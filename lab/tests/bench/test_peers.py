@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import itl, peer_samples, storage, systems
+from lab.bench import storage
 from lab.bench.__main__ import main
-from lab.bench.itl import Half, Pair
-from lab.bench.peer_samples import Kind, Read, Sample, order
-from lab.bench.peers import OUTPUT, Workload
+from lab.bench.compared import itl, peer_samples, systems
+from lab.bench.compared.itl import Half, Pair
+from lab.bench.compared.peer_samples import Kind, Read, Sample, order
+from lab.bench.compared.peers import OUTPUT, Workload
+from lab.bench.compared.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
 from lab.bench.report import Row
-from lab.bench.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
 from stepwell.demo.documents import DemoDocument
 from stepwell.demo.engine_main import Arrivals
 from stepwell.demo.page_cache import drop_page_cache

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from lab.bench import half, validate, workloads
-from lab.bench.foreseen import Costs, fitted, foreseen, trace_of
-from lab.bench.inturn import Asked, Blocks, First
-from lab.bench.validate import Both
+from lab.bench.serving import half, validate, workloads
+from lab.bench.serving.foreseen import Costs, fitted, foreseen, trace_of
+from lab.bench.serving.inturn import Asked, Blocks, First
+from lab.bench.serving.validate import Both
 from stepwell.demo.results import stats
 from stepwell.policies.costs.prefill import pairs
 from stepwell.simulate.traces.trace import Trace

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lab.trust.kills import calls, nth, nth_engines
 from lab.trust.kills.ground import ground
-from lab.trust.kills.nth import KILL, Nth, Plan
+from lab.trust.kills.nth import calls
+from lab.trust.kills.nth import engines as nth_engines
+from lab.trust.kills.nth import wells as nth
+from lab.trust.kills.nth.wells import KILL, Nth, Plan
 from lab.trust.kills.processes import ForkServer
 
 from .seeds import budget, clean

@@ -10,8 +10,9 @@ import pytest
 
 from lab.trust import format
 from lab.trust.budget import Budget
-from lab.trust.format import flips, fuzz, lives, moves, segments, talk, versions
+from lab.trust.format import flips, fuzz, lives, moves, segments, versions
 from lab.trust.format.pieces import Piece, Tally, Turn, run_all, shares
+from lab.trust.format.wire import talk
 from stepwell.block.frame import FrameHeader
 from stepwell.codecs.seal import Opened
 from stepwell.hierarchy.sessions import sealing

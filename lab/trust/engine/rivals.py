@@ -12,7 +12,7 @@ import sys
 from lab.rig.well import until
 from lab.trust.engine.well import DISK, HOST, TestedWell
 from lab.trust.kills import memory
-from lab.trust.kills.calls import limit_files, open_files
+from lab.trust.kills.nth.calls import limit_files, open_files
 from stepwell.client.socket import connect
 from stepwell.client.start import rendezvous
 from stepwell.errors import StepwellError

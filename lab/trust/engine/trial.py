@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from lab.bench import engines, storage
+from lab.bench import storage
+from lab.bench.serving import engines
 from lab.rig.well import until
 from lab.trust.budget import Budget
 from lab.trust.engine.faults import CALM, Fault, kinds

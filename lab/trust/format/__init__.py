@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lab.trust.budget import Budget
-from lab.trust.format import flips, fuzz, lives, moves, segments, sockets, talk, versions
+from lab.trust.format import flips, fuzz, lives, moves, segments, versions
 from lab.trust.format.pieces import Piece, Tally, run_all, shares
+from lab.trust.format.wire import sockets, talk
 from lab.trust.report import Row
 
 _BITS, _LENGTHS, _MOVES = "a flipped bit of a frame", "frames and segments of any length", "frames in others' places"

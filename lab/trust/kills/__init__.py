@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lab.trust.budget import Budget
-from lab.trust.kills import calls, engines, memory, nth, nth_engines, starved, wells
+from lab.trust.kills import engines, memory, starved, wells
 from lab.trust.kills.lanes import Lane, Tally, spread
+from lab.trust.kills.nth import calls
+from lab.trust.kills.nth import engines as nth_engines
+from lab.trust.kills.nth import wells as nth
 from lab.trust.report import Row
 
 

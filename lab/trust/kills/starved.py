@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from lab.rig.well import until
 from lab.trust.budget import Budget
 from lab.trust.kills import memory
-from lab.trust.kills.calls import limit_files, open_files
 from lab.trust.kills.engine import Chain, Engine
 from lab.trust.kills.ground import Ground, ground
 from lab.trust.kills.lanes import Tally
+from lab.trust.kills.nth.calls import limit_files, open_files
 from lab.trust.kills.processes import PATIENCE_S, ForkServer, Life, Wishes, executed
 from lab.trust.kills.work import joined, recall, recovered, stats, stored
 

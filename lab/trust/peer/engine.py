@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.bench import storage, systems
-from lab.bench.systems import VLLM_FS, Memory
+from lab.bench import storage
+from lab.bench.compared import systems
+from lab.bench.compared.systems import VLLM_FS, Memory
 from lab.trust.budget import Budget
 from lab.trust.engine.prompts import OUTPUT, Prompt, answered, draw
 from lab.trust.peer.disk import HANG, hung_row

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from lab.bench.lane import Arena, Lane
+from lab.bench.disk.lane import Arena, Lane
 from lab.trust.budget import Budget
 from lab.trust.report import Row
 from stepwell.block.frame import AES_256_GCM, CHUNK, TAG, FrameHeader, frame_parts

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lab.bench.gpu.attention import attend, attend_one, gathered, write
-from lab.bench.gpu.decoder import Decoder
-from lab.bench.gpu.kv import COMPACT, Kv, Layout
-from lab.bench.gpu.model import LLAMA_8B, TINY, Llama
+from lab.bench.gpu.engine.attention import attend, attend_one, gathered, write
+from lab.bench.gpu.engine.decoder import Decoder
+from lab.bench.gpu.engine.kv import COMPACT, Kv, Layout
+from lab.bench.gpu.engine.model import LLAMA_8B, TINY, Llama
 from lab.bench.gpu.prefill import flops
 
 Tensor = Any

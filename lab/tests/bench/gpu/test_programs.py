@@ -18,15 +18,15 @@ import torch
 
 from lab.bench import report, storage
 from lab.bench.gpu import card, copies, interference, ready, recall, run
-from lab.bench.gpu.compute import Marks, Work
-from lab.bench.gpu.halves import open_halves
-from lab.bench.gpu.kv import COMPACT, Kv, Layout, Shape
+from lab.bench.gpu.engine.compute import Marks, Work
+from lab.bench.gpu.engine.halves import open_halves
+from lab.bench.gpu.engine.kv import COMPACT, Kv, Layout, Shape
+from lab.bench.gpu.engine.pool import PagePool, prefixes
 from lab.bench.gpu.lane import Peak, Slab
-from lab.bench.gpu.pool import PagePool, prefixes
 from lab.bench.gpu.prefill import Prefills
 from lab.bench.gpu.recalls import Recalls
 from lab.bench.gpu.stage import SKIPPED, Stage
-from lab.bench.longctx import gpu as longctx
+from lab.bench.longctx.gpu import run as longctx
 from lab.bench.report import Result, Row, Target
 from lab.rig.late_device import LateDevice
 from lab.rig.well import RealWell, apart, eventually

@@ -1,0 +1,3 @@
+"""Decoding across tiers on a GPU."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Messages and byte streams that nobody sends."""
+
+from __future__ import annotations
