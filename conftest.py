@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -14,11 +13,7 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("ci")
 
-
-def pytest_collection_finish() -> None:
-    """What the engine and torch have loaded by now stays: no collection of a test looks through it again."""
-    gc.collect()
-    gc.freeze()
+pytest_plugins = ("lab.rig.forks",)
 
 
 @pytest.fixture
