@@ -14,6 +14,7 @@ import gc
 import os
 import random
 import signal
+import time
 from collections import deque
 from collections.abc import Generator
 from multiprocessing.connection import Connection, Pipe, wait
@@ -24,6 +25,7 @@ import pytest
 from _pytest.config import create_terminal_writer
 
 MOST_FORKS = 8
+TAKE_DOWN_S = 20.0
 MOST_AT_ONCE = 24
 """Tests that are handed over together."""
 
@@ -78,6 +80,14 @@ class Fork:
             _in_fork(session, number, far)
         far.close()
 
+    def hears(self) -> tuple[str, Any] | None:
+        """What it says next; None: it has ended."""
+        try:
+            said: tuple[str, Any] = self.link.recv()
+        except (EOFError, OSError):
+            return None
+        return said
+
     def give(self, tests: list[int]) -> None:
         """None: there are no more."""
         self.given += tests
@@ -107,7 +117,13 @@ class Run:
                     raise self._session.Interrupted(self._session.shouldstop)
 
     def end(self) -> None:
+        """Forks that still run are interrupted, and have some time to take down what their tests have set up."""
         for fork in self._forks.values():
+            os.kill(fork.pid, signal.SIGINT)
+        deadline = time.monotonic() + TAKE_DOWN_S
+        for fork in self._forks.values():
+            while fork.link.poll(max(0.0, deadline - time.monotonic())) and fork.hears():
+                pass
             os.kill(fork.pid, signal.SIGKILL)
             os.waitpid(fork.pid, 0)
 
@@ -134,9 +150,7 @@ class Run:
         return self._session.items[test].path
 
     def _listen(self, fork: Fork, count: int) -> None:
-        what, data = "died", None
-        with contextlib.suppress(EOFError, OSError):
-            what, data = fork.link.recv()
+        what, data = fork.hears() or ("died", None)
         item = self._session.items[fork.given[0]] if fork.given else None
         if what == "begun" and item is not None:
             self._hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -179,6 +193,7 @@ class Sender:
 def _in_fork(session: pytest.Session, number: int, link: Connection) -> None:
     code = 70
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _made_its_own(session.config, number, link)
         given: deque[int] = deque()
         last = False
@@ -194,6 +209,9 @@ def _in_fork(session: pytest.Session, number: int, link: Connection) -> None:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 link.send(("ended", None))
         code = 0
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        session._setupstate.teardown_exact(None)
     finally:
         os._exit(code)
 
@@ -209,5 +227,6 @@ def _made_its_own(config: Any, number: int, link: Connection) -> None:
     capture.start_global_capturing()
     terminal = manager.getplugin("terminalreporter")
     if terminal is not None:
-        terminal._tw = create_terminal_writer(config, open(os.devnull, "w", encoding="utf-8"))
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the fork lives
+        terminal._tw = create_terminal_writer(config, nowhere)
     manager.register(Sender(config, link))

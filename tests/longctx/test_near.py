@@ -68,7 +68,7 @@ def descriptors() -> set[str]:
 
 def test_pages_there_are_a_store_like_any_other(process):
     machine = type("There", (StoreMachine,), {"make": lambda: NearPages(process, PAGE)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=20, deadline=None))
     check_shapes(NearPages(process, PAGE))
 
 

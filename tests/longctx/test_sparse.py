@@ -22,7 +22,7 @@ from tests.longctx.tiny_text import tiny_tokenizer
 EVERYTHING = Policy(
     "everything", index=MinMax(), selector=TopK(1.0), residency=LruPages(), page_tokens=8, window=16, draft_tokens=4
 )
-STEPS = 40
+STEPS = 24
 PARTS = [150, *[1] * STEPS]
 
 
@@ -94,7 +94,7 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
     )
     with attach(model, policy, hot_tokens=140, host=None, disk=f"{tmp_path}:64MiB") as attached:
         cache = attached.new_cache()
-        found = stepped(model, ids, cache, [150, *[1] * 100])
+        found = stepped(model, ids, cache, [150, *[1] * 60])
         pages = cache.ledger.pages
         waited = pages["selected"] - pages["hits"] - pages["early"] - pages["late"]
         assert (waited == 0) == (late == 1.0) and pages["early"] > 0 and found.isfinite().all()
@@ -149,7 +149,7 @@ def test_what_was_left_out_is_estimated_as_it_is():
     with attach(model, replace(EVERYTHING, index=TrueKeys(), selector=TopK(0.1), residency=None), hot_tokens=80) as a:
         cache = a.new_cache()
         cache.setting.audit = True
-        stepped(model, ids, cache, PARTS + [1] * 50)
+        stepped(model, ids, cache, PARTS + [1] * 30)
         told = cache.ledger.snapshot()
         assert (
             told["true_uncovered_mass"] == pytest.approx(told["uncovered_mass"], rel=1e-3)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from lab.rig.amount import some_or_many
 from stepwell.longctx.store import host
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.disk import DiskFile
@@ -68,9 +69,10 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "SLAB", 5 * PAGE)
 
 
-def test_it_is_a_dict_of_pages(make: Make) -> None:
+@some_or_many("examples", 12, 150)
+def test_it_is_a_dict_of_pages(make: Make, examples: int) -> None:
     machine = type("Machine", (StoreMachine,), {"make": staticmethod(make)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
 
 
 def test_it_refuses_other_shapes(make: Make) -> None:

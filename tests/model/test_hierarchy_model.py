@@ -28,6 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lab.rig.amount import some_or_many
 from lab.rig.members import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
@@ -761,12 +762,13 @@ def _place(ref: Any) -> Place:
     return int(ref["slab"]), int(ref["slot"]), int(ref["generation"])
 
 
-def test_the_well_against_a_perfect_model() -> None:
+@some_or_many("examples", 40, 300)
+def test_the_well_against_a_perfect_model(examples: int) -> None:
     """Short walks, which hypothesis makes as short as they can be when one fails."""
     run_state_machine_as_test(
         Well,
         settings=settings(
-            max_examples=120,
+            max_examples=examples,
             stateful_step_count=60,
             deadline=None,
             print_blob=True,
@@ -821,7 +823,7 @@ def walk() -> None:
 
 
 def test_long_walks() -> None:
-    for _ in range(8):
+    for _ in range(5):
         walk()
 
 

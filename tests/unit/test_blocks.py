@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from wells import InThread, eventually, open_files
 
 import stepwell
+from lab.rig.amount import some_or_many
 from lab.rig.well import RealWell, apart
 from stepwell.client import blocks as module
 from stepwell.client.blocks import BlockClient
@@ -194,13 +195,14 @@ class ThroughASocket(AgainstADict):
         super().teardown()
 
 
+@some_or_many("examples", 5, 60)
 @pytest.mark.parametrize("machine", [InProcess, ThroughASocket])
-def test_blocks_are_those_that_were_put_or_missing(machine: type[AgainstADict]) -> None:
+def test_blocks_are_those_that_were_put_or_missing(machine: type[AgainstADict], examples: int) -> None:
     AgainstADict.reads = AgainstADict.stored = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     assert AgainstADict.reads and AgainstADict.stored

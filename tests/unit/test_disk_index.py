@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from lab.rig.amount import some_or_many
 from stepwell.tiers.disk import index as module
 from stepwell.tiers.disk.index import BlockIndex, BlockPlace
 
@@ -125,14 +126,15 @@ class AgainstADict(RuleBasedStateMachine):
         check_table(self.index)
 
 
+@some_or_many("examples", 12, 100)
 @pytest.mark.parametrize("few", [2, 32])
-def test_it_is_a_dict(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_a_dict(few: int, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small enough that it grows several times, in slices of a few slots, whether keys go together or alone."""
     monkeypatch.setattr(module, "_START", 16)
     monkeypatch.setattr(module, "_SLICE", 4)
     monkeypatch.setattr(module, "_FEW", few)
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        AgainstADict, settings=settings(max_examples=30, stateful_step_count=50, deadline=None)
+        AgainstADict, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None)
     )
 
 

@@ -62,7 +62,7 @@ def test_a_seed_does_the_same_twice() -> None:
 @pytest.mark.parametrize("arguments", [["--steps", "800"], ["--steps", "500", "--cuts", "40"]])
 def test_a_seed_does_the_same_in_any_process(arguments: list[str]) -> None:
     said = set()
-    for hashes in ("0", "1", "2"):
+    for hashes in ("0", "1"):
         command = [sys.executable, "-m", "lab.sim", "--seed", "21", *arguments]
         done = subprocess.run(
             command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
@@ -75,14 +75,14 @@ def test_walks() -> None:
     """New ones each time: a few of the campaign's, so that what breaks a promise often is seen at once."""
     wanted = ("kills", "power cuts", "exits", "lost connections", "ended: recalled", "found after a kill")
     walks = (walk(seed, 2000) for seed in _seeds(MOST_WALKS))
-    seen = _sum(walks, 8, lambda seen: all(seen.get(what) for what in wanted))
+    seen = _sum(walks, 4, lambda seen: all(seen.get(what) for what in wanted))
     assert all(seen.get(what) for what in wanted), f"the walks do not reach enough: {seen}"
 
 
 @pytest.mark.parametrize("write", ["back", "second_touch"])
 def test_walks_of_wells_that_do_not_write_through(write: str) -> None:
-    seen = _sum(walk(seed, 1500, write=write) for seed in _seeds(3))
-    assert seen["came to the end"] == 3
+    seen = _sum(walk(seed, 1500, write=write) for seed in _seeds(2))
+    assert seen["came to the end"] == 2
 
 
 def test_walks_of_wells_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +180,7 @@ def _finds(
     raise AssertionError(f"{walks} walks have not noticed it")
 
 
+@pytest.mark.nightly
 def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     examine = Opener._examine
 
@@ -295,6 +296,7 @@ def test_a_switch_that_switches_nothing_off(monkeypatch: pytest.MonkeyPatch, kin
     _finds("paused", "late", pauses=True)
 
 
+@pytest.mark.nightly
 def test_a_pause_that_leaves_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recalls, "pause", lambda self, sessions: iter(()))
     assert "recalls are paused" in _finds("late", pauses=True).what
@@ -358,6 +360,7 @@ def test_more_on_a_disk_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of at most" in _finds("books").what
 
 
+@pytest.mark.nightly
 def test_a_capacity_that_shrinks_and_is_not_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Space, "over", property(lambda self: False))
     assert "of at most" in _finds("books", first=50).what

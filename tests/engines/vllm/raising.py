@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
+
+from lab.rig.amount import some_or_many
+
+in_parts = some_or_many("percent", 25, 100)
+"""Of the statements, so many are tried."""
+
+
+def drawn(percent: int) -> bool:
+    return random.randrange(100) < percent
 
 
 class Raised(Exception):

@@ -18,7 +18,7 @@ from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
 from .local import Engine, engine, prompt
-from .raising import Statement, codes_of, raising, statements
+from .raising import Statement, codes_of, drawn, in_parts, raising, statements
 from .test_hooks_that_raise import NOT_GUARDED, OF_SCHEDULERS, OF_WORKERS, hooks, source
 from .test_sleep import sleep, wake_up
 
@@ -89,13 +89,14 @@ CODES = [code for module in (half, live, recalls, spills, canaries, worker_half)
 )
 
 
+@in_parts
 @pytest.mark.parametrize(
     ("change", "inside"),
     [(new_weights, {"reset"}), (slept, {"sleep", "wake_up", "slept", "stepped"})],
     ids=["new weights", "sleep"],
 )
 def test_nothing_of_before_meets_what_is_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, inside: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, inside: set[str], percent: int
 ) -> None:
     monkeypatch.setattr(spills, "LINGER_S", 5.0)  # the change comes before it is over, on a busy machine too
     found: list[Statement] = []
@@ -107,6 +108,8 @@ def test_nothing_of_before_meets_what_is_after(
         if at[:2] in tried or not (of_hook or inside & set(at.calls)):
             continue
         tried.add(at[:2])
+        if not drawn(percent):
+            continue
         try:
             life(tmp_path / str(len(tried)), change, at, [])
         except AssertionError as error:

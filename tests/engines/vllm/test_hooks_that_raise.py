@@ -27,7 +27,7 @@ from stepwell.engines.vllm.hooks import guarded
 from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
 from .local import Engine, engine, late, prompt
-from .raising import Statement, codes_of, raising, statements
+from .raising import Statement, codes_of, drawn, in_parts, raising, statements
 from .test_faults import lose, rejoin
 
 WORKER = [worker_half, tasks, lane, client_worker, gpu_copies]
@@ -177,7 +177,7 @@ def source(statement: Statement) -> str:
     return Path(statement.file).read_text().splitlines()[statement.line - 1].strip()
 
 
-def each_raises(stage: Stage, modules: list[ModuleType], names: list[str]) -> None:
+def each_raises(stage: Stage, modules: list[ModuleType], names: list[str], percent: int) -> None:
     codes = [code for module in modules for code in codes_of(module)] + hooks(names)
     codes = [code for code in codes if not code.co_name.startswith("__")]
     tried: set[tuple[str, int, str]] = set()
@@ -193,6 +193,8 @@ def each_raises(stage: Stage, modules: list[ModuleType], names: list[str]) -> No
             if key in tried or begins or at.calls[0] not in {*names, "open_hook"}:
                 continue
             tried.add(key)
+            if not drawn(percent):
+                continue
             try:
                 stage.prepare(scene)
                 assert raising(codes, at, scene), "it was not reached"
@@ -205,19 +207,21 @@ def each_raises(stage: Stage, modules: list[ModuleType], names: list[str]) -> No
     assert not wrong, "\n".join(wrong)
 
 
+@in_parts
 @pytest.mark.parametrize("overlapping", [False, True], ids=["inline", "overlapping"])
-def test_every_statement_of_the_workers_hooks_may_raise(tmp_path: Path, overlapping: bool) -> None:
+def test_every_statement_of_the_workers_hooks_may_raise(tmp_path: Path, overlapping: bool, percent: int) -> None:
     stage = Stage(tmp_path, overlapping=overlapping)
     try:
-        each_raises(stage, WORKER, OF_WORKERS)
+        each_raises(stage, WORKER, OF_WORKERS, percent)
     finally:
         stage.close()
 
 
-def test_every_statement_of_the_schedulers_hooks_may_raise(tmp_path: Path) -> None:
+@in_parts
+def test_every_statement_of_the_schedulers_hooks_may_raise(tmp_path: Path, percent: int) -> None:
     stage = Stage(tmp_path, overlapping=False)
     try:
-        each_raises(stage, SCHEDULER, OF_SCHEDULERS)
+        each_raises(stage, SCHEDULER, OF_SCHEDULERS, percent)
     finally:
         stage.close()
 

@@ -56,13 +56,13 @@ class Pins:
 
 
 def test_a_long_queue_does_not_lose_what_was_staged_for_it(tmp_path: Path) -> None:
-    """64 requests of 16K tokens, in an arena of a tenth of their KV, over a tier that is six times as fast as
+    """32 requests of 16K tokens, in an arena of a fifth of their KV, over a tier that is six times as fast as
     computing them. Blocks come up once each, in the order in which they are needed."""
-    count, length, block = 64, 16 * 1024, 512
+    count, length, block = 32, 16 * 1024, 512
     kv = count * length * TOKEN_BYTES
     below = prompts(count, length)
     with slow_engine(
-        tmp_path, host=kv // 10, block_bytes=block * TOKEN_BYTES, extra={"block_tokens": block},
+        tmp_path, host=kv // 5, block_bytes=block * TOKEN_BYTES, extra={"block_tokens": block},
         num_pages=10 * (length // PAGE + 2) + 1, max_seqs=256, max_model_len=length + PAGE, **SMALL,
     ) as h:  # fmt: skip
         h.put_below(below)

@@ -1,0 +1,3 @@
+"""Tests of the simulated world."""
+
+from __future__ import annotations
