@@ -82,6 +82,7 @@ trust-ci: $(READY) ## the same in the size that CI runs: under 25 minutes on two
 
 nightly: $(READY) ## tests that take long and seldom find what the others do not
 	$(BIN)/python -m pytest -m nightly --forks auto
+	$(BIN)/python -m pytest -m "hypothesis and not nightly" --hypothesis-profile thorough --forks auto
 
 flakes: $(READY) ## every test module, 20 times alone and 20 times beside two busy processes: a day; SWITCHES for less
 	@$(BIN)/python scripts/flakes.py $(SWITCHES)

@@ -9,9 +9,11 @@ from types import FrameType
 import pytest
 from hypothesis import settings
 
-# Random on every run, so that many runs see more than one. A failure prints what repeats it.
-settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None)
-settings.load_profile("ci")
+# Random on every run, so that many runs see more than one. A failure prints what repeats it. `make nightly` and the
+# mutation check (lab.trust.guards) load "thorough".
+settings.register_profile("quick", derandomize=False, print_blob=True, deadline=None, max_examples=40)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=400)
+settings.load_profile("quick")
 
 pytest_plugins = ("lab.rig.forks",)
 

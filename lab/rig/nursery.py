@@ -67,7 +67,8 @@ def _child(request: dict[str, Any], report: Path, said: Path, pytest_main: Calla
         os.environ[mutant.REPORT] = str(report)
         if request["mutant"] is not None:
             os.environ[mutant.MUTANT] = json.dumps(request["mutant"])
-        code = pytest_main(["-p", mutant.__name__, "-p", "no:cacheprovider", "-x", *request["tests"]])
+        options = ["-p", mutant.__name__, "-p", "no:cacheprovider", "-x", "--hypothesis-profile", "thorough"]
+        code = pytest_main([*options, *request["tests"]])
     finally:
         sys.stdout.flush()
         os._exit(code)

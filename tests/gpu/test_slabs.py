@@ -56,7 +56,7 @@ def test_a_slab_that_is_retired_is_taken_back_from_the_driver_before_it_is_unmap
         hashing(well.home, device, kv=kvs[0], copies=watched[0], model="a", budget=400) as (first, right),
         hashing(well.home, device, kv=kvs[1], copies=watched[1], model="b", budget=400) as (second, too),
     ):
-        for turn in range(4):
+        for turn in range(2):
             for engine in (first, second):
                 for prompt in asked:
                     engine.serve(prompt[turn:], 2)

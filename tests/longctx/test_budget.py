@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import BackendDown, CapacityError
@@ -50,7 +50,6 @@ def blocks(store: DiskFile) -> int:
 @pytest.mark.parametrize("kind", ["host", "disk", "direct"])
 def test_stores_of_one_budget_keep_to_it_together(kind: str) -> None:
     @given(limit=st.integers(0, 12), steps=STEPS)
-    @settings(max_examples=60, deadline=None)
     def check(limit: int, steps: list[tuple[int, bool, int]]) -> None:
         with ExitStack() as opened:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))

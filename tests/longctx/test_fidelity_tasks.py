@@ -29,9 +29,8 @@ def text(request: pytest.FixtureRequest) -> Text:
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-@pytest.mark.parametrize("number", range(2))
-def test_documents_are_of_the_seed_and_their_spans_tell_the_gold(text: Text, name: str, number: int) -> None:
-    tokens = 3000
+def test_documents_are_of_the_seed_and_their_spans_tell_the_gold(text: Text, name: str) -> None:
+    tokens, number = 2000, 1
     found = tasks.document(name, text, tokens, 7, number)
     assert found == tasks.document(name, text, tokens, 7, number)
     assert found.prompt != tasks.document(name, text, tokens, 8, number).prompt

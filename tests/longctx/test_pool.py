@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from stepwell.longctx.kv.pool import PagePool
 from stepwell.longctx.shape import PageShape
@@ -19,7 +19,6 @@ def contents(lanes, pages):
     return own.view(-1, 1, 1, 1).expand(-1, 2, 3, 4), -own.view(-1, 1, 1, 1).expand(-1, 2, 3, 2)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_against_a_plain_model(data):
     slots = data.draw(st.integers(0, 6))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
@@ -85,7 +85,6 @@ def kept(rank: torch.Tensor, room: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_against_a_plain_model(kind: ResidencyKind, data: st.DataObject) -> None:
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))

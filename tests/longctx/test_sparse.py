@@ -173,10 +173,9 @@ def verified(**change):
     return replace(EVERYTHING, mode=AttentionMode.VERIFIED, selector=TopK(0.1), index=TrueKeys(), **change)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize(
-    "change", [{}, {"page_tokens": 1, "joint": False}, {"selector": Recent(0.02)}, {"lossy": True}]
-)
+@pytest.mark.parametrize("change, rows", [
+    ({}, 1), ({}, 2), ({"page_tokens": 1, "joint": False}, 2), ({"selector": Recent(0.02)}, 1), ({"lossy": True}, 2),
+])  # fmt: skip
 def test_verified_tokens_are_full_attentions(change, rows):
     change = dict(change)
     if change.pop("lossy", False):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.block.tier import HOST
@@ -60,7 +60,6 @@ def brute(request: RecallQuestion, known: KnownCosts, cut: int, forgiving: bool)
     return max(total, request.busy_s) + known.prefill.seconds(request.tokens - done, done)
 
 
-@settings(max_examples=400, deadline=None)
 @given(requests(), knowns)
 def test_no_cut_is_better_than_the_chosen_one(request: RecallQuestion, known: KnownCosts) -> None:
     decision = decide(request, known)
@@ -77,14 +76,12 @@ def slower(known: KnownCosts, tier: str, factor: float) -> KnownCosts:
     return dataclasses.replace(known, speeds={**known.speeds, tier: changed})
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.sampled_from(TIERS), st.floats(1, 100))
 def test_a_slower_tier_never_recalls_more(request: RecallQuestion, known: KnownCosts, tier: str, factor: float) -> None:
     fast, slow = decide(request, known), decide(request, slower(known, tier, factor))
     assert slow.blocks <= fast.blocks or abs(_at_best(fast) - _cut(request, known, slow.blocks)) < 1e-9
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.sampled_from(TIERS), st.integers(0, 1 << 32))
 def test_a_longer_queue_never_recalls_more(request: RecallQuestion, known: KnownCosts, tier: str, more: int) -> None:
     busy = dataclasses.replace(request, queued={**request.queued, tier: request.queued[tier] + more})
@@ -92,7 +89,6 @@ def test_a_longer_queue_never_recalls_more(request: RecallQuestion, known: Known
     assert late.blocks <= idle.blocks or abs(_at_best(idle) - _cut(request, known, late.blocks)) < 1e-9
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests(), knowns, st.floats(1, 100))
 def test_a_slower_engine_never_recalls_less(request: RecallQuestion, known: KnownCosts, factor: float) -> None:
     cost = known.prefill
@@ -110,7 +106,6 @@ def _cut(request: RecallQuestion, known: KnownCosts, blocks: int) -> float:
     return cost_of(request, known, blocks).at_best if request.blocks else 0.0
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests(), knowns)
 def test_nobody_waits_longer_than_computing_takes(request: RecallQuestion, known: KnownCosts) -> None:
     decision = decide(request, known)

@@ -550,7 +550,7 @@ def test_a_clear_that_a_power_cut_ended_is_whole_the_next_time() -> None:
 
         def met(operation: str, name: str, *facts: object) -> None:
             if operation in ("zero", "write", "sync"):
-                states.extend(disk.after_power_cut(dice) for _ in range(25))
+                states.extend(disk.after_power_cut(dice) for _ in range(8))
             meet(operation, name, *facts)
 
         if cut:
@@ -564,7 +564,7 @@ def test_a_clear_that_a_power_cut_ended_is_whole_the_next_time() -> None:
         inode.sync()
     disk.sync()
     assert begin(disk, cut=True).clear(0).whole
-    assert len(states) >= 100
+    assert len(states) >= 32
     for state in states:
         again = begin(state)
         assert again.clear(0).whole
@@ -931,7 +931,7 @@ class Story:
 
 
 @pytest.mark.parametrize("evicts", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(2, 20))])
 def test_anything_in_any_order(tmp_path: Path, seed: int, evicts: bool) -> None:
     folders = [tmp_path / "1", tmp_path / "2"]
     for folder in folders:

@@ -86,7 +86,7 @@ def run(call: str, *around: str) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))])
 def test_whatever_moment_a_writer_is_killed_at(tmp_path: Path, part: int) -> None:
     """What it said is stored is there in the next life, and what is there is what was written."""
     chance = random.Random(part)

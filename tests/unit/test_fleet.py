@@ -78,7 +78,6 @@ def written(played: Played, name: str) -> int:
 # --- the parts
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=20), st.floats(0.1, 10))
 def test_one_slot_is_first_come_first_served(jobs: list[tuple[float, float]], rate: float) -> None:
     clock = EventClock()
@@ -95,7 +94,6 @@ def test_one_slot_is_first_come_first_served(jobs: list[tuple[float, float]], ra
     assert server.outstanding == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=12), st.integers(1, 12), st.floats(0.05, 1))
 def test_slots_share_what_there_is_and_nobody_gets_more_than_most(work: list[float], slots: int, most: float) -> None:
     clock = EventClock()
@@ -129,7 +127,6 @@ def test_a_server_that_slows_down_or_fails_does_so_at_once() -> None:
     assert told == [("a", 5.5), ("lost", 7.5), ("lost", 7.5)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40),
     st.sampled_from(sorted(POLICIES)), st.integers(1, 12), st.data(),
@@ -160,7 +157,6 @@ def test_a_store_that_is_written_back_to_in_any_order_keeps_its_bounds_and_count
         assert store.held == len(held) <= capacity
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30),
     st.integers(1, 9),
@@ -222,7 +218,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(fleets(), st.sampled_from(["zipf:requests=150,documents=30,tokens=2048", "agentic:conversations=3,open=3"]))
 def test_every_token_is_found_once_or_computed_and_every_second_has_a_name(of: Fleet, source: str) -> None:
     taken = made(source)

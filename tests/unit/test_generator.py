@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
@@ -211,7 +211,6 @@ EDGES = {"requests": 300, "documents": 300, "conversations": 5, "tokens": 100_00
 
 
 @given(st.sampled_from(sorted(GENERATORS)), st.data())
-@settings(max_examples=60)
 def test_any_allowed_parameters_make_a_trace(name: str, data: st.DataObject) -> None:
     chosen = {}
     for parameter in GENERATORS[name].__dataclass_fields__.values():

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
@@ -54,7 +54,6 @@ def test_exact_steps_are_met_exactly() -> None:
         assert fit.doubt(new, context) < 0.05
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 1 << 26), st.integers(0, 1 << 25), st.floats(1e-9, 1e6)), min_size=1, max_size=40

@@ -80,7 +80,6 @@ def remembering(replay: Replay, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=60)
 @given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20, MIN_REMEMBERED]))
 def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int, memory: int) -> None:
     watched = Watched(trace, POLICIES[policy](), capacity, seconds)

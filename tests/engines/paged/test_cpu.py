@@ -14,7 +14,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="pages are torch's tensors")
@@ -56,7 +56,6 @@ def moves(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int, list[int]]]]:
     return per_block, chosen
 
 
-@settings(max_examples=200, deadline=None)
 @given(moves())
 def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tuple[int, int, int, list[int]]]]) -> None:
     per_block, chosen = plan

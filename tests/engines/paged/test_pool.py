@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="pages are torch's tensors")
@@ -127,7 +127,6 @@ def plans(draw: st.DrawFn) -> tuple[str, int, list[tuple[int, int, list[int]]]]:
     return draw(st.sampled_from(COMPACT)), per_block, blocks
 
 
-@settings(max_examples=150, deadline=None)
 @given(plans())
 def test_each_byte_gets_to_its_place(plan: tuple[str, int, list[tuple[int, int, list[int]]]]) -> None:
     order, per_block, blocks = plan

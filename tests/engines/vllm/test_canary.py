@@ -443,7 +443,7 @@ def test_canaries_while_blocks_are_evicted(tmp_path: Path) -> None:
     """A host tier of few blocks, and more prompts than it holds."""
     rng = random.Random(5)
     with engine(tmp_path, host="16MiB", page=128, num_pages=33, kv_heads=8, head_size=128, layers=2, extra=ALL) as h:
-        for _ in range(30):
+        for _ in range(16):
             seed = rng.randrange(4)
             h.forget()
             ids = [h.add(prompt(700, seed + n)[: rng.randrange(200, 700)], max_tokens=2) for n in range(3)]
