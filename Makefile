@@ -39,7 +39,7 @@ demo: $(READY) ## a real engine spills to a well and recalls from it
 	@$(BIN)/python -m stepwell demo
 
 test: check wheel test-unit ## everything that CI runs: checks, wheel, unit and end-to-end tests
-	$(BIN)/python -m pytest -m "(e2e or kernel) and not nightly" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "(e2e or kernel) and not nightly" --forks 2
 
 test-unit: $(READY) ## tests without an engine, and without disks that fail for real; in parallel
 	$(BIN)/python -m pytest -m "not e2e and not kernel and not nightly" --forks auto

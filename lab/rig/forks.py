@@ -26,6 +26,8 @@ from _pytest.config import create_terminal_writer
 
 MOST_FORKS = 8
 TAKE_DOWN_S = 20.0
+TOGETHER = ("e2e", "kernel")
+"""Markers of tests that share an engine or a device, file by file."""
 MOST_AT_ONCE = 24
 """Tests that are handed over together."""
 
@@ -139,8 +141,10 @@ class Run:
             fork.give(self._few(count))
 
     def _few(self, count: int) -> list[int]:
-        """Tests of one file: fewer, the fewer there are left."""
+        """Tests of one file: fewer, the fewer there are left; or all that go on where the one before them ended."""
         most = min(MOST_AT_ONCE, 1 + len(self._todo) // (8 * count))
+        if self._todo and any(map(self._session.items[self._todo[0]].get_closest_marker, TOGETHER)):
+            most = len(self._todo)
         few: list[int] = []
         while self._todo and len(few) < most and (not few or self._file(self._todo[0]) == self._file(few[0])):
             few.append(self._todo.popleft())

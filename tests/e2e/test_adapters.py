@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer, Question
 
-from .wells import Well, config, eventually, forget, recalled_all, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, in_one_process, recalled_all, receipt, start, warm_up
 
 PAGE, PROMPT, WHOLE = 128, 530, 512
 RANK = 8
@@ -60,7 +60,7 @@ def new_engine(model: Path, folder: Path, well: Well, name: str) -> EngineProces
         model, well.connector(), dtype="float32", page=PAGE, pool_pages=8, max_model_len=768,
         extra={"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": RANK},
     )  # fmt: skip
-    engine = start(settings, folder, name)
+    engine = start(in_one_process(settings), folder, name)
     warm_up(engine, PAGE)
     return engine
 

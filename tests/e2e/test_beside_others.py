@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.demo.engine import EngineProcess
 
-from .wells import Well, config, forget, start
+from .wells import Well, config, forget, in_one_process, start
 
 PROMPT, TOKENS = 530, 32
 
@@ -38,8 +38,8 @@ def two(model: Path, folder: Path, well: Well) -> Iterator[Two]:
     }
     hybrid = {"disable_hybrid_kv_cache_manager": True}  # which vLLM's example does not know
     with (
-        start(config(model, None, dtype="float32", extra=hybrid), folder, "alone") as alone,
-        start(config(model, both, dtype="float32", extra=hybrid), folder, "both") as engine,
+        start(in_one_process(config(model, None, dtype="float32", extra=hybrid)), folder, "alone") as alone,
+        start(in_one_process(config(model, both, dtype="float32", extra=hybrid)), folder, "both") as engine,
     ):
         yield Two(alone, engine)
 

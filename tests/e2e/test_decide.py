@@ -19,7 +19,7 @@ from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.serve.calibration import COSTS_NAME
 
-from .wells import Well, config, eventually, forget, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 
 PAGE, PROMPT, TEXTS = 32, 530, 2
 SLOW = 6e6
@@ -54,7 +54,7 @@ def story(model: Path, folder: Path, well: Well) -> Iterator[Story]:
         assert process.stdout is not None and "ready" in process.stdout.readline()
         settings = config(model, well.connector(canary=0, block_tokens=PAGE), page=PAGE, pool_pages=50, dtype="float32")
         try:
-            with start(settings, folder, "engine") as engine:
+            with start(in_one_process(settings), folder, "engine") as engine:
                 warm_up(engine, PAGE)
                 yield Story(well, engine, speed)
         finally:

@@ -19,7 +19,7 @@ from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.errors import BackendDown, StepwellError
 
-from .wells import Well, config, eventually, forget, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 
 PAGE, PROMPT = 32, 530
 BLOCKS = PROMPT // PAGE
@@ -84,7 +84,7 @@ def story(model: Path, folder: Path, well: Well) -> Iterator[Story]:
     sizes = {"host": "512MiB", "disk": f"{folder}/disk:512MiB"}  # a sixteenth of host is for guesses
     connector = well.connector(canary=0, block_tokens=PAGE, **sizes)
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
-    with start(settings, folder, "engine") as engine:
+    with start(in_one_process(settings), folder, "engine") as engine:
         warm_up(engine, PAGE)
         yield Story(well, engine)
     (well.home / "stepwell.yaml").unlink(missing_ok=True)

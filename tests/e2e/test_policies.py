@@ -17,7 +17,7 @@ import pytest
 from stepwell.client import control
 from stepwell.demo.engine import EngineProcess
 
-from .wells import Well, config, eventually, forget, receipt, start, warm_up
+from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 
 PAGE, PROMPT = 32, 530
 HOST = "64MiB"
@@ -71,7 +71,7 @@ def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iter
     connector = well.connector(canary=0, block_tokens=PAGE)
     connector["kv_connector_extra_config"] = {"socket": str(folder / "socket"), "canary": 0, "receipts": True}
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
-    with start(settings, folder, "engine") as engine:
+    with start(in_one_process(settings), folder, "engine") as engine:
         yield Story(well, engine, folder, texts)
 
 

@@ -82,6 +82,14 @@ def test_each_runs_once_and_a_fork_that_dies_fails_the_test_that_it_ran(tmp_path
     assert len(forks) == 3 and len(folders) == 40
 
 
+def test_tests_that_go_on_where_the_one_before_ended_stay_together(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    kernel: as in the real one\n")
+    (tmp_path / "test_0.py").write_text(f"import pytest\npytestmark = pytest.mark.kernel\n{FIRST}")
+    run(tmp_path, "--forks", "3", "test_0.py", "test_2.py")
+    assert len({line.split()[1] for line in (tmp_path / "ran").read_text().splitlines()}) == 1
+    assert (tmp_path / "ended").read_text() == "taken down\n"
+
+
 def test_a_run_that_stops_takes_down_what_its_forks_have_set_up(tmp_path: Path) -> None:
     (tmp_path / "test_0.py").write_text(LONG)
     said = run(tmp_path, "--forks", "2", "-x", "test_0.py", "test_2.py")
