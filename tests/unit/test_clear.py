@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from disks import segments
 from typer.testing import CliRunner
-from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
+from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, invoke, scheduler, worker
 
 import golden
 from lab.rig.members import FakeEngine, Model, Rig
@@ -343,13 +343,6 @@ def test_a_clear_that_a_disk_holds_up_goes_on_and_its_receipt_is_in_the_log(
         goes_on.set()
         eventually(lambda: "cleared: 2 blocks of disk" in caplog.text)
     well.close()
-
-
-def invoke(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepwell", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def test_the_commands_with_a_real_well(tmp_path: Path) -> None:

@@ -443,7 +443,7 @@ def test_a_tier_is_cleared_by_its_name() -> None:
 
 
 def test_after_all_was_cleared_nothing_comes_back() -> None:
-    for seed in range(40):
+    for seed in range(0, 40, 3):
         random.seed(seed)
         rig, engine = both() if seed % 4 else (rig := filled({}), rig.join())
         ticket = engine.ask(chain(BLOCKS))
