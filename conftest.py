@@ -15,7 +15,7 @@ settings.register_profile("quick", derandomize=False, print_blob=True, deadline=
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=400)
 settings.load_profile("quick")
 
-pytest_plugins = ("lab.rig.forks",)
+pytest_plugins = ("lab.rig.suite.forks",)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.gpu.lane import Slab
-from lab.rig.devices import device as device
+from lab.rig.suite.devices import device as device
 from lab.rig.well import RealWell, apart
 from stepwell.engines.paged.base import Copies
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from lab.rig.amount import some_or_many
+from lab.rig.suite.amount import some_or_many
 from stepwell.longctx.store import host
 from stepwell.longctx.store.base import PageStore
 from stepwell.longctx.store.disk import DiskFile

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lab.rig.amount import some_or_many
 from lab.rig.members import PLACES, FakeEngine, FakeMember, Model, Rig, read, write
+from lab.rig.suite.amount import some_or_many
 from stepwell.block.digest import Chain
 from stepwell.block.layout import MiB
 from stepwell.block.namespace import BlockId

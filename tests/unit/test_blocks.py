@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from wells import InThread, eventually, open_files
 
 import stepwell
-from lab.rig.amount import some_or_many
+from lab.rig.suite.amount import some_or_many
 from lab.rig.well import RealWell, apart
 from stepwell.client import blocks as module
 from stepwell.client.blocks import BlockClient

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from lab.rig.amount import some_or_many
+from lab.rig.suite.amount import some_or_many
 from stepwell.tiers.disk import index as module
 from stepwell.tiers.disk.index import BlockIndex, BlockPlace
 

@@ -65,7 +65,7 @@ def test_that_takes_long(shared):
 def run(folder: Path, *options: str) -> str:
     (folder / "test_1.py").write_text(FIRST)
     (folder / "test_2.py").write_text(SECOND)
-    command = [sys.executable, "-m", "pytest", "-p", "lab.rig.forks", "-p", "no:cacheprovider", "-rs", *options]
+    command = [sys.executable, "-m", "pytest", "-p", "lab.rig.suite.forks", "-p", "no:cacheprovider", "-rs", *options]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr

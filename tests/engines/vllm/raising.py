@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from lab.rig.amount import some_or_many
+from lab.rig.suite.amount import some_or_many
 
 in_parts = some_or_many("percent", 25, 100)
 """Of the statements, so many are tried."""

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from lab.rig.amount import some_or_many
+from lab.rig.suite.amount import some_or_many
 from stepwell.client.patience import Patience
 
 from .harness import Harness

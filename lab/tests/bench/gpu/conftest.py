@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from lab.rig.devices import device as device
+from lab.rig.suite.devices import device as device
