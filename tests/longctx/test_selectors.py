@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import ConfigError
+from stepwell.longctx.parts.residency.hitrate import HitRate
+from stepwell.longctx.parts.residency.periodic import Periodic
+from stepwell.longctx.parts.residency.window import StepWindow
 from stepwell.longctx.parts.select.base import Candidates, Selection, Selector
 from stepwell.longctx.parts.select.choose import best, cap
 from stepwell.longctx.parts.select.controls import RandomPages, Recent
@@ -182,6 +185,11 @@ def test_no_pages_at_all() -> None:
         lambda: Recent(float("nan")),
         lambda: RandomPages(0.0),
         lambda: RandomPages(0.1, -1),
+        lambda: StepWindow(0),
+        lambda: StepWindow(2, "fifo"),  # type: ignore[arg-type]
+        lambda: HitRate(0.0),
+        lambda: HitRate(1.5),
+        lambda: Periodic(0),
     ],
 )
 def test_figures_that_cannot_be(make) -> None:

@@ -285,3 +285,9 @@ def segments(folder: Path) -> list[Path]:
         return head.sequence if head is not None else 0
 
     return sorted((path for path in folder.glob("*.seg") if path.is_file()), key=sequence)
+
+
+def poke(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from disks import segments
 from typer.testing import CliRunner
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, invoke, scheduler, worker
+from wells import well as well
 
 import golden
 from lab.rig.members import FakeEngine, Model, Rig
@@ -245,13 +245,6 @@ def test_nothing_of_before_comes_back(tmp_path: Path, seed: int, by_namespace: b
 
 
 # by the socket --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def well(tmp_path: Path) -> Iterator[InThread]:
-    running = InThread(tmp_path)
-    yield running
-    running.close()
 
 
 def fill(socket: Path, *numbers: int) -> tuple[Recorder, Recorder]:

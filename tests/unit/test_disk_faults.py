@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, SHARDS, FaultyFiles, Life, segments
+from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, SHARDS, FaultyFiles, Life, poke, segments
 from wells import open_files
 
 from stepwell.block.frame import FrameHeader
@@ -33,12 +33,6 @@ def a_life(folder: Path, numbers: range = SOME) -> None:
     life = Life(folder)
     life.put_all(numbers)
     life.end()
-
-
-def poke(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 def flip(path: Path, offset: int) -> None:

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_hierarchy import chain, joined, make_rig
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, scheduler, worker
+from wells import well as well
 
 from lab.rig.members import FakeEngine, FakeMember, Rig
 from stepwell.block.namespace import DEFAULT_TENANT
@@ -49,13 +49,6 @@ TOO_LONG: dict[str, tuple[str, Any]] = {
 @pytest.fixture
 def rig() -> Rig:
     return make_rig()
-
-
-@pytest.fixture
-def well(tmp_path: Path) -> Iterator[InThread]:
-    running = InThread(tmp_path)
-    yield running
-    running.close()
 
 
 # one message ----------------------------------------------------------------------------------------------------------

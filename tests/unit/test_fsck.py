@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, Life, segments
+from disks import BLOCK, MIB, PER_SEGMENT, SEGMENT, Life, poke, segments
 from typer.testing import CliRunner
 
 import golden
@@ -70,12 +70,6 @@ def examined(disk: Path, home: Path) -> FsckReport:
     report = examine(disk, home / "keyring")
     assert state(disk) == before, "it changes nothing"
     return report
-
-
-def poke(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 def test_what_is_whole_is_good(disk: Path, home: Path) -> None:

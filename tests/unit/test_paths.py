@@ -5,24 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wells import refused
 
-from stepwell.errors import AccessDenied, ConfigError, StepwellError
+from stepwell.errors import AccessDenied, ConfigError
 from stepwell.io import paths
 from stepwell.io.paths import Rendezvous, filesystem, home_dir, prepare_home, runtime_dir
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
-
-
-def refused(code: str, call: Callable[[], object], shown: str = "") -> None:
-    with pytest.raises(StepwellError) as caught:
-        call()
-    assert caught.value.code == code, caught.value
-    assert shown in str(caught.value)
 
 
 def mode(path: Path) -> int:

@@ -242,13 +242,14 @@ def follow(rig: DeepRig, **changes: Any) -> None:
     rig.hierarchy.follow(process.options(settings))
 
 
-def test_recall_is_asked_for_each_request() -> None:
+@pytest.mark.parametrize(("asked", "found"), [({"recall": "never"}, 0), ({"pin_waiting": 0.001}, 1)])
+def test_recall_and_pin_waiting_are_asked_for_each_request(asked: dict[str, Any], found: int) -> None:
     rig = DeepRig(3)
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
     rig.settle()
-    follow(rig, recall="never")
-    assert engine.found(digests) == 0
+    follow(rig, **asked)
+    assert engine.found(digests) == found
     follow(rig)
     assert engine.found(digests) == 3
 
@@ -287,17 +288,6 @@ def test_prefetch_begins_and_ends() -> None:
     assert rig.hierarchy.migration.prefetch is None
     engine, digests = rig.join(), chain(3)
     fill(engine, digests)
-    assert engine.found(digests) == 3
-
-
-def test_pin_waiting_is_asked_for_each_pin() -> None:
-    rig = DeepRig(3)
-    engine, digests = rig.join(), chain(3)
-    fill(engine, digests)
-    rig.settle()
-    follow(rig, pin_waiting=0.001)
-    assert engine.found(digests) == 1
-    follow(rig)
     assert engine.found(digests) == 3
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from wells import MIB, PATIENCE, InThread, Raw, Recorder, eventually, open_files, scheduler, worker
+from wells import well as well
 
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.client.socket import dial
@@ -58,13 +59,6 @@ from stepwell.serve.loop import Linger
 from stepwell.serve.wishes import judge
 
 ADMIN = Hello(PROTOCOL, "admin")
-
-
-@pytest.fixture
-def well(tmp_path: Path) -> Iterator[InThread]:
-    running = InThread(tmp_path)
-    yield running
-    running.close()
 
 
 def admin(well: InThread) -> Raw:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from wells import PATIENCE, Recorder, eventually, scheduler, worker
+from wells import PATIENCE, Recorder, eventually, refused, scheduler, worker
 
 from lab.rig.members import Unheard
 from stepwell.client import control, start
@@ -52,13 +52,6 @@ from stepwell.serve.process import run
 settings = load(Path(sys.argv[1]), {}, overrides=json.loads(sys.argv[2])).settings
 run(Path(sys.argv[1]), settings, ready=lambda at: print(at, flush=True))
 """
-
-
-def refused(code: str, call: Callable[[], object], shown: str = "") -> None:
-    with pytest.raises(StepwellError) as caught:
-        call()
-    assert caught.value.code == code, caught.value
-    assert shown in str(caught.value)
 
 
 @pytest.fixture

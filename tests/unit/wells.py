@@ -183,6 +183,21 @@ class Raw:
         self.sock.close()
 
 
+@pytest.fixture
+def well(tmp_path: Path) -> Iterator[InThread]:
+    running = InThread(tmp_path)
+    yield running
+    running.close()
+
+
+def refused(code: str, call: Callable[[], object], shown: str = "") -> None:
+    """The call is, with this code and these words."""
+    with pytest.raises(StepwellError) as caught:
+        call()
+    assert caught.value.code == code, caught.value
+    assert shown in str(caught.value)
+
+
 def invoke(*arguments: str) -> tuple[int, str]:
     """How the `stepwell` command with these arguments ends, and what it says; in this process, which is quicker."""
     done = CliRunner().invoke(app, list(arguments))

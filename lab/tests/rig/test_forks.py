@@ -9,14 +9,16 @@ from pathlib import Path
 
 from lab import FOLDER
 
-FIRST = """
+SHARED = """
 import os, pytest, time
 
 @pytest.fixture(scope="module")
 def shared():
     yield
     print("taken down", file=open("ended", "a"))
+"""
 
+FIRST = f"""{SHARED}
 @pytest.mark.parametrize("n", range(40))
 def test_many(shared, n, tmp_path_factory):
     open("begun", "w").close()
@@ -49,15 +51,8 @@ def test_after_all_of_them():
 
 
 LONG = """
-import pytest, time, pathlib
-
-@pytest.fixture(scope="module")
-def shared():
-    yield
-    print("taken down", file=open("ended", "a"))
-
 def test_that_takes_long(shared):
-    pathlib.Path("begun").touch()
+    open("begun", "w").close()
     time.sleep(60)
 """
 
@@ -91,7 +86,7 @@ def test_tests_that_go_on_where_the_one_before_ended_stay_together(tmp_path: Pat
 
 
 def test_a_run_that_stops_takes_down_what_its_forks_have_set_up(tmp_path: Path) -> None:
-    (tmp_path / "test_0.py").write_text(LONG)
+    (tmp_path / "test_0.py").write_text(SHARED + LONG)
     said = run(tmp_path, "--forks", "2", "-x", "test_0.py", "test_2.py")
     assert "stopping after 1 failures" in said
     assert (tmp_path / "ended").read_text() == "taken down\n"
