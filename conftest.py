@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,11 @@ settings.register_profile("quick", derandomize=False, print_blob=True, deadline=
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=400)
 settings.load_profile("quick")
 
-pytest_plugins = ("lab.rig.suite.forks",)
+
+def pytest_collection_finish() -> None:
+    """What the engine and torch have loaded by now stays: no collection of a test looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
