@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from stepwell import renamed
 from stepwell.engines.common.counts import FAMILIES
 from stepwell.serve.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 WELL = "<!-- the well's metrics: made by scripts/metrics_page.py -->"
 ENGINE = "<!-- the engine's metrics: made by scripts/metrics_page.py -->"
+RENAMED = "<!-- renamed metrics: made by scripts/metrics_page.py -->"
 END = "<!-- end -->"
 
 
@@ -24,9 +26,14 @@ def table(rows: list[tuple[str, str, list[str], str]]) -> str:
 def page(text: str) -> str:
     well = [(m.name, m.kind, m.labels, m.help) for m in METRICS]
     engine = [(f"{f.name}_total", "counter", [f.label] if f.label else [], f.help) for f in FAMILIES.values()]
-    for mark, rows in ((WELL, well), (ENGINE, engine)):
+    names = "\n".join(f"| `{old}` | `{new}` |" for old, new in renamed.METRICS.items())
+    for mark, made in (
+        (WELL, table(well)),
+        (ENGINE, table(engine)),
+        (RENAMED, f"| old name | new name |\n|---|---|\n{names}"),
+    ):
         before, rest = text.split(mark)
-        text = f"{before}{mark}\n{table(rows)}\n{END}{rest.split(END, 1)[1]}"
+        text = f"{before}{mark}\n{made}\n{END}{rest.split(END, 1)[1]}"
     return text
 
 

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from wells import MIB, PATIENCE, InThread, Raw, eventually, home_apart, open_files
 
 from stepwell import events as e
+from stepwell import renamed
 from stepwell.block.tier import tiers_below
 from stepwell.client import control, start
 from stepwell.config import Settings
@@ -156,27 +157,35 @@ def test_samples_are_what_the_stats_say(tmp_path: Path) -> None:
     assert sample("build_info", version="test") == 1
     assert sample("block_lookups_total", outcome="hit") == 3
     assert sample("block_lookups_total", outcome="miss") == 7
-    assert sample("misses_total", reason="never_seen") == 2
-    assert sample("misses_total", reason="evicted") == 5
+    assert sample("missed_blocks_total", reason="never_seen") == 2
+    assert sample("missed_blocks_total", reason="evicted") == 5
     assert sample("transfer_bytes_total", tier="host", op="recall") == 30
     assert sample("transfer_bytes_total", tier="disk", op="spill") == 7
     assert sample("transfer_seconds_total", tier="disk", op="recall") == 0.25
     assert sample("tier_capacity_bytes", tier="host") == 64 << 20
-    assert sample("evictions_total", tier="host", reason="evicted") == 1
-    assert sample("evictions_total", tier="disk", reason="evicted") == 10
+    assert sample("dropped_blocks_total", tier="host", reason="evicted") == 1
+    assert sample("dropped_blocks_total", tier="disk", reason="evicted") == 10
     assert sample("errors_total", tier="host", kind="failed_check") == 1
-    assert ("stepwell_evictions_total", (("reason", "failed_check"), ("tier", "host"))) not in samples
+    assert ("stepwell_dropped_blocks_total", (("reason", "failed_check"), ("tier", "host"))) not in samples
     assert sample("errors_total", tier="disk", kind="read") == 1
-    assert sample("recalls_failed_total", tier="disk", reason="damaged") == 1
-    assert sample("spills_skipped_total", tier="disk", reason="no_space") == 1
+    assert sample("recall_failed_blocks_total", tier="disk", reason="damaged") == 1
+    assert sample("spill_skipped_blocks_total", tier="disk", reason="no_space") == 1
     assert sample("tier_capacity_bytes", tier="disk") == 64 * MIB
     assert sample("engine_reports_total", kind="bypassed_adapter") == 1
+
+
+def test_old_names_are_served_beside_the_new_ones_and_say_so(tmp_path: Path) -> None:
+    page = {family.name: family for family in families(every_stat(tmp_path))}
+    for old, new in renamed.METRICS.items():
+        if new in page:  # the others are the engine's
+            assert page[old].samples == page[new].samples and page[new].samples
+            assert page[old].help == f"Deprecated, gone with the next version: use {new}."
 
 
 def test_a_well_that_has_seen_nothing_has_a_page_too() -> None:
     samples = parsed(render(families(Counters().values())))
     assert samples["stepwell_requests_total", ()] == 0
-    assert not any(name.startswith("stepwell_misses") for name, _ in samples)
+    assert not any(name.startswith(("stepwell_missed", "stepwell_misses")) for name, _ in samples)
 
 
 def test_names_from_outside_are_bounded_and_text_is_no_number() -> None:

@@ -88,7 +88,8 @@ BY_WELL = (
         "Fewer requests at a time for each engine.",
     ),
 )
-"""The well says these: `stepwell_misses_total` counts blocks, `stepwell_engine_misses_total` requests."""
+"""Reasons of the well: `stepwell_missed_blocks_total` counts blocks by them, `stepwell_engine_missed_requests_total`
+requests."""
 
 BY_ENGINE = (
     Reason(
@@ -125,8 +126,8 @@ BY_ENGINE = (
         "Nothing: such requests are not served yet.",
     ),
 )
-"""Engines say these of requests: `stepwell_engine_misses_total`; but for `well_lost` and `gave_way` `stepwell stats`
-shows them, too, as `missed_` (the first group) and `bypassed_` (kinds of requests that are not served)."""
+"""Reasons that engines give for requests: `stepwell_engine_missed_requests_total`. `stepwell stats` shows them, too,
+but for `well_lost` and `gave_way`: as `missed_` (the first group) and `bypassed_` (requests that are not served)."""
 
 BY_SPILL = (
     Reason("resident", "The block is there already.", "Nothing."),
@@ -158,4 +159,4 @@ BY_SPILL = (
     Reason("too_large", "The block does not fit into a segment of the tier.", "A larger `disk`."),
     Reason("failed", "The device or filesystem refused the write.", "See [SW-507](#sw-507)."),
 )
-"""The well says these of blocks that a tier did not take: `stepwell_spills_skipped_total`, with the label `tier`."""
+"""Reasons of the well for blocks that a tier did not take: `stepwell_spill_skipped_blocks_total`, by tier."""

@@ -7,9 +7,10 @@ ours, never tenants, models or prompts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
+from stepwell import renamed
 from stepwell.block.tier import tiers_below
 from stepwell.serve.exposition import Family, Kind, Sample
 
@@ -71,24 +72,31 @@ METRICS = (
         (Source("well", rest="version"),),
     ),
     Metric("stepwell_uptime_seconds", "gauge", "Time since the well started.", (Source("uptime_s"),)),
-    Metric("stepwell_sessions", "gauge", "Engines that are connected.", (Source("sessions"),)),
+    Metric("stepwell_connected_engines", "gauge", "Engines that are connected.", (Source("sessions"),)),
     Metric(
-        "stepwell_session_ends_total", "counter", "Engines that have left or were lost.", (Source("sessions_ended"),)
+        "stepwell_disconnected_engines_total",
+        "counter",
+        "Engines that have left or were lost.",
+        (Source("sessions_ended"),),
     ),
     Metric("stepwell_requests_total", "counter", "Requests whose prefix was looked up.", (Source("requests"),)),
     Metric(
         "stepwell_block_lookups_total",
         "counter",
-        "Blocks of looked-up prefixes: offered to the engine, or beyond where the run ended.",
+        "Blocks of looked-up prefixes: offered to the engine (hit), or from where the run ended on (miss).",
         (Source("hits", {"outcome": "hit"}), Source("misses_*", {"outcome": "miss"})),
     ),
     Metric(
-        "stepwell_misses_total", "counter", "Blocks missed, by why the run ended.", (Source("misses_*", rest="reason"),)
+        "stepwell_missed_blocks_total",
+        "counter",
+        "Blocks missed, by why the run ended.",
+        (Source("misses_*", rest="reason"),),
     ),
     Metric(
         "stepwell_transfer_bytes_total",
         "counter",
-        "Bytes copied up (recall) and down (spill): host from and to engines, tiers below from and to the host tier.",
+        "Bytes copied up (recall) and down (spill): between the host tier and engines, or between a tier below it and "
+        "the host tier.",
         (
             Source("recalled_bytes", _HOST | _RECALL),
             Source("spilled_bytes", _HOST | _SPILL),
@@ -110,7 +118,7 @@ METRICS = (
     Metric(
         "stepwell_transfer_seconds_total",
         "counter",
-        "Time that reads (recall) and writes (spill) of a tier took, added up over all that ran at once.",
+        "Time that reads (recall) and writes (spill) of a tier took; those that ran at once are added up.",
         (_below("recall_seconds", _RECALL), _below("spill_seconds", _SPILL)),
     ),
     Metric(
@@ -132,40 +140,46 @@ METRICS = (
         "1 if a tier is asked for reads (recall) and writes (spill), 0 if not for now: it hangs or fails.",
         (_below("reads_up", _RECALL), _below("writes_up", _SPILL)),
     ),
-    Metric("stepwell_slab_bytes", "gauge", "Shared memory that slabs take.", (Source("slab_bytes"),)),
     Metric(
-        "stepwell_held_bytes",
+        "stepwell_tier_allocated_bytes",
         "gauge",
-        "Bytes of the host tier held for waiting requests, those that are being promoted among them (pinned), and by "
-        "engines that have not unmapped yet what was taken from them (kept).",
-        (Source("pinned_bytes", {"kind": "pinned"}), Source("kept_bytes", {"kind": "kept"})),
+        "Shared memory that the host tier takes now, used or not.",
+        (Source("slab_bytes", _HOST),),
+    ),
+    Metric(
+        "stepwell_tier_held_bytes",
+        "gauge",
+        "Bytes of the host tier that cannot be reused now: held for waiting requests, blocks on their way up "
+        "among them (pinned), or still mapped by engines that were asked to give them back (kept).",
+        (Source("pinned_bytes", _HOST | {"kind": "pinned"}), Source("kept_bytes", _HOST | {"kind": "kept"})),
     ),
     Metric(
         "stepwell_quarantined_slots",
         "gauge",
-        "Slots that a lost engine's processes may still be writing.",
+        "Slots of the host tier that the processes of a lost engine may still be writing.",
         (Source("quarantined_slots"),),
     ),
     Metric(
-        "stepwell_evictions_total",
+        "stepwell_dropped_blocks_total",
         "counter",
-        "Blocks that a tier let go.",
+        "Blocks that a tier gave up, by why: its room was needed (evicted), the block was damaged (failed_check), or "
+        "it was cleared.",
         (Source("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
     ),
     Metric(
         "stepwell_reinserted_blocks_total",
         "counter",
-        "Blocks that were in use and were written anew when their segment was evicted.",
+        "Blocks in use that a tier wrote anew when it evicted the segment they were in.",
         (_below("reinserted_blocks"),),
     ),
     Metric(
-        "stepwell_spills_skipped_total",
+        "stepwell_spill_skipped_blocks_total",
         "counter",
         "Blocks that were offered to a tier and not taken.",
         (Source("spills_refused_*", _HOST, "reason"), _below("skipped_*", rest="reason")),
     ),
     Metric(
-        "stepwell_recalls_failed_total",
+        "stepwell_recall_failed_blocks_total",
         "counter",
         "Blocks that a tier was believed to have and did not bring: misses, never wrong bytes.",
         (_below("not_recalled_*", rest="reason"),),
@@ -173,13 +187,14 @@ METRICS = (
     Metric(
         "stepwell_prefetched_blocks_total",
         "counter",
-        "Blocks brought up because a conversation was expected to go on: asked for in time (used), or not (unused).",
+        "Blocks promoted because a conversation was expected to go on: asked for in time (used), or not (unused).",
         (Source("prefetches_used", {"outcome": "used"}), Source("prefetches_unused", {"outcome": "unused"})),
     ),
     Metric(
         "stepwell_unreadable_segments",
         "gauge",
-        "Segments of a tier whose keys are not in the keyring, of another version or damaged: never deleted unasked.",
+        "Segments of a tier that cannot be read: their keys are not in the keyring, or they are damaged or of another "
+        "version. They are never deleted unasked.",
         (_below("kept_segments"),),
     ),
     Metric(
@@ -197,25 +212,27 @@ METRICS = (
     Metric(
         "stepwell_write_queue_bytes",
         "gauge",
-        "Bytes that wait to be written.",
+        "Bytes that wait to be written to a tier.",
         (_below("write_queue_bytes"),),
     ),
     Metric(
-        "stepwell_device_writes_bytes_total",
+        "stepwell_device_written_bytes_total",
         "counter",
-        "Bytes written to the device, all overheads included: what wears it.",
+        "Bytes written to a tier's devices with all overheads: what wears them.",
         (_below("device_written_bytes"),),
     ),
     Metric(
         "stepwell_canaries_total",
         "counter",
-        "Stored blocks that an engine computed once more: as they are (clean), or not (mismatch).",
+        "Stored blocks that an engine computed once more to compare them: equal within rounding (clean), or not "
+        "(mismatch).",
         (Source("canaries_clean", {"outcome": "clean"}), Source("canaries_mismatched", {"outcome": "mismatch"})),
     ),
     Metric(
         "stepwell_quarantined_namespaces",
         "gauge",
-        "Namespaces with blocks of other weights: nothing of them is recalled until they are cleared. Alarm above 0.",
+        "Namespaces with blocks of other weights, from which nothing is recalled until they are cleared. Alert "
+        "above 0.",
         (Source("quarantined_namespaces"),),
     ),
     Metric(
@@ -225,30 +242,44 @@ METRICS = (
         (Source("paused_recalls", {"kind": "recalls"}), Source("paused_spills", {"kind": "spills"})),
     ),
     Metric(
-        "stepwell_decisions_total",
+        "stepwell_recall_decisions_total",
         "counter",
-        "Runs that were weighed, by why they were recalled (worth_it, unknown, always) or not (recompute_cheaper).",
+        "Requests for which recall was weighed against computing, by why something was recalled (worth_it, unknown, "
+        "always) or nothing (recompute_cheaper).",
         (Source("decided_*", rest="reason"),),
     ),
     Metric(
         "stepwell_recalls_given_up_total",
         "counter",
-        "Recalls that ended before all that was wanted had come: late, or at their limit.",
+        "Recalls that ended before all that was wanted had come: the rest was computed sooner (late), or the time "
+        "limit was reached (limit).",
         (Source("gave_up_*", rest="reason"),),
     ),
     Metric(
-        "stepwell_decision_seconds_total",
+        "stepwell_recall_ttft_seconds_total",
         "counter",
-        "Time to first token with the best choice in hindsight (best), and how much longer it took (regret).",
+        "Time to first token of weighed requests: what the best choice in hindsight would have taken (best), and how "
+        "much longer they took (regret).",
         (Source("decision_best_seconds", {"kind": "best"}), Source("decision_regret_seconds", {"kind": "regret"})),
     ),
     Metric(
         "stepwell_engine_reports_total",
         "counter",
-        "What only engines see and have reported: bypassed requests, late answers, failed loads.",
+        "Events that only engines see and have reported: bypassed requests, late answers, failed loads.",
         (Source("engine_*", rest="kind"),),
     ),
 )
+
+SERVED = (
+    *METRICS,
+    *(
+        replace(metric, name=old, help=renamed.deprecated(metric.name))
+        for metric in METRICS
+        for old, new in renamed.METRICS.items()
+        if new == metric.name
+    ),
+)
+"""All metrics with their old names."""
 
 NOT_METRICS = frozenset(
     {
@@ -289,7 +320,7 @@ NOT_METRICS_OF_A_TIER = frozenset(
 def families(values: Values) -> Iterator[Family]:
     """All metrics with what `values` has of them. Stats that the table does not know are left out."""
     tiers = tiers_below(values)
-    for metric in METRICS:
+    for metric in SERVED:
         found = [sample for source in metric.sources for one in source.of(tiers) for sample in _samples(one, values)]
         yield Family(metric.name, metric.kind, metric.help, found)
 

@@ -196,7 +196,8 @@ def test_what_the_scheduler_says_arrives_in_metrics_and_log(tmp_path: Path) -> N
         samples = exposed()
         assert samples["stepwell_engine_recalled_tokens_total", "1", "m", "host"] == 96
         assert samples["stepwell_engine_transfer_bytes_total", "1", "m", "recall"] == h.stat("recalled_bytes")
-        assert samples["stepwell_engine_misses_total", "1", "m", "never_seen"] == 1
+        assert samples["stepwell_engine_missed_requests_total", "1", "m", "never_seen"] == 1
+        assert samples["stepwell_engine_misses_total", "1", "m", "never_seen"] == 1, "the old name"
         assert samples["stepwell_engine_recalled_tokens_total", "0", "m", "host"] == 0
         lines: list[str] = []
         logging.log(lambda text, *args: lines.append(text % args))
@@ -233,11 +234,11 @@ def test_values_of_a_label_are_bounded(tmp_path: Path) -> None:
         prom = KVConnectorProm(h.config, LABELS, {0: ["m", "0"]})
         for n in range(3 * MAX_VALUES):
             prom.observe({f"misses/{n}": 1})
-        misses = {key[-1]: n for key, n in exposed().items() if key[0] == "stepwell_engine_misses_total"}
+        misses = {key[-1]: n for key, n in exposed().items() if key[0] == "stepwell_engine_missed_requests_total"}
         assert len(misses) == MAX_VALUES + 1
         assert misses["other"] == 2 * MAX_VALUES
         prom.observe({"misses/0": 1})
-        assert exposed()["stepwell_engine_misses_total", "0", "m", "0"] == 2
+        assert exposed()["stepwell_engine_missed_requests_total", "0", "m", "0"] == 2
 
 
 def test_stats_add_up_reduce_and_end() -> None:

@@ -7,8 +7,10 @@ the one that serves /metrics.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from stepwell import renamed
 
 if TYPE_CHECKING:
     from stepwell.engines.common.plan import StepReport
@@ -37,7 +39,7 @@ FAMILIES: Mapping[str, CounterFamily] = {
         "Time of these recalls, added up: from the scheduler's first ask until the last rank had its bytes.",
     ),
     "misses": CounterFamily(
-        "stepwell_engine_misses",
+        "stepwell_engine_missed_requests",
         "Requests of which the well had less than was asked for, or was not asked, by why.",
         "reason",
     ),
@@ -59,6 +61,17 @@ FAMILIES: Mapping[str, CounterFamily] = {
         ("failed_load", "hook"),
     ),
 }
+
+SERVED: Mapping[str, CounterFamily] = {
+    **FAMILIES,
+    **{
+        f"old_{key}": replace(family, name=old.removesuffix("_total"), help=renamed.deprecated(new))
+        for old, new in renamed.METRICS.items()
+        for key, family in FAMILIES.items()
+        if new == f"{family.name}_total"
+    },
+}
+"""All families, and under `old_KEY` those that keep the old name of one."""
 
 _COUNTED = {
     "failed_loads": "errors/failed_load",

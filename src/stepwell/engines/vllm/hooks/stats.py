@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client import REGISTRY, Counter
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from stepwell.engines.common.counts import FAMILIES
+from stepwell.engines.common.counts import SERVED
 from stepwell.log import RateLimited
 
 log = logging.getLogger("stepwell")
@@ -81,11 +81,11 @@ class PromMetrics(KVConnectorPromMetrics):
                 documentation=family.help,
                 labelnames=[*labelnames, family.label] if family.label else labelnames,
             )
-            for key, family in FAMILIES.items()
+            for key, family in SERVED.items()
         }
         self._children: dict[tuple[int, str, str], Any] = {}
         for engine in per_engine_labelvalues:
-            for key, family in FAMILIES.items():
+            for key, family in SERVED.items():
                 for value in family.expected if family.label else ("",):
                     self._child(engine, key, value)
 
@@ -93,8 +93,9 @@ class PromMetrics(KVConnectorPromMetrics):
         try:
             for key, n in transfer_stats_data.items():
                 family, _, value = key.partition("/")
-                if family in FAMILIES:
-                    self._child(engine_idx, family, value).inc(n)
+                for served in (family, f"old_{family}"):
+                    if served in SERVED:
+                        self._child(engine_idx, served, value).inc(n)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine's server: it would end with us
             _limited.log(logging.WARNING, "observe", "stepwell: not counted in /metrics: %r", error)
 
@@ -103,7 +104,7 @@ class PromMetrics(KVConnectorPromMetrics):
         if child is None:
             if sum(1 for e, k, _ in self._children if (e, k) == (engine, key)) >= MAX_VALUES:
                 value = "other"
-            labels = [*self.per_engine_labelvalues[engine], *([value] if FAMILIES[key].label else [])]
+            labels = [*self.per_engine_labelvalues[engine], *([value] if SERVED[key].label else [])]
             child = self._counters[key].labels(*labels)
             self._children[engine, key, value] = child
         return child
@@ -121,7 +122,7 @@ def prom_metrics(*args: Any, **kwargs: Any) -> PromMetrics | None:
 def _unregister() -> None:
     """Removes counters of an engine that this process had before: vLLM removes only its own, and a name can be taken
     once."""
-    ours = {family.name for family in FAMILIES.values()}
+    ours = {family.name for family in SERVED.values()}
     for collector in list(REGISTRY._collector_to_names):
         if isinstance(collector, Counter) and collector._name in ours:
             REGISTRY.unregister(collector)

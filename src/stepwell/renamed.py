@@ -1,0 +1,29 @@
+"""Names that were replaced and still work in this version, each with the name that replaces it.
+
+The next version deletes this file, and with it all that imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+METRICS: Mapping[str, str] = {
+    "stepwell_sessions": "stepwell_connected_engines",
+    "stepwell_session_ends_total": "stepwell_disconnected_engines_total",
+    "stepwell_misses_total": "stepwell_missed_blocks_total",
+    "stepwell_slab_bytes": "stepwell_tier_allocated_bytes",
+    "stepwell_held_bytes": "stepwell_tier_held_bytes",
+    "stepwell_evictions_total": "stepwell_dropped_blocks_total",
+    "stepwell_spills_skipped_total": "stepwell_spill_skipped_blocks_total",
+    "stepwell_recalls_failed_total": "stepwell_recall_failed_blocks_total",
+    "stepwell_device_writes_bytes_total": "stepwell_device_written_bytes_total",
+    "stepwell_decisions_total": "stepwell_recall_decisions_total",
+    "stepwell_decision_seconds_total": "stepwell_recall_ttft_seconds_total",
+    "stepwell_engine_misses_total": "stepwell_engine_missed_requests_total",
+}
+"""Metrics of the well and of the engine: both names are served."""
+
+
+def deprecated(new: str) -> str:
+    """The help text of a metric's old name."""
+    return f"Deprecated, gone with the next version: use {new}."
