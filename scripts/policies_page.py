@@ -41,19 +41,19 @@ def tables(kept: dict[str, Any]) -> str:
             f"{any_row['working_set_tokens'] / 1e6:,.1f} M of them distinct; at best {any_row['ceiling_ratio']:.1%} "
             f"hit; {any_row['prefill_s']:,.0f} s of prefill ({any_row['cost']}). Seconds saved, and the hit ratio:",
             "",
-            "| capacity | " + " | ".join(policies) + " | default / LRU | default / best |",
+            "| capacity | " + " | ".join(policies) + " | auto / LRU | auto / best |",
             "|---|" + "---|" * (len(policies) + 2),
         ]
         gained = possible = 0.0
         for share, point in points.items():
             saved = {name: row["saved_prefill_s"] for name, row in point.items()}
             best = max(saved[name] for name in RIVALS)
-            gained, possible = gained + saved["default"] - best, possible + saved["opt"] - best
+            gained, possible = gained + saved["auto"] - best, possible + saved["opt"] - best
             cells = [f"{row['saved_prefill_s']:,.0f} ({row['hit_tokens_ratio']:.1%})" for row in point.values()]
-            ratios = [_ratio(saved["default"], saved["lru"]), _ratio(saved["default"], best)]
+            ratios = [_ratio(saved["auto"], saved["lru"]), _ratio(saved["auto"], best)]
             lines.append(f"| {share:.0%} | " + " | ".join([*cells, *ratios]) + " |")
         shares.append(gained / possible if possible else 0.0)
-        lines += ["", f"Of what `opt` saves beyond the best of the four, the default gets {shares[-1]:.1%}.", ""]
+        lines += ["", f"Of what `opt` saves beyond the best of the four, `auto` gets {shares[-1]:.1%}.", ""]
     facts = kept["machine"]
     lines += [
         f"On average over these traces: {sum(shares) / len(shares):.1%}.",
@@ -99,7 +99,7 @@ def draw(rows: list[Row]) -> None:
     for axis, (trace, points) in zip(axes.flat, found.items(), strict=False):
         for name in next(iter(points.values())):
             values = [at[name]["saved_prefill_s"] / at["opt"]["saved_prefill_s"] for at in points.values()]
-            axis.plot(list(points), values, label=name, marker=".", linewidth=2 if name == "default" else 1)
+            axis.plot(list(points), values, label=name, marker=".", linewidth=2 if name == "auto" else 1)
         axis.set(title=trace, xscale="log", ylim=(0, None), xlabel="capacity / working set", ylabel="saved / opt")
     axes.flat[0].legend(fontsize="x-small")
     figure.tight_layout()

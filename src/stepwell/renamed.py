@@ -27,3 +27,17 @@ METRICS: Mapping[str, str] = {
 def deprecated(new: str) -> str:
     """The help text of a metric's old name."""
     return f"Deprecated, gone with the next version: use {new}."
+
+
+VALUES: Mapping[str, Mapping[str, str]] = {setting: {"default": "auto"} for setting in ("recall", "policy", "decide")}
+"""By setting, of a well or of a simulated fleet: values that are read as others."""
+
+
+def value(setting: str, given: str) -> str:
+    """The value that is meant by what was `given` for a setting."""
+    return VALUES.get(setting, {}).get(given, given)
+
+
+def old_value(setting: str, given: str) -> str:
+    """The warning for an old value."""
+    return f"{setting}: `{given}` is `{value(setting, given)}` now; the old word goes with the next version"

@@ -78,20 +78,20 @@ def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iter
 def test_eviction_says_what_is_left_of_more_than_fits(story: Story) -> None:
     """Five prompts in turns, twice what fits: the last used are never those that come next."""
     hits = {}
-    for policy in ("lru", "default"):
+    for policy in ("lru", "auto"):
         with story.with_well(policy=policy):
             rounds = [[sum(story.ask(number).values()) for number in range(5)] for _ in range(6)]
             hits[policy] = sum(map(sum, rounds[1:])) / (5 * 5 * PROMPT)
     print(hits)
     assert hits["lru"] < 0.15, "0 where every prompt is spilled whole, which a busy machine does not reach"
-    assert hits["default"] > 0.2
+    assert hits["auto"] > 0.2
 
 
 def test_admission_says_what_is_let_in(story: Story) -> None:
     """What was asked for once is not taken where twice is wanted."""
     with story.with_well(policy="second_touch"):
         assert [sum(story.ask(0).values()) > 0 for _ in range(4)] == [False, False, True, True]
-    with story.with_well(policy="default"):
+    with story.with_well(policy="auto"):
         assert [sum(story.ask(0).values()) > 0 for _ in range(2)] == [False, True]
 
 

@@ -19,6 +19,7 @@ from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
 from stepwell.config.places import parse_places
 from stepwell.errors import ConfigError
+from stepwell.serve.wishes import judge
 from stepwell.units import Amount, parse_amount
 
 
@@ -59,8 +60,8 @@ def test_defaults(tmp_path: Path) -> None:
         "disk_reserve": "5%",
         "disk_queue": None,
         "disk_threads": 4,
-        "recall": "default",
-        "policy": "default",
+        "recall": "auto",
+        "policy": "auto",
         "placement": "by_worth",
         "write": "through",
         "prefetch": "off",
@@ -397,8 +398,8 @@ def test_values_are_written_as_they_are_read() -> None:
         "disk_reserve": "5%",
         "disk_queue": "unset",
         "disk_threads": "4",
-        "recall": "default",
-        "policy": "default",
+        "recall": "auto",
+        "policy": "auto",
         "placement": "by_worth",
         "write": "through",
         "prefetch": "off",
@@ -480,3 +481,30 @@ def test_the_flag_for_an_engine_carries_sizes_and_directories() -> None:
         with pytest.raises(ConfigError) as caught:
             flag(*options)
         assert caught.value.code == code
+
+
+# --- words of an earlier version
+
+
+def test_an_old_word_is_read_as_the_new_one_and_its_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stepwell.yaml").write_text("recall: default\npolicy: default\n")
+    loaded = load(tmp_path, {"STEPWELL_POLICY": "default"})
+    assert loaded.settings == Settings()
+    assert loaded.warnings == (
+        f"{tmp_path}/stepwell.yaml:1: recall: `default` is `auto` now; the old word goes with the next version",
+        "env STEPWELL_POLICY: policy: `default` is `auto` now; the old word goes with the next version",
+    )
+    assert load(tmp_path, {"STEPWELL_POLICY": "lru", "STEPWELL_RECALL": "auto"}).warnings == ()
+
+
+def test_an_engine_that_asks_for_an_old_word_is_told_the_new_one() -> None:
+    assert judge(Settings())({"recall": "default"}) == [
+        "kv_connector_extra_config: recall: `default` is `auto` now; the old word goes with the next version"
+    ]
+
+
+def test_commands_warn_of_old_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPWELL_RECALL", "default")
+    told = CliRunner().invoke(app, ["config", "check", "--home", str(tmp_path)])
+    assert (told.exit_code, told.stdout) == (0, "ok: recall from env STEPWELL_RECALL\n")
+    assert told.stderr.startswith("stepwell: env STEPWELL_RECALL: recall: `default` is `auto` now")

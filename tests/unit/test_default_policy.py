@@ -30,7 +30,7 @@ def test_of_a_cycle_it_keeps_a_part(part: float) -> None:
     trace = load("cyclic:requests=600,documents=30,tokens=4096", block_tokens=256).trace
     capacity = int(part * trace.distinct)
     assert share(trace, "lru", capacity) == 0
-    assert share(trace, "default", capacity) > 0.85 * part
+    assert share(trace, "auto", capacity) > 0.85 * part
 
 
 def test_of_a_scan_it_keeps_what_is_used_again() -> None:
@@ -40,21 +40,21 @@ def test_of_a_scan_it_keeps_what_is_used_again() -> None:
     capacity = len(np.unique(np.concatenate([trace.request(i) for i in np.flatnonzero(again)])))
     late = again & (np.arange(len(trace)) > len(trace) // 2)
     blocks = np.diff(trace.starts)[late].sum()
-    found = {name: replayed(trace, name, capacity) for name in ("default", "lru")}
+    found = {name: replayed(trace, name, capacity) for name in ("auto", "lru")}
     kept = {name: one.hits[late].sum() / blocks for name, one in found.items()}
-    assert kept["default"] > 0.97
+    assert kept["auto"] > 0.97
     assert kept["lru"] < 0.7
-    assert found["default"].entered < found["lru"].entered / 2, "and does not write what will not be read"
+    assert found["auto"].entered < found["lru"].entered / 2, "and does not write what will not be read"
 
 
 def test_it_lets_in_all_that_there_is_room_for() -> None:
     trace = load("zipf:requests=400,documents=60,tokens=1024", block_tokens=256).trace
-    assert replayed(trace, "default", trace.distinct).entered == trace.distinct
+    assert replayed(trace, "auto", trace.distinct).entered == trace.distinct
 
 
 def test_it_does_the_same_again() -> None:
     trace = load("zipf:requests=1500,documents=200,tokens=2048", block_tokens=256).trace
-    one, again = (replayed(trace, "default", trace.distinct // 10) for _ in range(2))
+    one, again = (replayed(trace, "auto", trace.distinct // 10) for _ in range(2))
     assert (one.hits == again.hits).all() and one.entered == again.entered
 
 
@@ -71,9 +71,9 @@ def test_in_a_silence_nothing_grows_old(silence_s: float) -> None:
     at = np.arange(6000)
     assert gained(recent(at // 200 * silence_s + at % 200 * 0.005), 25) >= 0.99
     scans = load("scan:requests=3000,documents=100,tokens=512,once=0.7", block_tokens=512).trace
-    steady, at = replayed(scans, "default", 20).hits.sum(), np.arange(len(scans))
+    steady, at = replayed(scans, "auto", 20).hits.sum(), np.arange(len(scans))
     bursts = replace(scans, times=at // 200 * silence_s + at % 200 * 0.005)
-    assert replayed(bursts, "default", 20).hits.sum() > 0.9 * steady
+    assert replayed(bursts, "auto", 20).hits.sum() > 0.9 * steady
 
 
 def recent(times: Floats) -> Trace:
@@ -87,5 +87,5 @@ def recent(times: Floats) -> Trace:
 
 def gained(trace: Trace, capacity: int) -> float:
     """What the default finds, of what LRU does."""
-    found = [replayed(trace, policy, capacity).hits.sum() for policy in ("default", "lru")]
+    found = [replayed(trace, policy, capacity).hits.sum() for policy in ("auto", "lru")]
     return float(found[0] / found[1])

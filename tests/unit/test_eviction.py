@@ -31,7 +31,7 @@ def kit(policy: str) -> type[Named]:
     return type(f"Test{policy.title().replace('_', '')}", (Named,), {"POLICY": policy})
 
 
-TestDefault, TestLru, TestLfu, TestArc = (kit(policy) for policy in ("default", "lru", "lfu", "arc"))
+TestDefault, TestLru, TestLfu, TestArc = (kit(policy) for policy in ("auto", "lru", "lfu", "arc"))
 TestS3Fifo, TestSieve, TestLru2, TestGdsf = (kit(policy) for policy in ("s3fifo", "sieve", "lru2", "gdsf"))
 
 

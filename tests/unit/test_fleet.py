@@ -212,7 +212,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
         failures[name] = {"what": draw(st.sampled_from(["slow", "gone"])), "tier": name, "at": at, "until": at + 30}
     return fleet(
         gpu, hosts=2, engines_per_host=2, tiers=tiers, failures=failures, seed=draw(st.integers(0, 3)),
-        decide=draw(st.sampled_from(["default", "always", "never"])), routing={"by": draw(st.sampled_from(ROUTES))},
+        decide=draw(st.sampled_from(["auto", "always", "never"])), routing={"by": draw(st.sampled_from(ROUTES))},
         engine={"prefills": draw(st.integers(1, 3)), "link": draw(st.sampled_from(["10MB/s", "1PB/s"]))},
         speed=draw(st.sampled_from([1, 20])),
     )  # fmt: skip
@@ -283,14 +283,14 @@ def test_a_tier_slower_than_computing_is_refused_by_the_default_and_makes_always
     of = made("zipf:requests=200,documents=20,tokens=8192,gap=4")
     mean = {}
     for bandwidth in ("60MB/s", "60GB/s"):
-        for mode in ("default", "always", "never"):
+        for mode in ("auto", "always", "never"):
             disk = {"capacity": "10TB", "read_bandwidth": bandwidth, "write_bandwidth": "1TB/s"}
             one = Fleet.model_validate({"engine": {"prefix_caching": False}, "tiers": {"disk": disk}, "decide": mode})
             mean[bandwidth, mode] = simulate(one, of)[0].ttft_s.mean
     assert mean["60MB/s", "always"] > 1.5 * mean["60MB/s", "never"]
-    assert mean["60MB/s", "default"] <= mean["60MB/s", "never"]
+    assert mean["60MB/s", "auto"] <= mean["60MB/s", "never"]
     assert mean["60GB/s", "always"] < 0.7 * mean["60GB/s", "never"]
-    assert mean["60GB/s", "default"] <= 1.01 * mean["60GB/s", "always"]
+    assert mean["60GB/s", "auto"] <= 1.01 * mean["60GB/s", "always"]
 
 
 def test_two_recalls_share_a_drive_and_one_that_is_late_takes_what_has_landed() -> None:

@@ -104,10 +104,10 @@ def test_what_changed_and_what_needs_a_restart_is_said_in_one_line(caplog: pytes
     )
     with caplog.at_level(logging.INFO):
         answer = reader.ask()
-    assert answer == m.Reloaded([("recall", "default", "never")], ["host", "socket", "tenants"])
+    assert answer == m.Reloaded([("recall", "auto", "never")], ["host", "socket", "tenants"])
     (record,) = caplog.records
     assert record.getMessage() == (
-        "settings read again: recall = never (was default); a restart of the well is needed for host, socket, tenants"
+        "settings read again: recall = never (was auto); a restart of the well is needed for host, socket, tenants"
     )
     assert reader.live[-1].host is None and reader.live[-1].recall == "never"
     assert reader.ask() == m.Reloaded([], ["host", "socket", "tenants"]), "it still is"
@@ -117,12 +117,12 @@ def test_what_changed_and_what_needs_a_restart_is_said_in_one_line(caplog: pytes
 def test_each_change_is_in_the_log_however_soon_it_comes_after_another(caplog: pytest.LogCaptureFixture) -> None:
     reader = Reader()
     with caplog.at_level(logging.INFO):
-        for recall in ("never", "default", "always"):
+        for recall in ("never", "auto", "always"):
             reader.wanted = Settings(recall=recall)
             for _ in range(3):
                 reader.ask()
     told = [record.getMessage() for record in caplog.records if "recall = " in record.getMessage()]
-    assert [text.split()[5] for text in told] == ["never", "default", "always"]
+    assert [text.split()[5] for text in told] == ["never", "auto", "always"]
     assert len(caplog.records) < 9, "what has not changed is said now and then"
 
 
@@ -221,7 +221,7 @@ def test_reloads_without_end_do_not_fill_the_log(caplog: pytest.LogCaptureFixtur
 def test_what_means_nothing_to_this_well_is_not_said_to_be_in_force() -> None:
     reader = Reader("linger")
     reader.wanted = Settings(linger=1.0, recall="never")
-    assert reader.ask() == m.Reloaded([("recall", "default", "never")], [])
+    assert reader.ask() == m.Reloaded([("recall", "auto", "never")], [])
 
 
 def test_the_loop_wakes_for_a_read_that_hangs(tmp_path: Path) -> None:
@@ -250,6 +250,11 @@ def test_recall_and_pin_waiting_are_asked_for_each_request(asked: dict[str, Any]
     rig.settle()
     follow(rig, **asked)
     assert engine.found(digests) == found
+    if asked.get("recall") == "never":
+        for word, blocks in (("auto", 3), ("default", 3), ("nonsense", 0)):  # `default`: of the version before
+            ticket = engine.ask(digests, recall=word)
+            rig.settle()
+            assert len(engine.answer(ticket).refs) == blocks
     follow(rig)
     assert engine.found(digests) == 3
 
@@ -302,15 +307,16 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_real_well_reads_its_settings_again_when_it_is_told_to(home: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
-    settings.write_text("host: 64MiB\nlog_level: warning\n")
+    settings.write_text("host: 64MiB\nlog_level: warning\nrecall: default\n")
     command = [sys.executable, "-m", "stepwell", "serve", "--home", str(home), "--config", str(settings)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and "serving" in process.stdout.readline()
         log = home / "stepwell.log"
         try:
+            eventually(lambda: f"{settings}:3: recall: `default` is `auto` now" in log.read_text())
             settings.write_text("host: 65MiB\nrecall: never\n")
             process.send_signal(signal.SIGHUP)
-            said = "settings read again: recall = never (was default), log_level = info (was warning); a restart of the"
+            said = "settings read again: recall = never (was auto), log_level = info (was warning); a restart of the"
             eventually(lambda: said in log.read_text())
             settings.write_text("host: 65MiB\nrecal: never\n")
             process.send_signal(signal.SIGHUP)

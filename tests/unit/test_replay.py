@@ -95,7 +95,7 @@ def test_what_holds_for_every_policy(policy: str, trace: Trace, capacity: int, m
 @given(trace=traces(), capacity=CAPACITIES, memory=st.sampled_from([0, 3, 20]))
 def test_what_is_held_or_remembered_is_at_risk_of_being_used(trace: Trace, capacity: int, memory: int) -> None:
     """All of it, and nothing else, however runs are cut, evicted and forgotten."""
-    default = replay(trace, "default", capacity)
+    default = replay(trace, "auto", capacity)
     remembering(default, memory)
     default.run()
     expected = [0] * CLASSES

@@ -67,16 +67,16 @@ def test_the_default_keeps_half_of_what_is_asked_for_in_turns_and_lru_nothing() 
     of = {name: share(Rig(SLABS * SLAB, seed=1, policy=name), cyclic(8), unjudged=PROMPTS) for name in POLICIES}
     print(of)
     assert of["lru"] == 0
-    assert of["default"] >= 0.4
+    assert of["auto"] >= 0.4
     assert len(set(of.values())) > 2, "policies differ in what is recalled"
 
 
 def test_the_default_keeps_what_is_asked_for_often() -> None:
     dice = Random(7)
     requests = dice.choices(range(PROMPTS), [1 / (n + 1) for n in range(PROMPTS)], k=300)
-    of = {name: share(Rig(SLABS * SLAB, seed=1, policy=name), requests, unjudged=60) for name in ("lru", "default")}
+    of = {name: share(Rig(SLABS * SLAB, seed=1, policy=name), requests, unjudged=60) for name in ("lru", "auto")}
     print(of)
-    assert of["default"] >= of["lru"] > 0.3
+    assert of["auto"] >= of["lru"] > 0.3
 
 
 def deep(**how: str) -> Rig:
@@ -124,7 +124,7 @@ def test_what_follows_a_refused_block_is_refused_too() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.hierarchy.arena.residents.MAX_REMEMBERED", 20)
-    rig = Rig(SLAB, seed=1, policy="default")
+    rig = Rig(SLAB, seed=1, policy="auto")
     list(replay(rig, cyclic(6)))
     (holding,) = rig.hierarchy.arena.holdings.values()
     residents: Residents = holding.residents

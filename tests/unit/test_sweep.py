@@ -32,7 +32,7 @@ TRACES = (
 )
 
 
-def wanted(policies: str = "default,lru,opt", sizes: tuple[int, ...] = (2, 5)) -> SweepRequest:
+def wanted(policies: str = "auto,lru,opt", sizes: tuple[int, ...] = (2, 5)) -> SweepRequest:
     return SweepRequest(TRACES, policies.split(","), [SweepCapacity(size * BLOCK) for size in sizes], COST)
 
 
@@ -109,7 +109,7 @@ def test_an_empty_trace_of_blocks_is_a_row_of_nothing() -> None:
 
 
 def test_the_catalog_and_the_optimum_have_the_names_that_were_promised() -> None:
-    assert set(NAMES) == {*["default", "lru", "lfu", "arc", "s3fifo", "sieve", "lru2", "second_touch", "gdsf", "opt"]}
+    assert set(NAMES) == {*["auto", "lru", "lfu", "arc", "s3fifo", "sieve", "lru2", "second_touch", "gdsf", "opt"]}
     assert all(make() is not make() and make().eviction is not make().eviction for make in POLICIES.values())
 
 
@@ -128,7 +128,7 @@ def test_points_are_all_combinations_each_once() -> None:
 
 def test_processes_come_to_the_same() -> None:
     """In a process of its own: a pool brings results as pickles from its own children, and `conftest` allows none."""
-    arguments = [SMALL, "--policy", "default,lru,opt", "--capacity-tokens", "10%,50%", "--json"]
+    arguments = [SMALL, "--policy", "auto,lru,opt", "--capacity-tokens", "10%,50%", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "stepwell", "simulate", *arguments, "--processes", "3"],
         check=True, capture_output=True, timeout=120,
@@ -151,7 +151,7 @@ def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, computed: list[SweepP
     assert computed == wanted().points(), "only the rest"
     assert again == rows(wanted())
     del computed[:]
-    later = list(sweep(wanted("lru,default"), keep=keep))
+    later = list(sweep(wanted("lru,auto"), keep=keep))
     assert not computed
     assert set(first) <= {*later, *sweep(wanted("opt"), keep=keep)}, "rows as they were, times and all"
 
@@ -236,7 +236,11 @@ def test_an_unknown_cost_is_told_before_anything_is_done(tmp_path: Path) -> None
 
 
 def test_policies_are_named_once_each() -> None:
-    assert options.policies("LRU, opt,lru,,default ") == ["lru", "opt", "default"]
+    assert options.policies("LRU, opt,lru,,auto ") == ["lru", "opt", "auto"]
+
+
+def test_the_old_name_of_a_policy_is_the_new_one() -> None:
+    assert options.policies("default,lru,auto") == ["auto", "lru"]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +337,7 @@ def test_what_was_read_over_is_told_beside_the_line(tmp_path: Path) -> None:
 
 def test_the_command_goes_on_from_a_file(tmp_path: Path) -> None:
     keep = tmp_path / "rows"
-    arguments = [SMALL, "--policy", "lru,default", "--capacity-tokens", "10%", "--keep", str(keep), "--json"]
+    arguments = [SMALL, "--policy", "lru,auto", "--capacity-tokens", "10%", "--keep", str(keep), "--json"]
     assert invoke(*arguments) == invoke(*arguments), "rows as they were, times and all"
     assert len(keep.read_text().splitlines()) == 2
 
@@ -356,7 +360,7 @@ def test_nonsense_has_a_code(arguments: list[str], code: str) -> None:
 def test_a_cluster_comes_to_the_same() -> None:
     """In a process of its own: Ray's messages are pickles, which nothing else here may read."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    command = [sys.executable, "-m", "stepwell", "simulate", SMALL, "--policy", "lru,default", "--json"]
+    command = [sys.executable, "-m", "stepwell", "simulate", SMALL, "--policy", "lru,auto", "--json"]
     here, there = (
         json.loads(subprocess.run([*command, *more], capture_output=True, check=True).stdout)["rows"]
         for more in ([], ["--ray", "local"])

@@ -39,7 +39,7 @@ FACTORS = (0.25, 1.0, 2.0, 4.0, 16.0)
 """Tier speeds as multiples of break-even."""
 
 TOGETHER = (1, 4)
-MODES = ("default", "always", "never")
+MODES = ("auto", "always", "never")
 PLAIN = "plain"
 EVERY = (*MODES, PLAIN)
 OVER_PLAIN, OVER_BETTER = 1.05, 1.10
@@ -143,9 +143,9 @@ def rows(samples: Samples, factors: Sequence[float], break_even: float) -> list[
                 found.append(Row(where, "", None, Target("<=", OVER_PLAIN), "nothing was measured"))
                 continue
             better = min(("always", "never"), key=lambda mode: fmean(of[mode]))
-            plain, other = (stats.ratio_of_means(of["default"], of[mode]) for mode in (PLAIN, better))
-            found.append(Row(f"{where}: default over plain vLLM", "", plain, Target("<=", OVER_PLAIN)))
-            found.append(Row(f"  default over {better}, the better mode", "", other, Target("<=", OVER_BETTER)))
+            plain, other = (stats.ratio_of_means(of["auto"], of[mode]) for mode in (PLAIN, better))
+            found.append(Row(f"{where}: auto over plain vLLM", "", plain, Target("<=", OVER_PLAIN)))
+            found.append(Row(f"  auto over {better}, the better mode", "", other, Target("<=", OVER_BETTER)))
             found += [Row(f"  mean TTFT, {mode}", "s", stats.mean(of[mode])) for mode in of]
     return found
 
@@ -178,7 +178,7 @@ def _learn(bench: Bench, ours: EngineProcess, plain: EngineProcess, prompts: lis
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for prompt in prompts:
-            _ours(bench, ours, plain, [prompt], "default")
+            _ours(bench, ours, plain, [prompt], "auto")
 
 
 def _prompts(encode: Encode, count: int) -> list[list[int]]:

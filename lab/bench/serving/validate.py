@@ -21,7 +21,7 @@ from lab.bench.serving.inturn import Asked, Blocks, First, ask_all, blocks_of
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 
-POLICIES = ("lru", "default")
+POLICIES = ("lru", "auto")
 PAGE = 32
 SLOTS = 154
 """Blocks in the host tier: a tenth of what the prompts have."""

@@ -105,19 +105,21 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
-    from stepwell.config import Settings, load
+    from stepwell.config import Loaded, Settings, load
     from stepwell.serve.process import run
 
     place = home_of(home)
     prepare_home(place)
 
-    def read() -> Settings:
-        return load(place, os.environ, path=config, overrides=options_of(host, disk, socket)).settings
+    def read() -> Loaded[Settings]:
+        return load(place, os.environ, path=config, overrides=options_of(host, disk, socket))
 
     def ready(at: Path) -> None:
         emit({"serving": str(at), "home": str(place)}, as_json=as_json, text=f"serving {place} at {at}")
 
-    why = run(place, read(), ready=ready, reread=read)
+    loaded = read()
+    reread, warnings = lambda: read().settings, loaded.warnings
+    why = run(place, loaded.settings, ready=ready, reread=reread, warnings=warnings)
     emit({"ended": why}, as_json=as_json, text=f"the well has ended: {why}")
 
 

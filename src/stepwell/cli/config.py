@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stepwell.cli.options import Config, Home, Json, home_of
-from stepwell.cli.output import emit
+from stepwell.cli.output import emit, warn
 
 app = typer.Typer(help="Show or check the settings that a well would start with.", no_args_is_help=True)
 
@@ -27,6 +27,7 @@ def show(
     from stepwell.config import load, texts
 
     loaded = load(home_of(home), os.environ, path=config)
+    warn(loaded.warnings)
     values = texts(loaded.settings)
     wide = max(len(f"{name}: {value}") for name, value in values.items())
     lines = [
@@ -47,6 +48,7 @@ def check(home: Home = None, config: Config = None, as_json: Json = False) -> No
     from stepwell.config.loader import DEFAULT
 
     loaded = load(home_of(home), os.environ, path=config)
+    warn(loaded.warnings)
     check_together(loaded.settings)
     origins: dict[str, str] = dict(loaded.origins)
     chosen = [name for name, where in origins.items() if where != DEFAULT]

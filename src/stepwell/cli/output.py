@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 def emit(values: Mapping[str, Any], *, as_json: bool, text: str) -> None:
     typer.echo(msgspec.json.encode(values, enc_hook=os.fspath).decode() if as_json else text)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Prints them on standard error."""
+    for line in lines:
+        typer.echo(f"stepwell: {line}", err=True)
 
 
 def stats_table(values: Mapping[str, int | float | str]) -> str:

@@ -70,7 +70,7 @@ BY_WELL = (
     Reason(
         "never",
         "The setting `recall`, or the request itself, says `never`.",
-        "Set `recall` to `default`.",
+        "Set `recall` to `auto`.",
     ),
     Reason(
         "paused",

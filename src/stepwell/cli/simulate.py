@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepwell import renamed
 from stepwell.cli.options import Json
-from stepwell.cli.output import emit
+from stepwell.cli.output import emit, warn
 
 if TYPE_CHECKING:
     from stepwell.simulate.point import SweepRow
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def simulate(
     traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
-    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/policies.md.")] = "default,lru",
+    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/policies.md.")] = "auto,lru",
     capacity_tokens: Annotated[
         str, typer.Option(help="Room of the tier: tokens, or a share of the working set, a block at least: N[,N...].")
     ] = "1%,2%,5%,10%,20%,50%",
@@ -43,6 +44,8 @@ def simulate(
     from stepwell.simulate.sweep import SweepRequest, sweep
     from stepwell.simulate.traces.load import load
 
+    given = (name.strip().lower() for name in policy.split(","))
+    warn(renamed.old_value("policy", name) for name in given if renamed.value("policy", name) != name)
     names, sizes = options.policies(policy), options.capacities(capacity_tokens)
     loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]
     for one in loaded:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from stepwell import renamed
 from stepwell.config import document
 from stepwell.config.document import SettingEntry
 from stepwell.config.settings import Settings, allowed
@@ -34,10 +35,12 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[M]):
-    """Settings with the origin of each by dotted name: `default`, `<file>:<line>`, `env <NAME>` or `--<option>`."""
+    """Settings with the origin of each by dotted name: `default`, `<file>:<line>`, `env <NAME>` or `--<option>`.
+    `warnings`: a line for each value that is understood in this version for the last time."""
 
     settings: M
     origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 def load(
@@ -88,8 +91,13 @@ def merge(model: type[M], entries: Iterable[SettingEntry]) -> Loaded[M]:
             raise _unknown(model, entry, names)
         elif known.endswith(f".{NAME}"):
             _within(tree, entry.path)  # a named member exists even if it is empty
+    warnings = []
     for entry in chosen.values():
-        _within(tree, entry.path[:-1])[entry.path[-1]] = entry.value
+        value = entry.value
+        if isinstance(value, str) and (meant := renamed.value(entry.path[-1], value)) != value:
+            warnings.append(f"{entry.origin}: {renamed.old_value(entry.path[-1], value)}")
+            value = meant
+        _within(tree, entry.path[:-1])[entry.path[-1]] = value
     try:
         settings = model.model_validate(tree)
     except ValidationError as error:
@@ -97,7 +105,7 @@ def merge(model: type[M], entries: Iterable[SettingEntry]) -> Loaded[M]:
     origins = dict.fromkeys((name.partition(f".{NAME}.")[0] for name in names), DEFAULT)
     for dotted, entry in chosen.items():
         origins[_known(entry.path, names).partition(f".{NAME}.")[0] or dotted] = entry.origin
-    return Loaded(settings, MappingProxyType(origins))
+    return Loaded(settings, MappingProxyType(origins), tuple(warnings))
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

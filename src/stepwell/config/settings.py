@@ -76,14 +76,14 @@ class Settings(BaseModel):
         default=None, description="bytes that may wait to be written to disk; unset: an eighth of host, at most 1GiB"
     )
     disk_threads: int = Field(default=4, ge=1, le=64, description="threads per directory that read and write")
-    recall: Literal["default", "always", "never"] = Field(
-        default="default",
-        description="whether what is cached is recalled: where that is expected to be faster than computing it, always,"
-        " or never",
+    recall: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="whether what is cached is recalled: where that is expected to be faster than computing it (auto),"
+        " always, or never",
     )
-    policy: Literal["default", "lru", "lfu", "arc", "s3fifo", "sieve", "lru2", "second_touch", "gdsf"] = Field(
-        default="default",
-        description="which blocks host memory keeps when it is full, and which it lets in; default: those expected to"
+    policy: Literal["auto", "lru", "lfu", "arc", "s3fifo", "sieve", "lru2", "second_touch", "gdsf"] = Field(
+        default="auto",
+        description="which blocks host memory keeps when it is full, and which it lets in; auto: those expected to"
         " save most; docs/policies.md has them all, measured",
     )
     placement: Literal["by_worth", "hot", "warm"] = Field(

@@ -53,7 +53,7 @@ class Options:
     before a request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge:
     checks wishes of engines that join."""
 
-    recall: RecallMode = RecallMode.DEFAULT
+    recall: RecallMode = RecallMode.AUTO
     placement: Placement = field(default_factory=ByWorth)
     write: WritePolicy = field(default_factory=Through)
     prefetch: bool = False

@@ -66,7 +66,7 @@ class Hierarchy:
         *,
         well: str,
         tiers: Sequence[Tier] = (),
-        policy: MakePolicy = POLICIES["default"],
+        policy: MakePolicy = POLICIES["auto"],
         tenants: int = 1,
         saved: SavedState | None = None,
         store: StateStore | None = None,

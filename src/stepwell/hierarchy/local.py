@@ -276,7 +276,7 @@ def open_well(
     home: Path | None = None,
     clock: Clock | None = None,
     memory: Memory | None = None,
-    recall: RecallMode = RecallMode.DEFAULT,
+    recall: RecallMode = RecallMode.AUTO,
 ) -> LocalWell:
     """A well in this process with `host` bytes of shared memory, whose jobs are run inline. Its keys are those of
     `home`, or made up for this process where no home is given. `recall`: whether blocks are recalled that may be

@@ -25,9 +25,12 @@ def examine(
     the defaults, or, where settings contradict each other, with these settings."""
     settings = Settings()
     try:
-        settings = load(home, env, path=config, overrides=options).settings
+        loaded = load(home, env, path=config, overrides=options)
+        settings = loaded.settings
         check_together(settings)
         yield Check("settings", "ok", f"{len(settings.model_fields_set)} of them are set")
+        for warning in loaded.warnings:
+            yield Check("settings", "warn", warning, fix="write the new word")
     except ConfigError as error:
         yield failed("settings", error)
     held = 0

@@ -33,7 +33,7 @@ class TierPolicy:
     admission: Admission
 
 
-def _default() -> TierPolicy:
+def _auto() -> TierPolicy:
     valued = Valued(Reuse())
     return TierPolicy(valued, ExpectedValue(valued))
 
@@ -45,7 +45,7 @@ def _always(eviction: Callable[[], Eviction]) -> Callable[[], TierPolicy]:
 MakePolicy = Callable[[], TierPolicy]
 
 POLICIES: Mapping[str, MakePolicy] = {
-    "default": _default,
+    "auto": _auto,
     "lru": _always(Lru),
     "lfu": _always(Lfu),
     "arc": _always(Arc),

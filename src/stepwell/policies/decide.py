@@ -34,7 +34,7 @@ UNKNOWN_LIMIT_S = 2.0
 
 
 class RecallMode(Enum):
-    DEFAULT = "default"
+    AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
 
@@ -187,19 +187,19 @@ class _Costs:
         return speed.seconds(nbytes, self._request.queued.get(tier, 0)) if speed is not None else 0.0
 
 
-def decide(request: RecallQuestion, known: KnownCosts, mode: RecallMode = RecallMode.DEFAULT) -> Decision:
+def decide(request: RecallQuestion, known: KnownCosts, mode: RecallMode = RecallMode.AUTO) -> Decision:
     """The cut with the least expected time to first token. Its limit is the time to compute everything: a longer wait
     would cost more than a cache may."""
     blocks = request.blocks
     if not blocks:
         return Decision(0, Why.EMPTY, UNKNOWN_LIMIT_S)
-    told = {RecallMode.ALWAYS: Why.ALWAYS, RecallMode.NEVER: Why.NEVER, RecallMode.DEFAULT: Why.UNKNOWN}[mode]
+    told = {RecallMode.ALWAYS: Why.ALWAYS, RecallMode.NEVER: Why.NEVER, RecallMode.AUTO: Why.UNKNOWN}[mode]
     cut = 0 if mode is RecallMode.NEVER else blocks
     if known.prefill is None:
         return Decision(cut, told, UNKNOWN_LIMIT_S)
     costs = _Costs(request, known)
     none, whole = costs.of(0), costs.of(blocks)
-    if mode is not RecallMode.DEFAULT:
+    if mode is not RecallMode.AUTO:
         return Decision(cut, told, UNKNOWN_LIMIT_S, costs.of(cut), none, whole)
     best = min(map(costs.of, costs.cuts()), key=lambda cost: (cost.at_best, -cost.blocks))
     why = Why.WORTH_IT if best.blocks == blocks else Why.RECOMPUTE_CHEAPER

@@ -15,7 +15,7 @@ class Ask(Message, frozen=True):
 
     `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
     smaller goes first when pins are short. `tokens`: of the whole prompt, 0 where that is not said. `recall`:
-    "default", "always" or "never", where the request has a wish of its own. Answered by one or more `Found`.
+    "auto", "always" or "never", where the request has a wish of its own. Answered by one or more `Found`.
     """
 
     ticket: int

@@ -30,17 +30,18 @@ def main() -> None:
 
 
 def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> None:
-    from stepwell.config import Settings, load
+    from stepwell.config import Loaded, Settings, load
     from stepwell.io.paths import prepare_home
     from stepwell.serve.process import run
 
     os.set_inheritable(locked, False)
     prepare_home(home)
 
-    def read() -> Settings:
-        return load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config").settings
+    def read() -> Loaded[Settings]:
+        return load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config")
 
-    settings = read()
+    loaded = read()
+    settings = loaded.settings
     if settings.socket is not None:
         raise ConfigError(
             "SW-102",
@@ -49,7 +50,8 @@ def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> Non
             fix='start it with `stepwell serve` and give the engines "socket" in kv_connector_extra_config, or remove '
             "the setting",
         )
-    run(home, settings, locked=locked, linger=True, ready=_ready, reread=read)
+    reread, warnings = lambda: read().settings, loaded.warnings
+    run(home, settings, locked=locked, linger=True, ready=_ready, reread=reread, warnings=warnings)
 
 
 def _ready(_: Path) -> None:

@@ -72,14 +72,16 @@ def run(
     linger: bool = False,
     ready: Callable[[Path], None] = lambda socket_path: None,
     reread: Callable[[], Settings] | None = None,
+    warnings: Sequence[str] = (),
 ) -> str:
     """Serves `home` until SIGTERM, SIGINT, `stepwell stop` or, with `linger`, until nobody has used it for long enough.
 
     For the main thread of a process of its own. `locked` is the descriptor of the home's lock if the caller holds it.
     `ready` is called when connections are accepted. `reread` gives the settings as they are written now, on SIGHUP and
-    `stepwell reload`; it may block and raises StepwellError. Returns why it ended. Raises StepwellError if it cannot
-    start: BackendDown SW-501 (another one runs) and SW-502 (the system refused something), and whatever home, keyring,
-    settings and memory have to say.
+    `stepwell reload`; it may block and raises StepwellError. `warnings` of the settings go into the log.
+
+    Returns why it ended. Raises StepwellError if it cannot start: BackendDown SW-501 (another one runs) and SW-502 (the
+    system refused something), and the errors of home, keyring, settings and memory.
     """
     served: list[Path] = []
 
@@ -88,7 +90,7 @@ def run(
         ready(at)
 
     try:
-        return _run(home, settings, locked, linger, begun, reread or (lambda: settings))
+        return _run(home, settings, locked, linger, begun, reread or (lambda: settings), warnings)
     except OSError as error:
         if served:
             raise
@@ -107,6 +109,7 @@ def _run(
     linger: bool,
     ready: Callable[[Path], None],
     reread: Callable[[], Settings],
+    warnings: Sequence[str],
 ) -> str:
     check_together(settings)
     prepare_home(home)
@@ -123,6 +126,8 @@ def _run(
         _raise_open_files()
         keyring = Keyring.open(home / KEYRING_NAME, (DEFAULT_TENANT, *settings.tenants))
         held.enter_context(well_log(home, settings.log_level, form=settings.log_format))
+        for warning in warnings:
+            log.warning("%s", warning)
         if not cells.locked:
             log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
         with contextlib.ExitStack() as listening:

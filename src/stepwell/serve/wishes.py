@@ -32,13 +32,16 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
                 why="it decides who else may use the well",
                 fix="write it into the well's stepwell.yaml",
             )
-        wished = merge(Settings, from_overrides(wishes, "kv_connector_extra_config")).settings
-        ours, theirs = texts(in_force), texts(wished)
+        loaded = merge(Settings, from_overrides(wishes, "kv_connector_extra_config"))
+        wished, ours, theirs = loaded.settings, texts(in_force), texts(loaded.settings)
         return [
-            f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"
-            " `stepwell stop` ends it, and the next engine starts a new one [SW-111]"
-            for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
-            if of(wished) not in (of(settings), of(in_force))
+            *loaded.warnings,
+            *(
+                f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"
+                " `stepwell stop` ends it, and the next engine starts a new one [SW-111]"
+                for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
+                if of(wished) not in (of(settings), of(in_force))
+            ),
         ]
 
     return warnings

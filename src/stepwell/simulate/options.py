@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from stepwell import renamed
 from stepwell.errors import ConfigError
 from stepwell.simulate.point import NAMES
 from stepwell.simulate.sweep import SweepCapacity
@@ -15,7 +16,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg%]?)", re.IGNORECASE)
 
 def policies(text: str) -> list[str]:
     """Names, separated by commas, each once. Raises ConfigError SW-124."""
-    names = list(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
+    given = (name.strip().lower() for name in text.split(","))
+    names = list(dict.fromkeys(renamed.value("policy", name) for name in given if name))
     for name in names:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)

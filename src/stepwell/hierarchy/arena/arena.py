@@ -98,7 +98,7 @@ class Arena:
         observer: ArenaObserver,
         clock: Clock,
         placement: Placement | None = None,
-        policy: MakePolicy = POLICIES["default"],
+        policy: MakePolicy = POLICIES["auto"],
     ) -> None:
         self.host_bytes = host_bytes
         self._observer = observer

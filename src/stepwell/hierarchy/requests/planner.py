@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count
 
+from stepwell import renamed
 from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
 from stepwell.events import Expected, RecallDecided, RecallEnded
@@ -48,7 +49,7 @@ class RecallPlanner:
 
     def mode(self, wish: str) -> RecallMode:
         """The mode that a request with this wish has."""
-        return _MODES.get(wish, self._default)
+        return _MODES.get(renamed.value("recall", wish), self._default)
 
     def follow(self, mode: RecallMode) -> None:
         """Sets the mode that decides where a request has no wish of its own."""
@@ -184,7 +185,7 @@ class RecallPlanner:
         if landed == weighed.landed:
             return False
         weighed.landed, weighed.landed_at = landed, self._clock.now()
-        if weighed.mode is not RecallMode.DEFAULT or weighed.decision.none is None:
+        if weighed.mode is not RecallMode.AUTO or weighed.decision.none is None:
             return False
         rest = _behind(weighed.question.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that

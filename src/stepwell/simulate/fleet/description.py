@@ -73,7 +73,7 @@ class TierDescription(_Part):
     write_bandwidth: Bandwidth
     latency: Duration = 0.0
     parallel: int = Field(default=1, ge=1, le=4096)
-    policy: PolicyName = "default"
+    policy: PolicyName = "auto"
     write: WriteName = "through"
     write_queue: Size | None = None
     write_amplification: float = Field(default=1.0, ge=1, le=100, allow_inf_nan=False)
@@ -122,7 +122,7 @@ class Fleet(_Part):
     engines_per_host: int = Field(default=1, ge=1, le=64)
     engine: EngineDescription = EngineDescription()
     tiers: Annotated[dict[str, TierDescription], NamedTiers] = {}
-    decide: ModeName = "default"
+    decide: ModeName = "auto"
     routing: Routing = Routing()
     failures: dict[str, Failure] = {}
     speed: float = Field(default=1.0, ge=1e-6, le=1e6)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
+
+from stepwell import renamed
+from stepwell.log import RateLimited
+
+_LONGEST_WISH = len("default")
+
+_limited = RateLimited(logging.getLogger("stepwell"))
 
 
 def foreign_input(request: Any) -> str:
@@ -18,12 +26,16 @@ def foreign_input(request: Any) -> str:
 
 
 def recall_wish(request: Any) -> str:
-    """How this request wants it: `{"stepwell": {"recall": "default", "always" or "never"}}` in its
-    `kv_transfer_params`. Anything else is as if nothing was said."""
+    """How this request wants it: `{"stepwell": {"recall": "auto", "always" or "never"}}` in its `kv_transfer_params`.
+    Anything else is as if nothing was said."""
     params = getattr(request, "kv_transfer_params", None)
     ours = params.get("stepwell") if isinstance(params, dict) else None
     wish = ours.get("recall") if isinstance(ours, dict) else None
-    return wish if isinstance(wish, str) and len(wish) <= len("default") else ""
+    if not isinstance(wish, str) or len(wish) > _LONGEST_WISH:
+        return ""
+    if (meant := renamed.value("recall", wish)) != wish:
+        _limited.log(logging.WARNING, "wish", "kv_transfer_params: %s", renamed.old_value("recall", wish))
+    return meant
 
 
 def computed_by(out: Any) -> Iterator[tuple[int, int]]:
