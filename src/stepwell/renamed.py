@@ -41,3 +41,12 @@ def value(setting: str, given: str) -> str:
 def old_value(setting: str, given: str) -> str:
     """The warning for an old value."""
     return f"{setting}: `{given}` is `{value(setting, given)}` now; the old word goes with the next version"
+
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "clear": ("cache", "clear"),
+    "namespaces": ("cache", "namespaces"),
+    "fsck": ("cache", "fsck"),
+    "bench": (),  # `bench fidelity` and `bench indexes`: the two are commands of their own
+}
+"""First words of a command line, and the words that replace them."""

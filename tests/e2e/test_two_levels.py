@@ -122,5 +122,5 @@ def test_people_see_each_tier_by_its_name(story: Story) -> None:
     stats = said("stats")
     assert "disk tier: " in stats and "remote tier: " in stats
     assert "remote" in said("explain", "--decisions")
-    assert "remote tier: " in said("clear", "--tier", "remote")
+    assert "remote tier: " in said("cache", "clear", "--tier", "remote")
     assert story.well.stats()["remote_blocks"] == 0 < story.well.stats()["disk_blocks"]

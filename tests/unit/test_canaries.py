@@ -411,7 +411,7 @@ def test_the_alarm_is_a_line_with_a_code(caplog: pytest.LogCaptureFixture) -> No
         log_event(e.NamespaceQuarantined(b"\xab" * 16, 7.0))
         log_event(e.QuarantineLifted(b"\xab" * 16))
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "INFO"]
-    assert f"stepwell clear --namespace {'ab' * 16}" in caplog.text and "SW-406" in caplog.text
+    assert f"stepwell cache clear --namespace {'ab' * 16}" in caplog.text and "SW-406" in caplog.text
 
 
 def filled(socket: Path, *numbers: int) -> Link:
@@ -445,7 +445,7 @@ def test_a_real_well_remembers_its_quarantine(tmp_path: Path) -> None:
                         engine.post(m.Canary(0, BF16, OFF))
                     eventually(lambda: (home / LIST_NAME).exists() and json.loads((home / LIST_NAME).read_bytes()))
                     eventually(lambda: control.stats(home)["blocks"] == 0)
-                    (row,) = json.loads(invoke("namespaces", "--home", str(home), "--json")[1])["namespaces"]
+                    (row,) = json.loads(invoke("cache", "namespaces", "--home", str(home), "--json")[1])["namespaces"]
                     assert (row["quarantined"], row["blocks"]) == (True, 0)
                     tag = row["tag"]
                     assert [tag] in json.loads((home / LIST_NAME).read_bytes())
@@ -454,9 +454,9 @@ def test_a_real_well_remembers_its_quarantine(tmp_path: Path) -> None:
                 assert "ALARM: 1 namespace(s) in quarantine" in invoke("stats", "--home", str(home))[1]
                 (check,), _ = places.well(home)
                 assert check.status == "warn" and "SW-406" in check.text
-                code, said = invoke("namespaces", "--home", str(home))
+                code, said = invoke("cache", "namespaces", "--home", str(home))
                 assert code == 0 and tag in said and "in quarantine" in said
-                assert invoke("clear", "--home", str(home), "--namespace", tag)[0] == 0
+                assert invoke("cache", "clear", "--home", str(home), "--namespace", tag)[0] == 0
                 assert "ALARM" not in invoke("stats", "--home", str(home))[1]
                 eventually(lambda: json.loads((home / LIST_NAME).read_bytes()) == [])
             finally:

@@ -347,23 +347,25 @@ def test_the_commands_with_a_real_well(tmp_path: Path) -> None:
         try:
             members = fill(rendezvous(home).socket, 1, 2, 3)
             eventually(lambda: control.stats(home).get("disk_blocks") == 3)
-            code, said = invoke("namespaces", "--home", str(home), "--json")
+            code, said = invoke("cache", "namespaces", "--home", str(home), "--json")
             (row,) = json.loads(said)["namespaces"]
             assert (code, row["blocks"], row["tenant"]) == (0, 3, "default")
-            code, said = invoke("clear", "--home", str(home), "--namespace", "ab" * 16)
+            code, said = invoke("cache", "clear", "--home", str(home), "--namespace", "ab" * 16)
             assert code == 0 and "disk tier: 0 blocks dropped, 0" in said, said
-            code, said = invoke("clear", "--home", str(home), "--namespace", row["tag"], "--tier", "host")
+            code, said = invoke("cache", "clear", "--home", str(home), "--namespace", row["tag"], "--tier", "host")
             assert code == 0 and said == "host tier: 3 blocks dropped, 3MiB\n", said
-            code, said = invoke("clear", "--home", str(home), "--namespace", row["tag"])
+            code, said = invoke("cache", "clear", "--home", str(home), "--namespace", row["tag"])
             assert code == 0 and "host tier: 0 blocks dropped" in said and "disk tier: 3 blocks dropped, 3" in said
             assert not segments(disk), "there was nothing else in them"
-            code, said = invoke("clear", "--home", str(home), "--json")
+            code, said = invoke("cache", "clear", "--home", str(home), "--json")
             answer = json.loads(said)
             assert (code, answer["blocks"]) == (0, {"host": 0, "disk": 0})
             assert (answer["bytes"]["disk"], answer["partial"]) == (0, [])
-            code, said = invoke("clear", "--home", str(home), "--tier", "dsk")
+            code, said = invoke("cache", "clear", "--home", str(home), "--tier", "dsk")
             assert code != 0 and "no tier called 'dsk'" in said and "host and disk" in said
-            assert "host memory holds nothing" not in invoke("namespaces", "--home", str(home))[1], "its engine lives"
+            assert "host memory holds nothing" not in invoke("cache", "namespaces", "--home", str(home))[1], (
+                "its engine lives"
+            )
             del members
         finally:
             control.stop(home)
@@ -379,7 +381,7 @@ def test_the_commands_ask_a_well_at_a_socket_of_its_own(
         return json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
 
     def blocks(*arguments: str) -> int:
-        return sum(row["blocks"] for row in told("namespaces", *arguments)["namespaces"])
+        return sum(row["blocks"] for row in told("cache", "namespaces", *arguments)["namespaces"])
 
     eventually(lambda: blocks("--socket", str(well.path)) == 2)
     monkeypatch.setenv("STEPWELL_SOCKET", str(well.path))
@@ -387,14 +389,14 @@ def test_the_commands_ask_a_well_at_a_socket_of_its_own(
     monkeypatch.setenv("STEPWELL_SOCKET", str(tmp_path / "nobody"))
     for command in ("clear", "namespaces"):
         with pytest.raises(StepwellError) as caught:
-            told(command)
+            told("cache", command)
         assert caught.value.code == "SW-505" and str(tmp_path / "nobody") in caught.value.what
-    assert told("clear", "--tier", "host", "--socket", str(well.path))["blocks"] == {"host": 2}
+    assert told("cache", "clear", "--tier", "host", "--socket", str(well.path))["blocks"] == {"host": 2}
     assert blocks("--socket", str(well.path)) == 0
     monkeypatch.delenv("STEPWELL_SOCKET")
     settings = tmp_path / "settings.yaml"
     settings.write_text(f"socket: {well.path}\n")
-    assert told("clear", "--config", str(settings))["blocks"] == {"host": 0}
+    assert told("cache", "clear", "--config", str(settings))["blocks"] == {"host": 0}
     del members
 
 
@@ -407,7 +409,7 @@ def test_without_a_well_it_says_what_to_delete_and_deletes_nothing(
     monkeypatch.setenv("STEPWELL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STEPWELL_DISK", f"{disk}:1GiB")
     with pytest.raises(StepwellError) as caught:
-        CliRunner().invoke(app, ["clear"], catch_exceptions=False)
+        CliRunner().invoke(app, ["cache", "clear"], catch_exceptions=False)
     assert caught.value.code == "SW-505"
     assert f"rm '{disk}'/*.seg" in caught.value.fix
     assert (disk / f"{'0' * 16}.seg").exists()
@@ -417,5 +419,5 @@ def test_without_a_well_it_says_what_to_delete_and_deletes_nothing(
 @pytest.mark.parametrize("tag", ["", "zz" * 16, "ab" * 15, "ab " * 16])
 def test_what_is_no_tag_is_refused(tag: str, tmp_path: Path) -> None:
     with pytest.raises(StepwellError) as caught:
-        CliRunner().invoke(app, ["clear", "--namespace", tag, "--home", str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(app, ["cache", "clear", "--namespace", tag, "--home", str(tmp_path)], catch_exceptions=False)
     assert caught.value.code == "SW-102"

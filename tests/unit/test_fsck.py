@@ -1,4 +1,4 @@
-"""`stepwell fsck` on real directories: what it counts, and that it changes nothing."""
+"""`stepwell cache fsck` on real directories: what it counts, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -303,16 +303,16 @@ def test_a_corrupt_keyring_is_said(disk: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(disk: Path, home: Path) -> None:
-    done = CliRunner().invoke(app, ["fsck", str(disk), "--home", str(home), "--json"])
+    done = CliRunner().invoke(app, ["cache", "fsck", str(disk), "--home", str(home), "--json"])
     assert done.exit_code == 0, done.output
     values = json.loads(done.output)
     assert values["ok"] and values["blocks"] == {"good": COUNT, "expired": 0, "no_key": 0, "unknown": 0, "damaged": 0}
     poke(segments(disk)[0], PAGE + 5000, b"\xff\x00\xff")
-    done = CliRunner().invoke(app, ["fsck", str(disk), "--home", str(home)])
+    done = CliRunner().invoke(app, ["cache", "fsck", str(disk), "--home", str(home)])
     assert done.exit_code == 1
     assert "1 damaged" in done.output
     missing = subprocess.run(
-        [sys.executable, "-m", "stepwell", "fsck", str(disk / "no")],
+        [sys.executable, "-m", "stepwell", "cache", "fsck", str(disk / "no")],
         env=os.environ | {"STEPWELL_HOME": str(home)},
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from deep import chain
 
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell.block.facts import MAX_FACTS, differences, facts_of, facts_text
-from stepwell.cli.clear import identities
+from stepwell.cli.cache import identities
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.requests.clearing import NamespaceSum
 from stepwell.hierarchy.sessions.known import MAX_DIFFERENT, MAX_TENANT_BYTES, MAX_TENANT_NAMESPACES

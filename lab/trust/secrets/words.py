@@ -232,12 +232,12 @@ def _commands(stage: Stage) -> dict[str, bytes]:
     at, disk = ("--socket", str(stage.socket)), str(stage.disk)
     wanted: Mapping[str, tuple[str, ...]] = {
         "stats --json": ("stats", "--json", *at),
-        "namespaces --json": ("namespaces", "--json", *at),
+        "namespaces --json": ("cache", "namespaces", "--json", *at),
         "doctor --json": ("doctor", "--json", "--disk", f"{disk}:256MiB", *at),
-        "fsck --json": ("fsck", disk, "--json"),
+        "fsck --json": ("cache", "fsck", disk, "--json"),
         "config show": ("config", "show", "--origin"),
-        "clear": ("clear", "--tier", "host", *at),
-        "clear of nothing": ("clear", "--namespace", secrets.token_hex(16), *at),
+        "clear": ("cache", "clear", "--tier", "host", *at),
+        "clear of nothing": ("cache", "clear", "--namespace", secrets.token_hex(16), *at),
         "uninstall": ("uninstall",),
     }
     said = {name: stage.command(*words).encode() for name, words in wanted.items()}

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from stepwell import __version__
-from stepwell.cli import clear, config, explain, fidelity, switch
-from stepwell.cli.fleet import simulate_fleet
+from stepwell.cli import cache, config, explain, switch
+from stepwell.cli.group import SectionedGroup
 from stepwell.cli.options import (
     Config,
     Disk,
@@ -30,12 +30,13 @@ from stepwell.cli.options import (
     socket_of,
 )
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
-from stepwell.cli.simulate import simulate
+from stepwell.cli.study import fidelity, fleet, simulate
 from stepwell.errors import BackendDown, ConfigError
 from stepwell.io.paths import Rendezvous, prepare_home
 
 app = typer.Typer(
     name="stepwell",
+    cls=SectionedGroup,
     help="The memory hierarchy for the KV cache of LLM inference.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,13 +44,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(config.app, name="config")
-app.add_typer(fidelity.moved, name="bench", hidden=True)
-app.command()(clear.clear)
-app.command()(clear.namespaces)
-app.command()(simulate)
+app.add_typer(cache.app, name="cache")
+app.command()(simulate.simulate)
+app.command("simulate-fleet")(fleet.simulate_fleet)
 app.command()(fidelity.fidelity)
 app.command()(fidelity.indexes)
-app.command("simulate-fleet")(simulate_fleet)
 app.command()(explain.explain)
 app.command()(switch.pause)
 app.command()(switch.resume)
@@ -68,7 +67,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """The memory hierarchy for the KV cache of LLM inference."""
 
@@ -82,7 +83,10 @@ def demo(
     disk: Annotated[str, typer.Option(help="Size of its disk tier in the cache folder; 0: none.")] = "4GiB",
     as_json: Json = False,
 ) -> None:
-    """Run a real vLLM: spill, recall, kill the engine, kill everything, recall again. Some minutes on two cores."""
+    """Run a real vLLM with a well on this machine's CPU.
+
+    It spills, recalls, kills the engine, then kills everything and recalls again: some minutes on two cores.
+    """
     from stepwell.demo.results.report import show
     from stepwell.demo.run import DemoOptions, run
     from stepwell.units import parse_size
@@ -101,10 +105,13 @@ def serve(
     host: Host = None,
     disk: Disk = None,
     config: Config = None,
-    socket: Annotated[Path | None, typer.Option(help="Listen here, for engines that are told so.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Listen at this path; engines must be given it as well.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the well of this host in the foreground, until SIGTERM or `stepwell stop`."""
+    """Run a well in the foreground.
+
+    It ends with `stepwell stop`, SIGTERM or SIGINT.
+    """
     from stepwell.config import Loaded, Settings, load
     from stepwell.serve.process import run
 
@@ -125,7 +132,10 @@ def serve(
 
 @app.command()
 def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
-    """End the running well; what it holds in host memory is gone. Engines go on without it."""
+    """End the running well.
+
+    What it holds in host memory is gone. Engines go on without it.
+    """
     from stepwell.client import control
 
     place = home_of(home)
@@ -136,7 +146,10 @@ def stop(home: Home = None, socket: Socket = None, as_json: Json = False) -> Non
 
 @app.command()
 def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
-    """What a running well holds and has counted: blocks, bytes, hits, misses by reason, pins, quarantine."""
+    """Show what the running well holds and has counted.
+
+    Blocks and bytes of each tier, hits, misses by reason, pins, quarantine. JSON: one object of numbers and texts.
+    """
     from stepwell.client import control
 
     place = home_of(home)
@@ -153,7 +166,9 @@ def doctor(
     socket: Socket = None,
     as_json: Json = False,
 ) -> None:
-    """Try out whether this machine can do what settings and options ask for; exit with 1 if something cannot work.
+    """Try whether this machine can do what the settings ask for.
+
+    The exit status is 1 if something cannot work.
 
     JSON: {"ok": bool, "checks": [{"check": name, "status": "ok", "warn" or "fail", "text", "fix", "of": directory,
     "facts": {name: number or text}}]}.
@@ -175,13 +190,14 @@ def uninstall(
     home: Home = None,
     socket: Socket = None,
     config: Config = None,
-    only: Annotated[list[Kind] | None, typer.Option(help="Only this: home, data or demo; repeatable.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    only: Annotated[list[Kind] | None, typer.Option(help="Delete only home, data or demo; repeatable.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """End the well and delete what it left: keyring and log in home, blocks on disk, the demo's cache.
+    """End the well and delete what stepwell has left behind.
 
-    Lists it first, and asks; without a terminal and without --yes it only lists. Nothing else is ever deleted.
+    That is the keyring and the log in home, blocks on disk, and the demo's cache; nothing else is ever deleted. The
+    command lists all of it and asks first. Without a terminal and without --yes it only lists.
     """
     from stepwell.client import control
     from stepwell.demo.model import cache_folder
@@ -209,40 +225,22 @@ def uninstall(
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
 
 
-@app.command()
-def fsck(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a disk tier.")],
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Read a directory of the disk tier and open every block; exit with 1 if something is damaged. Changes nothing.
-
-    The keys are those of --home. JSON: {"ok": bool, "directory": path, "in_use": bool, "keyring": bool, "segments":
-    {"closed", "open", "empty", "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired",
-    "no_key", "damaged": n}, "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
-    """
-    from stepwell.ops.fsck import examine, shape, text
-    from stepwell.serve.process import KEYRING_NAME
-
-    place = home_of(home)
-    tell = (lambda line: None) if as_json else (lambda line: typer.echo(line, err=True))
-    report = examine(directory, place / KEYRING_NAME, tell)
-    emit(shape(report), as_json=as_json, text=text(report, place))
-    if not report.ok:
-        raise typer.Exit(1)
-
-
 @app.command("vllm-args")
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
     disk: Disk = None,
-    home: Annotated[Path | None, typer.Option(help="Home of the well, where it is not the default.")] = None,
-    socket: Annotated[Path | None, typer.Option(help="Join the well that listens here; never start one.")] = None,
-    strict: Annotated[bool, typer.Option(help="Refuse to start where stepwell cannot serve.")] = False,
-    receipts: Annotated[bool, typer.Option(help="Tell clients what was recalled for each request.")] = False,
+    home: Annotated[Path | None, typer.Option(help="Home of the well, if it is not the default one.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Join the well that listens at this path; never start one.")
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Let vLLM refuse to start where stepwell cannot serve.")] = False,
+    receipts: Annotated[bool, typer.Option(help="Let answers say what was recalled for their request.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the flags to paste behind `vllm serve MODEL`, for this host or another one."""
+    """Print the flags to add to `vllm serve MODEL`.
+
+    They may be for this host or for another one.
+    """
     from stepwell.config import check_host
     from stepwell.config.places import parse_places
     from stepwell.engines.vllm.plugin import NAME

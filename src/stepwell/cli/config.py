@@ -10,7 +10,7 @@ import typer
 from stepwell.cli.options import Config, Home, Json, home_of
 from stepwell.cli.output import emit, warn
 
-app = typer.Typer(help="Show or check the settings that a well would start with.", no_args_is_help=True)
+app = typer.Typer(help="Show or check the settings a well would start with.", no_args_is_help=True)
 
 
 @app.command()
@@ -20,7 +20,9 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print each setting as it would be written: default, file, environment, in this order, the last one wins.
+    """Print each setting as it would be written.
+
+    Values come from defaults, the settings file and the environment, in this order; the last one wins.
 
     JSON: {"settings": {name: value}, "origins": {name: "default", "FILE:LINE" or "env NAME"}}.
     """
@@ -40,7 +42,9 @@ def show(
 
 @app.command()
 def check(home: Home = None, config: Config = None, as_json: Json = False) -> None:
-    """Exit with 1 and the reason if a name or value cannot be used. `stepwell doctor` also asks the machine.
+    """Check names and values of the settings.
+
+    If one cannot be used, the reason is printed and the exit status is 1. `stepwell doctor` tries them on the machine.
 
     JSON: {"ok": true, "set": [name, ...]}: the settings that are not defaults.
     """

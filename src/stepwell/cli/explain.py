@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from stepwell.cli.clear import identities
+from stepwell.cli.cache import identities
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.protocol.messages import DecisionRow
@@ -27,13 +27,17 @@ _GAVE_UP = {
 
 
 def explain(
-    decisions: Annotated[bool, typer.Option("--decisions", help="To recall or to recompute, the latest first.")] = True,
-    last: Annotated[int, typer.Option("--last", min=1, max=256, help="How many.")] = 10,
+    decisions: Annotated[
+        bool, typer.Option("--decisions", help="Explain decisions to recall or to recompute, the latest first.")
+    ] = True,
+    last: Annotated[int, typer.Option("--last", min=1, max=256, help="Number of decisions.")] = 10,
     home: Home = None,
     socket: Socket = None,
     as_json: Json = False,
 ) -> None:
-    """Tell why the running well recalled prefixes or had them computed, and how that went.
+    """Explain why prefixes were recalled or computed.
+
+    For each of the last decisions: what the well expected, what it chose, and how that went.
 
     JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
     "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",

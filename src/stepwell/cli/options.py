@@ -13,8 +13,12 @@ from stepwell.io.paths import home_dir
 if TYPE_CHECKING:
     from stepwell.config import Settings
 
-Home = Annotated[Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else the user's data).")]
-Socket = Annotated[Path | None, typer.Option(help="Where the well listens (default: its setting, else by home).")]
+Home = Annotated[
+    Path | None, typer.Option(help="Home of the well (default: $STEPWELL_HOME, else in the user's data directory).")
+]
+Socket = Annotated[
+    Path | None, typer.Option(help="Socket of the well (default: the setting, else the one that belongs to home).")
+]
 Config = Annotated[Path | None, typer.Option(help="Settings file (default: stepwell.yaml in home).")]
 Disk = Annotated[
     list[str] | None,

@@ -126,7 +126,9 @@ def _below(v: dict[str, int | float | str], tier: str) -> list[str]:
     ]
     kept, foreign = t.pop("kept_segments", 0), t.pop("foreign_files", 0)
     if kept or foreign:
-        lines.append(f"  {kept} segments that cannot be read (`stepwell fsck` says why), {foreign} files not of ours")
+        lines.append(
+            f"  {kept} segments that cannot be read (`stepwell cache fsck` says why), {foreign} files not of ours"
+        )
     for title, prefix in (("not recalled", "not_recalled_"), ("not spilled", "skipped_"), ("errors", "errors_")):
         found = {k.removeprefix(prefix): t.pop(k) for k in sorted(t) if k.startswith(prefix)}
         if found:

@@ -49,7 +49,7 @@ BY_WELL = (
     Reason(
         "not_readable",
         "The block was gone or damaged when it was read from the tier, or the read failed.",
-        "`stepwell fsck DIR`; the well's log says more ([SW-507](#sw-507)).",
+        "`stepwell cache fsck DIR`; the well's log says more ([SW-507](#sw-507)).",
     ),
     Reason(
         "tier_down",

@@ -1,4 +1,4 @@
-"""`stepwell pause`, `resume` and `reload`: changing a running well without ending it."""
+"""`stepwell pause`, `stepwell resume` and `stepwell reload`: a running well is changed without ending it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ class What(StrEnum):
     ALL = "all"
 
 
-Kinds = Annotated[What, typer.Argument(help="recalls, spills or all.")]
+Kinds = Annotated[What, typer.Argument(help="What to switch: recalls, spills or all.")]
 
 
 def pause(
     what: Kinds = What.ALL,
-    reason: Annotated[str, typer.Option(help=f"Why, for whoever finds it so; {MAX_REASON} characters.")] = "",
+    reason: Annotated[
+        str, typer.Option(help=f"Why it is paused, for other people: at most {MAX_REASON} characters.")
+    ] = "",
     home: Home = None,
     socket: Socket = None,
     as_json: Json = False,
 ) -> None:
-    """Switch the well off at once: engines compute everything, and nothing that is stored is lost.
+    """Switch recalls, spills or both off, at once.
 
-    Where none runs, the next one begins so.
-    It lasts until `stepwell resume`, whatever ends or restarts. What is paused already stays as it was. JSON:
+    Engines compute everything, and nothing that is stored is lost. The pause lasts until `stepwell resume`, whatever
+    ends or restarts. Where no well runs, the next one starts paused. JSON:
     {"paused": [{"kind", "since" (seconds since 1970), "uid", "reason"}], "kept": home has it, so that it lasts}.
     """
     from stepwell.client import control
@@ -54,7 +56,10 @@ def pause(
 
 
 def resume(what: Kinds = What.ALL, home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
-    """End a pause: what is stored is recalled again, and what is computed is spilled. JSON: as `stepwell pause`."""
+    """End a pause.
+
+    What is stored is recalled again, and what is computed is spilled again. JSON: as for `stepwell pause`.
+    """
     from stepwell.client import control
     from stepwell.ops import switch
 
@@ -72,7 +77,9 @@ def resume(what: Kinds = What.ALL, home: Home = None, socket: Socket = None, as_
 
 
 def reload(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
-    """Have the running well read its settings again, as SIGHUP does; those that need a restart are named.
+    """Let the running well read its settings again.
+
+    SIGHUP does the same. Changed settings that need a restart of the well are named.
 
     JSON: {"live": [{"name", "was", "is"}], "restart": [name]}.
     """

@@ -1,4 +1,4 @@
-"""`stepwell fsck`: what lies in a directory of the disk tier, and whether it is what was written. It only reads.
+"""`stepwell cache fsck`: what lies in a directory of the disk tier, and whether it is what was written. It only reads.
 
 Every frame is opened with the keys of a home, one at a time, so that memory stays bounded by the largest frame. A well
 may run meanwhile: what it changes while we look is looked at again, and counted as `moved` where it is gone by then.

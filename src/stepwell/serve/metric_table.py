@@ -305,7 +305,7 @@ NOT_METRICS = frozenset(
 
 NOT_METRICS_OF_A_TIER = frozenset(
     {
-        "foreign_files",  # what `stepwell fsck` lists
+        "foreign_files",  # what `stepwell cache fsck` lists
         "index_bytes",  # follows from the number of blocks
         "prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
         "recovered_blocks",  # once, at the start: the log says it

@@ -21,7 +21,7 @@ def alarm(tag: bytes, excess: float) -> IdentityMismatch:
         why="two canaries have shown that its engines do not compute what is stored, by "
         f"{excess:.3g} times what rounding explains: it has blocks of other weights",
         fix="give each set of weights a weights_id of its own, or none, and reset the connector's cache when weights "
-        f"change in memory; then `stepwell clear --namespace {tag.hex()}` lifts the quarantine",
+        f"change in memory; then `stepwell cache clear --namespace {tag.hex()}` lifts the quarantine",
     )
 
 
@@ -39,8 +39,8 @@ def log_event(event: e.Event) -> None:
             if kept:
                 log.warning(
                     "%s tier: %d segments cannot be read: their keys are not in the keyring, or they are of another"
-                    " version or damaged (`stepwell fsck DIR` tells). They are kept and take room: restore the keyring,"
-                    " or `stepwell clear --tier %s` deletes them [SW-507]",
+                    " version or damaged (`stepwell cache fsck DIR` tells). They are kept and take room: restore the"
+                    " keyring, or delete them with `stepwell cache clear --tier %s` [SW-507]",
                     *(tier, kept, tier),
                 )
         case e.TierBreakerMoved(tier, operation, "open", why):

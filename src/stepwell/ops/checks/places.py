@@ -84,7 +84,7 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
     facts: Facts = {"version": version, "answer_seconds": round(seconds, 6)}
     if barred := int(values.get("quarantined_namespaces", 0)):
         text += f"; {barred} namespace(s) in quarantine: they have blocks of other weights (SW-406)"
-        fix = "its log names them and the cause; `stepwell clear --namespace TAG` lifts it"
+        fix = "its log names them and the cause; `stepwell cache clear --namespace TAG` lifts it"
         return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
     if version != __version__:
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"

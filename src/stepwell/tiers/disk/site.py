@@ -21,7 +21,7 @@ This directory belongs to stepwell, a cache for the KV blocks of LLM inference.
 
 The files *.seg hold cached blocks. They are only a cache: once no `stepwell serve` is
 running, they may be deleted; engines then recompute what was cached, and nothing else
-is lost. `stepwell fsck` says what is in them.
+is lost. `stepwell cache fsck` says what is in them.
 """
 
 

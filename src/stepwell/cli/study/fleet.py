@@ -18,22 +18,27 @@ if TYPE_CHECKING:
 
 
 def simulate_fleet(
-    fleet: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="What the fleet is; see docs/fleet.md.")],
+    fleet: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Description of the fleet; see docs/fleet.md.")],
     traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="In place of what the file says; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file; repeatable."),
     ] = None,
     requests: Annotated[Path | None, typer.Option(help="Write a line of JSON for each request to this file.")] = None,
     open_: Annotated[
         int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")
     ] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="If the first line does not show it.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Format of the trace, if its first line does not show it.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Play traces on a fleet: what would hosts, tiers, routing and failures do to hits, time and drives?"""
+    """Replay traces on a fleet of hosts that a file describes.
+
+    The table shows what hosts, tiers, routing and failures do to hits, times and the wear of drives.
+    """
     from stepwell.simulate.fleet import description
     from stepwell.simulate.fleet.results import simulate, written
     from stepwell.simulate.traces.load import load

@@ -19,27 +19,34 @@ if TYPE_CHECKING:
 
 def simulate(
     traces: Annotated[list[str], typer.Argument(help="Files, or generators: scan, churn, cyclic, zipf, agentic.")],
-    policy: Annotated[str, typer.Option(help="NAME[,NAME...]; see docs/policies.md.")] = "auto,lru",
+    policy: Annotated[
+        str, typer.Option(help="Policies to compare, NAME[,NAME...]; see docs/policies.md.")
+    ] = "auto,lru",
     capacity_tokens: Annotated[
-        str, typer.Option(help="Room of the tier: tokens, or a share of the working set, a block at least: N[,N...].")
+        str, typer.Option(help="Sizes of the tier, N[,N...]: tokens, or shares of the working set.")
     ] = "1%,2%,5%,10%,20%,50%",
-    cost: Annotated[str, typer.Option(help="What prefill takes: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
+    cost: Annotated[str, typer.Option(help="Prefill cost to assume: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
     open_: Annotated[
         int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")
     ] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="If the first line does not show it.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Format of the trace, if its first line does not show it.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
     ray: Annotated[
         str, typer.Option(help="Spread over a Ray cluster instead: its address, auto, or local (extra `ray`).")
     ] = "",
     keep: Annotated[
-        Path | None, typer.Option(help="Add rows to this file as they come, and go on from what it has.")
+        Path | None, typer.Option(help="Add rows to this file as they come; what it has already is not computed again.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay traces: what would policies and sizes of a tier have hit and saved?"""
+    """Replay traces with several policies and sizes of a tier.
+
+    The table shows what each of them would have hit and saved.
+    """
     from stepwell.simulate import options
     from stepwell.simulate.sweep import SweepRequest, sweep
     from stepwell.simulate.traces.load import load

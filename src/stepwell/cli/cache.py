@@ -1,4 +1,4 @@
-"""`stepwell clear` and `stepwell namespaces`: forgetting what is cached, by a running well."""
+"""`stepwell cache`: what is cached is listed, checked and dropped."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from stepwell.errors import BackendDown, ConfigError
 from stepwell.protocol.messages import NamespaceRow
 from stepwell.units import format_size
 
+app = typer.Typer(help="List, check or drop what is cached.", no_args_is_help=True)
+
 _TAG_DIGITS = 32
-
-
 _ALL = "all"
 
 
+@app.command()
 def clear(
     tier: Annotated[
-        str, typer.Option(metavar="TIER", help="What to clear: host, another tier that `stepwell stats` names, or all.")
+        str,
+        typer.Option(metavar="TIER", help="The tier to clear: host, another one that `stepwell stats` names, or all."),
     ] = _ALL,
     namespace: Annotated[
-        str | None, typer.Option(metavar="TAG", help="One namespace (see `stepwell namespaces`).")
+        str | None,
+        typer.Option(metavar="TAG", help="Clear only this namespace (`stepwell cache namespaces` lists tags)."),
     ] = None,
     home: Home = None,
     socket: Socket = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Drop cached blocks of the running well: engines compute them again. Without a well it says what to delete.
+    """Drop cached blocks; engines compute them again.
+
+    The running well drops them. Where none runs, the command says which files to delete instead.
 
     JSON: {"blocks": {tier: n}, "bytes": {tier: n}, "partial": [tier]}.
     """
@@ -55,7 +60,7 @@ def clear(
     ]
     lines += [
         f"{name} tier: some of it may come back: its storage has failed, or holds a file that may be one of ours and"
-        " cannot be read (`stepwell stats`, `stepwell fsck`)"
+        " cannot be read (`stepwell stats`, `stepwell cache fsck`)"
         for name in cleared.partial
     ]
     emit(
@@ -65,8 +70,11 @@ def clear(
     )
 
 
+@app.command()
 def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) -> None:
-    """Which namespaces (tenant, model as it is run, layout) hold blocks in host memory, by tag.
+    """List what host memory holds, by namespace.
+
+    A namespace is one model as one tenant's engines run it; a tag stands for it in `stepwell cache clear`.
 
     JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes", "quarantined",
     "nearest", "differs": [[name, here, there]]}]}; what differs from the nearest namespace that holds more blocks.
@@ -97,6 +105,31 @@ def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) 
     emit({"namespaces": shape}, as_json=as_json, text="\n".join(lines) or "host memory holds nothing")
 
 
+@app.command()
+def fsck(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of a disk tier.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Open every block in a directory of the disk tier.
+
+    Nothing is changed. The exit status is 1 if something is damaged. The keys are those of --home.
+
+    JSON: {"ok": bool, "directory": path, "in_use": bool, "keyring": bool, "segments": {"closed", "open", "empty",
+    "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired", "no_key", "damaged": n},
+    "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
+    """
+    from stepwell.ops.fsck import examine, shape, text
+    from stepwell.serve.process import KEYRING_NAME
+
+    place = home_of(home)
+    tell = (lambda line: None) if as_json else (lambda line: typer.echo(line, err=True))
+    report = examine(directory, place / KEYRING_NAME, tell)
+    emit(shape(report), as_json=as_json, text=text(report, place))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 def identities(rows: list[NamespaceRow]) -> list[str]:
     """What keeps live engines from blocks that their tenant has stored, a line for each namespace with engines."""
     blocks = {row.tag: row.blocks for row in rows}
@@ -120,7 +153,7 @@ def _tag(text: str | None) -> bytes:
             "SW-102",
             what=f"{text[:64]!r} is no namespace",
             why=f"its tag has {_TAG_DIGITS} hexadecimal digits",
-            fix="copy it from `stepwell namespaces`",
+            fix="copy it from `stepwell cache namespaces`",
         )
     return tag
 
