@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepwell import renamed
 from stepwell.engines.common.counts import FAMILIES
-from stepwell.serve.metric_table import METRICS
+from stepwell.serve.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 WELL = "<!-- the well's metrics: made by scripts/metrics_page.py -->"

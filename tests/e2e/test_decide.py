@@ -17,7 +17,7 @@ from stepwell.cli.commands import app
 from stepwell.client import control
 from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
-from stepwell.serve.calibration import COSTS_NAME
+from stepwell.serve.home.calibration import COSTS_NAME
 
 from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 

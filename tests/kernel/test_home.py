@@ -14,8 +14,8 @@ from lab.rig.caller import Caller, prefix
 from lab.rig.well import RealWell, apart, eventually
 from stepwell.client import control
 from stepwell.policies.costs.prefill import MIN_SAMPLES, pairs
-from stepwell.serve.calibration import COSTS_NAME
-from stepwell.serve.metrics import MOST_REQUESTS
+from stepwell.serve.home.calibration import COSTS_NAME
+from stepwell.serve.metrics.endpoint import MOST_REQUESTS
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 
 pytestmark = pytest.mark.kernel

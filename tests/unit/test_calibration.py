@@ -12,8 +12,8 @@ from wells import PATIENCE
 from stepwell.hierarchy.saved import Calibrations, StateStore
 from stepwell.hierarchy.sessions.costs import KEEP_EVERY_S, MAX_NAMESPACES, Costs
 from stepwell.policies.costs.prefill import MIN_SAMPLES, pairs
-from stepwell.serve.calibration import COSTS_NAME, CostList
-from stepwell.serve.kept import Keeper
+from stepwell.serve.home.calibration import COSTS_NAME, CostList
+from stepwell.serve.home.state_file import StateWriter
 from stepwell.testing.clock import SetClock
 
 STEP = (100, pairs(100, 0), 0.5)
@@ -21,8 +21,8 @@ KNOWN = [STEP] * MIN_SAMPLES
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    made = Keeper()
+def keeper() -> Iterator[StateWriter]:
+    made = StateWriter()
     yield made
     assert made.close(PATIENCE)
 
@@ -40,7 +40,7 @@ def costs(earlier: Calibrations | None = None) -> tuple[Costs, SetClock, list[Ca
     return Costs(clock, 1 << 20, earlier, store), clock, store.calibrations
 
 
-def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: Keeper) -> None:
+def test_what_one_well_has_learned_the_next_one_knows(tmp_path: Path, keeper: StateWriter) -> None:
     assert CostList(tmp_path).read() == {}
     learned, _, kept = costs()
     learned.heard(b"a" * 16, KNOWN, [])

@@ -60,9 +60,9 @@ from stepwell.ops.checks import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process
-from stepwell.serve.kept import Keeper
-from stepwell.serve.quarantine import LIST_NAME, MAX_LISTED, NEW_LIST_NAME, QuarantineList
-from stepwell.serve.voice import log_event
+from stepwell.serve.home.quarantine import LIST_NAME, MAX_LISTED, NEW_LIST_NAME, QuarantineList
+from stepwell.serve.home.state_file import StateWriter
+from stepwell.serve.log_messages import log_event
 from stepwell.testing.arena_kit import SLAB
 from stepwell.testing.clock import SetClock
 from stepwell.vault.keyring import Keyring
@@ -494,7 +494,7 @@ def test_a_well_begins_with_the_quarantine_of_the_one_before_and_hands_its_own_o
 
 
 def test_the_list_of_now_is_what_the_next_well_reads(tmp_path: Path) -> None:
-    kept, keeper = QuarantineList(tmp_path), Keeper()
+    kept, keeper = QuarantineList(tmp_path), StateWriter()
     assert kept.read() == []
     for barred in ([(b"a" * 16,)], [(b"a" * 16,), (b"b" * 16, b"c" * 16)], []):
         kept.keep(barred, keeper)
@@ -520,7 +520,7 @@ def test_a_list_is_read_as_far_as_there_may_be_namespaces(tmp_path: Path) -> Non
 
 
 def test_a_list_that_cannot_be_written_costs_no_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keeper = Keeper()
+    keeper = StateWriter()
     QuarantineList(tmp_path / "gone").keep([(b"a" * 16,)], keeper)
     assert keeper.close(PATIENCE)
     assert "will not outlive this well" in caplog.text

@@ -19,7 +19,7 @@ from stepwell.config.listen import parse_listen, split_listen
 from stepwell.config.loader import from_env, from_overrides, merge
 from stepwell.config.places import parse_places
 from stepwell.errors import ConfigError
-from stepwell.serve.wishes import judge
+from stepwell.serve.options import judge
 from stepwell.units import Amount, parse_amount
 
 

@@ -28,10 +28,11 @@ from stepwell.hierarchy.sessions import registry, shares
 from stepwell.hierarchy.sessions.shares import OVERHEAD, Shares
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
-from stepwell.serve import connection as connection_module
-from stepwell.serve import door as door_module
-from stepwell.serve.connection import MAX_HELLO, Connection
-from stepwell.serve.gates import Gate
+from stepwell.serve.server import admin
+from stepwell.serve.server import connection as connection_module
+from stepwell.serve.server import server as server_module
+from stepwell.serve.server.connection import MAX_HELLO, Connection
+from stepwell.serve.server.gates import Gate
 from stepwell.testing.arena_kit import SLAB
 
 MANY = [7] * (m.MAX_LISTED + 1)
@@ -297,7 +298,7 @@ def _stats(well: InThread) -> dict[str, int | float | str]:
 
 def test_who_is_refused_and_does_not_go_takes_no_place(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it might have said nothing."""
-    monkeypatch.setattr(door_module, "HELLO_SECONDS", 3600.0)
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 3600.0)
     monkeypatch.setattr(connection_module, "peer", lambda sock: (1, os.geteuid() + 1, 0))
     strangers = [Raw(well.path) for _ in range(20)]
     for stranger in strangers:
@@ -313,7 +314,7 @@ def test_no_tenant_takes_all_places_for_connections(tmp_path: Path, monkeypatch:
     ours, guest = os.geteuid(), os.geteuid() + 12345
     well = InThread(tmp_path, guests={guest: "guests"})
     well.hierarchy.shares = Shares(2)
-    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
     monkeypatch.setattr(connection_module, "peer", lambda sock: (1, guest, guest))
     peers, answers = [Raw(well.path) for _ in range(8)], []
     for peer in peers:
@@ -330,8 +331,8 @@ def test_no_tenant_takes_all_places_for_connections(tmp_path: Path, monkeypatch:
 
 
 def test_forgotten_commands_keep_no_operator_out(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(door_module, "MAX_ASKING", 3)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(admin, "MAX_ASKING", 3)
     peers = []
     for _ in range(20):
         peers.append(Raw(well.path))
@@ -347,8 +348,8 @@ def test_forgotten_commands_keep_no_operator_out(well: InThread, monkeypatch: py
 
 def test_what_waits_for_all_peers_together_is_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may have its answers waiting, and all of them together no more than there is room for."""
-    monkeypatch.setattr(door_module, "_WAITS_A_LOT", 1 << 12)
-    monkeypatch.setattr(door_module, "MOST_WAITING", 1 << 16)
+    monkeypatch.setattr(server_module, "_WAITS_A_LOT", 1 << 12)
+    monkeypatch.setattr(server_module, "MAX_WAITING", 1 << 16)
     peers = [Raw(well.path) for _ in range(4)]
     for peer in peers:
         peer.sock.setblocking(False)
@@ -369,7 +370,7 @@ def test_what_waits_for_all_peers_together_is_bounded(well: InThread, monkeypatc
 
 
 def test_half_a_message_that_is_never_completed_is_bounded_too(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MOST_WAITING", 3 << 20)
+    monkeypatch.setattr(server_module, "MAX_WAITING", 3 << 20)
     engine = Recorder()
     dial(well.path)(worker(), engine)
     engine.next(m.Welcome)

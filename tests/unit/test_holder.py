@@ -23,7 +23,7 @@ from stepwell.config import Settings, document
 from stepwell.errors import AccessDenied, BackendDown
 from stepwell.io.paths import Rendezvous
 from stepwell.serve import process
-from stepwell.serve.holding import holding
+from stepwell.serve.home.holding import holding
 
 WISHES = {"host": "64MiB", "linger_empty": "60s"}
 
@@ -136,7 +136,7 @@ def test_who_looks_keeps_no_well_from_starting(home: Path) -> None:
                 fcntl.flock(looking, fcntl.LOCK_UN)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stepwell.serve.holding.time.sleep", pause)
+            patch.setattr("stepwell.serve.home.holding.time.sleep", pause)
             with holding(home, start.rendezvous(home)):
                 assert holder.holder(home) is not None
 

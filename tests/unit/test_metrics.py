@@ -28,9 +28,10 @@ from stepwell.errors import BackendDown, ConfigError
 from stepwell.hierarchy.counters import Counters
 from stepwell.ops.checks import places
 from stepwell.protocol.messages import PROTOCOL, Hello, Stats, StatsQuery, Welcome
-from stepwell.serve import metrics as metrics_module
-from stepwell.serve.exposition import Family, Sample, number, render
-from stepwell.serve.metric_table import (
+from stepwell.serve.metrics import endpoint as metrics_module
+from stepwell.serve.metrics.endpoint import MAX_HEAD, MOST_REQUESTS, MetricsServer
+from stepwell.serve.metrics.exposition import MetricFamily, Sample, number, render
+from stepwell.serve.metrics.table import (
     LABELS,
     METRICS,
     MOST_REST,
@@ -39,7 +40,6 @@ from stepwell.serve.metric_table import (
     families,
     stats_of,
 )
-from stepwell.serve.metrics import MAX_HEAD, MOST_REQUESTS, MetricsServer
 
 
 def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -57,7 +57,7 @@ def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_whatever_a_label_holds_is_one_value_of_one_sample() -> None:
     nasty = ['a"b', "a\\b", "a\nb", "a\\nb", '"} 1\nforged{x="', "", "ü"]
     help = 'back\\slash, "quotes"\nand a second line'
-    family = Family("a_total", "counter", help, [Sample({"x": text}, n) for n, text in enumerate(nasty)])
+    family = MetricFamily("a_total", "counter", help, [Sample({"x": text}, n) for n, text in enumerate(nasty)])
     [back] = text_string_to_metric_families(render([family]))
     assert (back.name, back.type, back.documentation) == ("a", "counter", help)
     assert [(sample.labels["x"], sample.value) for sample in back.samples] == [(t, n) for n, t in enumerate(nasty)]
@@ -69,7 +69,7 @@ def test_numbers_keep_all_their_digits() -> None:
 
 
 def test_a_family_without_samples_is_left_out() -> None:
-    assert render([Family("a", "gauge", "", []), Family("b", "gauge", "h", [Sample({}, 1)])]) == (
+    assert render([MetricFamily("a", "gauge", "", []), MetricFamily("b", "gauge", "h", [Sample({}, 1)])]) == (
         "# HELP b h\n# TYPE b gauge\nb 1\n"
     )
 

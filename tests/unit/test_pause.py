@@ -44,12 +44,13 @@ from stepwell.policies.writing.back import Back
 from stepwell.policies.writing.second_touch import SecondTouchWriting
 from stepwell.protocol import messages as m
 from stepwell.protocol import wire
-from stepwell.serve import kept, process
-from stepwell.serve import voice as well_voice
-from stepwell.serve.admin import Shell
-from stepwell.serve.kept import Keeper
-from stepwell.serve.pauses import PAUSED_NAME, PauseList
-from stepwell.serve.voice import log_event
+from stepwell.serve import log_messages as well_log_messages
+from stepwell.serve import process
+from stepwell.serve.home import state_file
+from stepwell.serve.home.pauses import PAUSED_NAME, PauseList
+from stepwell.serve.home.state_file import StateWriter
+from stepwell.serve.log_messages import log_event
+from stepwell.serve.server.admin import Shell
 from stepwell.testing.arena_kit import SLOTS
 from stepwell.tiers.faulty import TierFaults
 from stepwell.vault.keyring import Keyring
@@ -357,7 +358,7 @@ def test_a_reason_is_one_short_line() -> None:
 def test_a_pause_says_what_since_when_by_whom_and_why(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(well_voice, "_switched", RateLimited(well_voice.log))
+    monkeypatch.setattr(well_log_messages, "_switched", RateLimited(well_log_messages.log))
     assert str(PauseRecord("recalls", 1.8e9, 7, "a test")) == "recalls since 2027-01-15 08:00:00 UTC by user 7: a test"
     assert str(PauseRecord("spills", 1e300, 7)) == "spills since 9999-12-31 23:59:59 UTC by user 7"
     with caplog.at_level(logging.INFO):
@@ -373,9 +374,9 @@ def test_a_pause_says_what_since_when_by_whom_and_why(
 def test_a_script_that_pauses_and_resumes_without_end_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(well_voice, "_switched", RateLimited(well_voice.log, clock=lambda: 0.0))
-    monkeypatch.setattr(kept, "_limited", RateLimited(kept.log, clock=lambda: 0.0))
-    keeper, listed = Keeper(), PauseList(tmp_path / "gone")
+    monkeypatch.setattr(well_log_messages, "_switched", RateLimited(well_log_messages.log, clock=lambda: 0.0))
+    monkeypatch.setattr(state_file, "_limited", RateLimited(state_file.log, clock=lambda: 0.0))
+    keeper, listed = StateWriter(), PauseList(tmp_path / "gone")
     with caplog.at_level(logging.INFO):
         pauses = Pauses(log_event, [], Saves(lambda paused: listed.keep(paused, keeper)))
         for number in range(20):
@@ -403,7 +404,7 @@ def test_an_engine_says_once_that_recalls_are_paused_and_once_that_they_are_not(
 
 
 def test_what_was_paused_is_paused_in_the_next_life(tmp_path: Path) -> None:
-    keeper, first = Keeper(), PauseList(tmp_path)
+    keeper, first = StateWriter(), PauseList(tmp_path)
     pauses = [PauseRecord("recalls", 1.5, 7, 'so "it" is'), PauseRecord("spills", 2.5, 8)]
     assert first.read() == []
     first.keep(pauses, keeper)
@@ -413,7 +414,7 @@ def test_what_was_paused_is_paused_in_the_next_life(tmp_path: Path) -> None:
 
 
 def test_what_is_not_written_is_not_said_to_be(tmp_path: Path) -> None:
-    keeper, listed = Keeper(), PauseList(tmp_path / "gone")
+    keeper, listed = StateWriter(), PauseList(tmp_path / "gone")
     listed.keep([PauseRecord("recalls", 1.5, 7)], keeper)
     assert keeper.close(PATIENCE)
     assert not listed.kept
@@ -635,7 +636,7 @@ def well(tmp_path: Path) -> Iterator[InThread]:
 def test_only_the_operator_may_pause_resume_and_reload(well: InThread, message: m.Message) -> None:
     well.users.clear()
     well.users[os.geteuid()] = "a tenant"
-    gate = well.loop._door._gates[0]
+    gate = well.loop._server._listeners._gates[0]
     object.__setattr__(gate, "operators", frozenset())
     with pytest.raises(AccessDenied, match="SW-606"), control._admin(Path("/"), well.path, PATIENCE) as admin:
         admin.ask(message, m.Paused)

@@ -26,9 +26,9 @@ from stepwell.config.reread import FIXED, LIVE, changed, in_force
 from stepwell.errors import ConfigError
 from stepwell.protocol import messages as m
 from stepwell.serve import process
-from stepwell.serve.admin import Shell
 from stepwell.serve.loop import Loop
 from stepwell.serve.reload import ANSWER_SECONDS, MOST_WAITING, Reloading, line
+from stepwell.serve.server.admin import Shell
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
 from stepwell.units import Amount

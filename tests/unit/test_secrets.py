@@ -24,7 +24,7 @@ from stepwell.errors import ProtocolError
 from stepwell.io.process import dumps
 from stepwell.protocol import wire
 from stepwell.serve import process
-from stepwell.serve.metrics import MetricsServer
+from stepwell.serve.metrics.endpoint import MetricsServer
 from stepwell.vault import memory
 from stepwell.vault.keyring import Epoch, Keyring
 from stepwell.vault.memory import KEY_BYTES, Locker, wipe
@@ -308,7 +308,7 @@ def test_the_suite_refuses_to_unpickle_on_our_behalf() -> None:
     """The hook in conftest: tried with code that claims to be a file of ours."""
     data = pickle.dumps(Path)
     assert pickle.loads(data) is Path, "elsewhere it is allowed"
-    ours = compile("answer = pickle.loads(data)", str(ROOT / "src/stepwell/serve/door.py"), "exec")
+    ours = compile("answer = pickle.loads(data)", str(ROOT / "src/stepwell/serve/server/server.py"), "exec")
     with pytest.raises(RuntimeError, match="on behalf of"):
         exec(ours, {"pickle": pickle, "data": data})
 

@@ -49,14 +49,15 @@ from stepwell.protocol.messages import (
     Stopping,
     Welcome,
 )
-from stepwell.serve import connection as connection_module
-from stepwell.serve import door as door_module
 from stepwell.serve import loop as loop_module
-from stepwell.serve.connection import Connection, is_pidfd
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.serve.gates import Gate
 from stepwell.serve.loop import Linger
-from stepwell.serve.wishes import judge
+from stepwell.serve.options import judge
+from stepwell.serve.server import connection as connection_module
+from stepwell.serve.server import exits, listeners
+from stepwell.serve.server import server as server_module
+from stepwell.serve.server.connection import Connection, is_pidfd
+from stepwell.serve.server.gates import Gate
 
 ADMIN = Hello(PROTOCOL, "admin")
 
@@ -142,7 +143,7 @@ def test_counts_that_an_engine_reports_can_be_told_whatever_it_says(well: InThre
 
 
 def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.05)
     well = InThread(tmp_path)
     greeted = admin(well)
     silent, halting = Raw(well.path), Raw(well.path)
@@ -157,8 +158,8 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_well_that_was_held_up_does_not_blame_who_spoke_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "HELLO_SECONDS", 0.02)
-    monkeypatch.setattr(door_module.Door, "handle_unread", lambda _: time.sleep(0.1))  # in every round
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(server_module.Server, "handle_unread", lambda _: time.sleep(0.1))  # in every round
     well = InThread(tmp_path)
     greeted = admin(well)
     greeted.close()
@@ -428,7 +429,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_connections_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
     first = admin(well)
     second = Raw(well.path)
     refused = second.read()
@@ -453,7 +454,7 @@ def _hello(well: InThread) -> object:
 
 
 def test_watched_processes_are_bounded(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MAX_WATCHED", 1)
+    monkeypatch.setattr(exits, "MAX_WATCHED", 1)
     first, second = Recorder(), Recorder()
     link = dial(well.path)(worker("one"), first)
     first.next(Welcome)
@@ -485,7 +486,7 @@ def test_running_out_of_descriptors_is_survived(
 ) -> None:
     """Also where the system then does not watch the well's own socket at once."""
     eventually(lambda: not any(thread.name == "stepwell-link" for thread in threading.enumerate()))  # they close some
-    monkeypatch.setattr(door_module, "_DEAF_SECONDS", 0.02)
+    monkeypatch.setattr(listeners, "_DEAF_SECONDS", 0.02)
     first = admin(well)
     register, refused = well.loop._selector.register, []
 
@@ -510,11 +511,11 @@ def test_running_out_of_descriptors_is_survived(
 def test_a_descriptor_that_comes_back_is_for_who_waits_at_once(well: InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after another moment: clients that gave up while they waited would be let in and out one at a moment."""
     eventually(lambda: not any(thread.name == "stepwell-link" for thread in threading.enumerate()))  # they close some
-    monkeypatch.setattr(door_module, "_DEAF_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(listeners, "_DEAF_SECONDS", 10 * PATIENCE)
     first = admin(well)
     with no_descriptors() as waiting:
         waiting.connect(str(well.path))
-        eventually(lambda: well.loop._door._deaf_until is not None)
+        eventually(lambda: well.loop._server._listeners.deaf_until is not None)
         first.close()
         waiting.sendall(wire.frame(ADMIN))
         assert waiting.recv(1 << 16)

@@ -28,8 +28,8 @@ from stepwell.hierarchy.sessions.shares import Shares
 from stepwell.ops.checks import places
 from stepwell.ops.checks.check import guarded
 from stepwell.protocol.messages import Hello, Ready, SlabShared
-from stepwell.serve.gates import opened, ways
 from stepwell.serve.process import run
+from stepwell.serve.server.gates import gate_plans, opened
 from stepwell.testing.clock import SetClock
 from stepwell.vault.keyring import Keyring
 
@@ -104,7 +104,7 @@ def test_a_user_may_be_of_two_tenants_at_two_sockets() -> None:
     tenants = {"a": {"uids": "7", "socket": "/r/a"}, "b": {"uids": "7", "socket": "/r/b"}, "c": {"uids": "9"}}
     settings = Settings(host=HOST, socket=WELL, allow_uids="7", tenants=tenants)  # type: ignore[arg-type]
     check_together(settings)
-    main, a, b = ways(settings, Path(WELL), 1000)
+    main, a, b = gate_plans(settings, Path(WELL), 1000)
     assert main.tenants == {1000: "default", 0: "default", 7: "default", 9: "c"}
     assert main.operators == {1000, 0} and main.shared
     assert (a.path, a.tenants, a.operators, a.shared) == (Path("/r/a"), {1000: "a", 0: "a", 7: "a"}, frozenset(), True)
@@ -114,19 +114,19 @@ def test_a_user_may_be_of_two_tenants_at_two_sockets() -> None:
 def test_the_wells_own_user_is_no_other_tenant_at_the_main_gate() -> None:
     tenants = {"a": {"uids": "1000"}}
     settings = Settings(host=HOST, socket=WELL, tenants=tenants)  # type: ignore[arg-type]
-    refused("SW-102", lambda: ways(settings, Path(WELL), 1000), "user 1000 runs this well")
-    assert ways(settings, Path(WELL), 1)[0].tenants[1000] == "a"
+    refused("SW-102", lambda: gate_plans(settings, Path(WELL), 1000), "user 1000 runs this well")
+    assert gate_plans(settings, Path(WELL), 1)[0].tenants[1000] == "a"
 
 
 def test_each_gate_has_a_mode_of_its_own(folder: Path) -> None:
     tenants = {"a": {"socket": str(folder / "a"), "uids": "7"}, "b": {"socket": str(folder / "b")}}
     settings = Settings(host=HOST, tenants=tenants)  # type: ignore[arg-type]
     modes = []
-    for way in ways(settings, folder / "main", os.geteuid()):
-        with opened(way) as gate:
-            modes.append(stat.S_IMODE(way.path.stat().st_mode))
-            assert gate.listener.getsockname() == str(way.path)
-        assert not way.path.exists()
+    for plan in gate_plans(settings, folder / "main", os.geteuid()):
+        with opened(plan) as gate:
+            modes.append(stat.S_IMODE(plan.path.stat().st_mode))
+            assert gate.listener.getsockname() == str(plan.path)
+        assert not plan.path.exists()
     assert modes == [0o600, 0o660, 0o600]
 
 

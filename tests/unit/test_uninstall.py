@@ -19,8 +19,8 @@ from stepwell.client import control, start
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous, prepare_home
 from stepwell.ops.uninstall import LeftFolder, remove, survey
-from stepwell.serve import disks
-from stepwell.serve.disks import remember, remembered
+from stepwell.serve.home import disks
+from stepwell.serve.home.disks import remember, remembered
 from stepwell.vault.keyfile import CONTEXT_KEY_NAME, open_key
 from stepwell.vault.keyring import Keyring
 

@@ -27,10 +27,10 @@ from stepwell.io.clock import MonotonicClock
 from stepwell.io.memory import SystemMemory
 from stepwell.protocol import wire
 from stepwell.protocol.messages import PROTOCOL, FromWell, Hello, Message
-from stepwell.serve.admin import Shell
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.serve.gates import Gate
 from stepwell.serve.loop import BARE, Linger, Loop
+from stepwell.serve.server.admin import Shell
+from stepwell.serve.server.gates import Gate
 from stepwell.tiers.disk.site import take
 from stepwell.tiers.disk.tier import DiskTier
 from stepwell.units import Amount

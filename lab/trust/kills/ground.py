@@ -17,8 +17,8 @@ from stepwell.client.start import rendezvous
 from stepwell.demo.model import cache_folder
 from stepwell.io.paths import MEMORY, filesystem
 from stepwell.log import LOG_NAME
-from stepwell.serve.calibration import COSTS_NAME, NEW_COSTS_NAME
-from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME
+from stepwell.serve.home.calibration import COSTS_NAME, NEW_COSTS_NAME
+from stepwell.serve.home.disks import LIST_NAME, NEW_LIST_NAME
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk.recovery import LOCK, README
 

@@ -14,8 +14,8 @@ from stepwell.errors import AccessDenied, BackendDown
 from stepwell.hierarchy.pauses import Pauses, one_line
 from stepwell.hierarchy.saved import Kind, PauseRecord, StateStore
 from stepwell.io.paths import check_home
-from stepwell.serve.holding import holding
-from stepwell.serve.pauses import PauseList
+from stepwell.serve.home.holding import holding
+from stepwell.serve.home.pauses import PauseList
 
 
 def pause(home: Path, kinds: Sequence[Kind], reason: str) -> list[PauseRecord]:

@@ -26,8 +26,8 @@ from stepwell.client.start import lock, rendezvous
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous
 from stepwell.log import LOG_NAME
-from stepwell.serve import calibration, pauses, quarantine
-from stepwell.serve.disks import LIST_NAME, NEW_LIST_NAME, remembered
+from stepwell.serve.home import calibration, pauses, quarantine
+from stepwell.serve.home.disks import LIST_NAME, NEW_LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
 from stepwell.vault.keyfile import CONTEXT_KEY_NAME

@@ -1,7 +1,7 @@
 """The well's one thread: what is ready, what has ended, and a slice of the state machine's work, in short turns.
 
 Plain `selectors`, because descriptors are passed and microseconds count. Every call into the hierarchy comes from
-here or from the door, on this thread, and none from inside another one.
+here or from the server, on this thread, and none from inside another one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io.clock import Clock
 from stepwell.io.process.dumps import clear_registers
 from stepwell.protocol.messages import Refused
-from stepwell.serve.admin import Answer, Shell
-from stepwell.serve.door import Door
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.serve.gates import Gate
+from stepwell.serve.server.admin import Answer, Shell
+from stepwell.serve.server.gates import Gate
+from stepwell.serve.server.server import Server
 
 GRACE_SECONDS = 5.0
 """A new well waits at least this long for the engine that started it."""
@@ -68,7 +68,7 @@ class Loop:
         self._idle_since: float | None = clock.now() + GRACE_SECONDS
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ, self._woken)
-        self._door = Door(hierarchy, gates, self._selector, clock, self.stop, shell)
+        self._server = Server(hierarchy, gates, self._selector, clock, self.stop, shell)
 
     def stop(self, why: str) -> None:
         """Ends `run` after the current round. For the loop's own thread and for signal handlers."""
@@ -92,7 +92,7 @@ class Loop:
                 self._collect(idle=not events and not more)
             return self._why
         finally:
-            self._door.close()
+            self._server.close()
             self._selector.close()
             if was_enabled:
                 gc.enable()
@@ -122,25 +122,25 @@ class Loop:
 
     def _round(self, events: list[tuple[selectors.SelectorKey, int]]) -> bool:
         """One turn over everything that is ready. True: there is more to do at once."""
-        until = self._door.until = self._clock.now() + _SLICE_SECONDS
+        until = self._server.until = self._clock.now() + _SLICE_SECONDS
         if self._reload:
             self._reload = False
             self._shell.reload(lambda message: None)
         for key, mask in events:
             key.data(mask)
-        self._door.handle_unread()
-        self._door.end_severed()
-        self._door.keep_time(self._clock.now())
+        self._server.handle_unread()
+        self._server.end_severed()
+        self._server.keep_time(self._clock.now())
         self._keep_lingering(self._clock.now())
         more = self._complete(until)
         self._shell.keep_time(self._clock.now())
         more = self._hierarchy.turn() or more
-        self._door.send_all()
-        return more or self._door.busy
+        self._server.send_all()
+        return more or self._server.busy
 
     def _patience(self) -> float | None:
         """Seconds until time alone gives us something to do; None: never."""
-        every = (self._door.next_moment(), self._leaves_at(), self._hierarchy.next_moment, self._shell.next_moment())
+        every = (self._server.next_moment(), self._leaves_at(), self._hierarchy.next_moment, self._shell.next_moment())
         moments = [moment for moment in every if moment is not None]
         if gc.get_count()[0] > _GC_IDLE:
             moments.append(self._clock.now() + _GC_AFTER_SECONDS)

@@ -37,17 +37,17 @@ from stepwell.log import logger, well_log
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.policies.decide import RecallMode
 from stepwell.policies.writing.named import WRITE_POLICIES
-from stepwell.serve.admin import Shell
-from stepwell.serve.disks import remember
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.serve.gates import Gate, opened, ways
-from stepwell.serve.holding import holding
+from stepwell.serve.home.disks import remember
+from stepwell.serve.home.holding import holding
+from stepwell.serve.home.store import HomeStore
+from stepwell.serve.log_messages import log_event
 from stepwell.serve.loop import Linger, Loop
+from stepwell.serve.options import judge
 from stepwell.serve.reload import Reloading
+from stepwell.serve.server.admin import Shell
+from stepwell.serve.server.gates import Gate, gate_plans, opened
 from stepwell.serve.storage import make_tier, take_sites, tell_of_space
-from stepwell.serve.store import HomeStore
-from stepwell.serve.voice import log_event
-from stepwell.serve.wishes import judge
 from stepwell.tiers.base import Tier
 from stepwell.tiers.disk.tier import Site
 from stepwell.units import format_size
@@ -114,13 +114,13 @@ def _run(
     check_together(settings)
     prepare_home(home)
     by_home = rendezvous(home)
-    doors = ways(settings, settings.socket or by_home.socket, os.geteuid())
+    plans = gate_plans(settings, settings.socket or by_home.socket, os.geteuid())
     with contextlib.ExitStack() as held:
-        for way in doors if settings.socket is not None else doors[1:]:
-            place = _named(way.path, shared=way.shared)
+        for plan in plans if settings.socket is not None else plans[1:]:
+            place = _named(plan.path, shared=plan.shared)
             held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
         held.enter_context(_locked(home, by_home, locked))
-        held.enter_context(holding(home, by_home if settings.socket is None else Rendezvous.named(doors[0].path)))
+        held.enter_context(holding(home, by_home if settings.socket is None else Rendezvous.named(plans[0].path)))
         host = _host_bytes(settings)
         dumps.forbid()  # before there are keys and KV in memory
         _raise_open_files()
@@ -131,11 +131,11 @@ def _run(
         if not cells.locked:
             log.warning("keys may be swapped to disk: this process may lock %d bytes of memory", max(lock_limit(), 0))
         with contextlib.ExitStack() as listening:
-            gates = [listening.enter_context(opened(way)) for way in doors]
-            listening.enter_context(_metrics(settings.metrics, home, doors[0].path))
+            gates = [listening.enter_context(opened(plan)) for plan in plans]
+            listening.enter_context(_metrics(settings.metrics, home, plans[0].path))
             sites = take_sites(settings)
             _remember(home, settings)
-            return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(doors[0].path), reread)
+            return _serve(home, settings, host, keyring, sites, gates, linger, lambda: ready(plans[0].path), reread)
 
 
 def _serve(
@@ -282,7 +282,7 @@ def _metrics(address: str | None, home: Path, at: Path) -> contextlib.AbstractCo
     """Serves /metrics at `address`, if there is one. Raises ConfigError as `MetricsServer` says."""
     if address is None:
         return contextlib.nullcontext()
-    from stepwell.serve.metrics import MetricsServer  # only here: the HTTP machinery is not small
+    from stepwell.serve.metrics.endpoint import MetricsServer  # only here: the HTTP machinery is not small
 
     return MetricsServer(address, home, at)
 

@@ -23,7 +23,7 @@ from stepwell.config.settings import Settings
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.plugin import register
 from stepwell.errors import BackendDown
-from stepwell.serve.wishes import judge
+from stepwell.serve.options import judge
 
 from .harness import Harness
 from .local import Engine, joining, open_well, prompt, setup_in

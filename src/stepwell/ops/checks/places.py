@@ -20,9 +20,9 @@ from stepwell.errors import AccessDenied, BackendDown, ConfigError, ProtocolErro
 from stepwell.hierarchy.saved import PauseRecord
 from stepwell.io.paths import check_home, check_socket_dir
 from stepwell.ops.checks.check import Check, Facts, failed
-from stepwell.serve.metrics import REQUEST_SECONDS
-from stepwell.serve.metrics import check as check_metrics
-from stepwell.serve.pauses import PauseList
+from stepwell.serve.home.pauses import PauseList
+from stepwell.serve.metrics.endpoint import REQUEST_SECONDS
+from stepwell.serve.metrics.endpoint import check as check_metrics
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.vault.keyring import Keyring
 

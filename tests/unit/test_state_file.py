@@ -16,11 +16,12 @@ from stepwell.config import Settings
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.io import whole
 from stepwell.io.process.background import Background
-from stepwell.serve import kept, process
-from stepwell.serve.calibration import COSTS_NAME, CostList
+from stepwell.serve import process
 from stepwell.serve.executor import ThreadExecutor, Wakeup
-from stepwell.serve.kept import Keeper
-from stepwell.serve.quarantine import QuarantineList
+from stepwell.serve.home import state_file
+from stepwell.serve.home.calibration import COSTS_NAME, CostList
+from stepwell.serve.home.quarantine import QuarantineList
+from stepwell.serve.home.state_file import StateWriter
 from stepwell.testing.clock import SetClock
 from stepwell.vault.keyring import Keyring
 
@@ -63,7 +64,7 @@ def ends(call: Callable[[], object]) -> None:
 
 
 def test_of_each_file_the_newest_content_waits_and_no_other(home: Hung, tmp_path: Path) -> None:
-    keeper, quarantine, costs = Keeper(), QuarantineList(tmp_path), CostList(tmp_path)
+    keeper, quarantine, costs = StateWriter(), QuarantineList(tmp_path), CostList(tmp_path)
     quarantine.keep([(TAG,)], keeper)
     assert home.begun.wait(PATIENCE)
     for number in range(1000):
@@ -82,7 +83,7 @@ def test_of_each_file_the_newest_content_waits_and_no_other(home: Hung, tmp_path
 
 
 def test_who_ends_does_not_wait_for_home_longer_than_it_wants_to(home: Hung, tmp_path: Path) -> None:
-    keeper = Keeper()
+    keeper = StateWriter()
     CostList(tmp_path).keep({}, keeper)
     assert home.begun.wait(PATIENCE)
     ended: list[bool] = []
@@ -92,12 +93,12 @@ def test_who_ends_does_not_wait_for_home_longer_than_it_wants_to(home: Hung, tmp
 
 def test_a_home_that_does_not_answer_is_told(home: Hung, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = SetClock()
-    keeper = Keeper(clock.now)
+    keeper = StateWriter(clock.now)
     CostList(tmp_path).keep({}, keeper)
     assert home.begun.wait(PATIENCE)
     CostList(tmp_path).keep({}, keeper)
     assert not caplog.text
-    clock.advance(kept._LATE_SECONDS)
+    clock.advance(state_file._LATE_SECONDS)
     CostList(tmp_path).keep({}, keeper)
     assert "home does not answer, a write to it has taken 10 s: the next well will learn" in caplog.text
 

@@ -1,8 +1,8 @@
-"""The well's door: who may speak, of what, for how long one is listened to, and what goes out again.
+"""The well's server: who may connect, what each connection may say, how long it may wait, and what goes out again.
 
-Owns the sockets and the watch over their processes. It decides by user, protocol version and a hello in time; what
-engines then say goes to the hierarchy. Calls into the hierarchy are never nested: connections that it closes in the
-middle of its work are reported to it by `end_severed`. Nothing here blocks; called by `serve.loop` only.
+Owns the connections. It decides by user, protocol version and a hello in time; what engines say after that goes to the
+hierarchy. Calls into the hierarchy are never nested: connections that it closes in the middle of its work are reported
+to it by `end_severed`. Nothing here blocks; called by `serve.loop` only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import itertools
 import logging
 import os
 import selectors
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from stepwell.errors import AccessDenied, CapacityError, ProtocolError, StepwellError
+from stepwell.errors import AccessDenied, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.session import Peer, Session, SessionPhase
 from stepwell.io.clock import Clock
@@ -25,59 +24,42 @@ from stepwell.log import RateLimited
 from stepwell.protocol.messages import (
     OLDEST_PROTOCOL,
     PROTOCOL,
-    Clear,
-    DecisionsQuery,
     FromEngine,
     Hello,
     Message,
-    NamespacesQuery,
-    Pause,
-    PausedQuery,
     Ping,
     Pong,
     Refused,
-    Reload,
-    Resume,
     Stats,
     StatsQuery,
-    Stop,
-    Stopping,
     Welcome,
 )
-from stepwell.serve import admin
-from stepwell.serve.connection import Connection, is_pidfd
-from stepwell.serve.gates import Gate
+from stepwell.serve.server import admin
+from stepwell.serve.server.connection import Connection, is_pidfd
+from stepwell.serve.server.exits import MAX_WATCHED, ExitWatch, discard_pidfd, too_many
+from stepwell.serve.server.gates import Gate
+from stepwell.serve.server.listeners import Listeners, can_watch
 
 MAX_CONNECTIONS = 1024
-"""Of all tenants; some are set aside for each."""
+"""Connections of all tenants; some are set aside for each."""
 
-MOST_WAITING = 256 << 20
+MAX_WAITING = 256 << 20
 """Bytes that wait for all peers together, to be read by them or for the rest of their messages; some are set aside for
 each tenant. A peer for which little waits is never the one too many."""
 
 _WAITS_A_LOT = 1 << 20
-_WATCHED_TIDY = 64  # from here on those that matter no more are looked for at each hello
-MAX_WATCHED = 4096
-"""Processes whose exit is awaited, some of them set aside for each tenant; those of ended connections count until they
-have exited."""
-
-MAX_ASKING = 32
-"""Connections of one user's commands at a time: the one that has said nothing for longest makes room, so that no number
-of forgotten ones keeps an operator out."""
 
 HELLO_SECONDS = 2.0
-"""For a hello to come, and for a refusal to be read."""
+"""Time for a hello to come, and for a refusal to be read."""
 
-_ACCEPTS = 16
 _LAST_WORDS = 256
-_DEAF_SECONDS = 1.0
 
 log = logging.getLogger("stepwell.serve")
 limited = RateLimited(log)
 
 
-class Door:
-    """Registers what it waits for with `selector`, each with the function to call. `stop` is told why to end.
+class Server:
+    """Registers what it waits for with `selector`, each with the function to call. `stop` ends the loop, with a reason.
 
     `until` is the moment of this round after which nothing new is begun that can wait for the next one.
     """
@@ -93,7 +75,6 @@ class Door:
     ) -> None:
         self.until = 0.0
         self._hierarchy = hierarchy
-        self._gates = gates
         self._tenants = len({tenant for gate in gates for tenant in gate.tenants.values()})
         self._selector = selector
         self._clock = clock
@@ -101,17 +82,14 @@ class Door:
         self._shell = shell
         self._uid = os.geteuid()
         self._connections: set[Connection] = set()
-        self._watched: dict[int, Connection] = {}  # by pidfd
-        self._asking: dict[Connection, None] = {}  # of commands; the one that spoke last is the last
+        self._commands = admin.Commands()
         self._unread: deque[Connection] = deque()
         self._unsent: list[Connection] = []
         self._severed: list[Connection] = []
         self._overdue: deque[tuple[float, Connection]] = deque()  # in order of time
-        self._deaf_until: float | None = None
         self._refused = 0
-        for gate in gates:
-            gate.listener.setblocking(False)
-        self._listen()
+        self._exits = ExitWatch(hierarchy, selector)
+        self._listeners = Listeners(gates, selector, clock, self._admit)
 
     @property
     def busy(self) -> bool:
@@ -119,7 +97,7 @@ class Door:
         return bool(self._unread) or bool(self._severed)
 
     def handle_unread(self) -> None:
-        """Goes on where the last round had no time left."""
+        """Handles messages for which the last round had no time left."""
         for _ in range(len(self._unread)):
             connection = self._unread.popleft()
             if connection.unread is not None:
@@ -128,67 +106,26 @@ class Door:
                 break
 
     def keep_time(self, now: float) -> None:
+        """Drops connections that have said no hello in time, and listens again after a pause."""
         while self._overdue and (self._overdue[0][0] <= now or self._is_settled(self._overdue[0][1])):
             _, connection = self._overdue.popleft()
             if not self._is_settled(connection):
                 self._ready(connection, selectors.EVENT_READ)  # it may have spoken while we were held up
             if not self._is_settled(connection):
                 self._drop(connection)
-        if self._deaf_until is not None and now >= self._deaf_until:
-            self._listen_again(now)
+        self._listeners.keep_time(now)
 
     def next_moment(self) -> float | None:
         """When `keep_time` will have something to do."""
         moments = [self._overdue[0][0]] if self._overdue else []
-        if self._deaf_until is not None:
-            moments.append(self._deaf_until)
+        if self._listeners.deaf_until is not None:
+            moments.append(self._listeners.deaf_until)
         return min(moments, default=None)
-
-    def _listen(self) -> None:
-        for gate in self._gates:
-            self._watch(gate.listener, functools.partial(self._accept, gate))
-
-    def _listen_again(self, now: float) -> None:
-        """At all gates, or, while the system does not watch them all, at none for another moment."""
-        heard = [gate for gate in self._gates if self._can_watch(gate.listener, functools.partial(self._accept, gate))]
-        if len(heard) == len(self._gates):
-            self._deaf_until = None
-            return
-        for gate in heard:
-            self._selector.unregister(gate.listener)
-        self._deaf_until = now + _DEAF_SECONDS
-
-    def _watch(self, what: socket.socket | int, call: Callable[[int], None]) -> None:
-        self._selector.register(what, selectors.EVENT_READ, call)
-
-    def _can_watch(self, what: socket.socket | int, call: Callable[[int], None]) -> bool:
-        """Watches it, unless the system watches no more: out of memory, or of epoll's max_user_watches."""
-        try:
-            self._watch(what, call)
-        except OSError as error:
-            limited.log(logging.WARNING, "watch", "no more connections can be watched: %s", error)
-            return False
-        return True
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def _accept(self, gate: Gate, _: int) -> None:
-        for _ in range(_ACCEPTS):
-            try:
-                sock, _ = gate.listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:  # out of descriptors: waiting connections stay readable, so look away for a moment
-                limited.log(logging.WARNING, "accept", "connections cannot be accepted: %s", error)
-                if self._deaf_until is None:
-                    for each in self._gates:
-                        self._selector.unregister(each.listener)
-                self._deaf_until = self._clock.now() + _DEAF_SECONDS
-                return
-            self._admit(Connection(sock, gate))
-
     def _admit(self, connection: Connection) -> None:
-        if not self._can_watch(connection.sock, functools.partial(self._ready, connection)):
+        if not can_watch(self._selector, connection.sock, functools.partial(self._ready, connection)):
             connection.close()
             return
         self._connections.add(connection)
@@ -199,14 +136,14 @@ class Door:
                 AccessDenied(
                     "SW-606",
                     what=f"this well serves user {self._uid}, not user {connection.uid}",
-                    why="a well holds its users' data in plain memory, for those that it was told of at this socket",
+                    why="a well holds its users' data in plain memory, and this user is not among those of this socket",
                     fix="run engine and well as the same user, give this user a home of its own, make it a tenant of "
                     f"the well (tenants), or, if it may read what the well's own user spills, add {connection.uid} to "
                     "allow_uids",
                 ),
             )
         elif not self._has_place(connection):
-            self._refuse(connection, _too_many("connections", MAX_CONNECTIONS))
+            self._refuse(connection, too_many("connections", MAX_CONNECTIONS))
 
     def _has_place(self, connection: Connection) -> bool:
         if len(self._connections) <= MAX_CONNECTIONS // 2:
@@ -235,7 +172,7 @@ class Door:
             self._bound(connection)
 
     def _handle(self, connection: Connection, messages: Iterator[FromEngine]) -> None:
-        """As many messages as fit into the round, at least one; the rest waits before more is read."""
+        """Handles as many messages as fit into the round, at least one; the rest waits, and nothing more is read."""
         connection.unread = None
         try:
             for message in messages:
@@ -269,9 +206,8 @@ class Door:
             )
 
     def _asked(self, connection: Connection, message: FromEngine) -> bool:
-        """Something that only a person asks. False: it is nothing of that kind."""
-        if connection in self._asking:
-            self._asking[connection] = self._asking.pop(connection)
+        """Answers a person's command. False: the message is not one of theirs."""
+        self._commands.spoke(connection)
         answer = functools.partial(self._send, connection)
         if isinstance(message, StatsQuery):
             answer(Stats(self._stats(connection)))
@@ -284,27 +220,7 @@ class Door:
                 " not at a tenant's own socket",
                 fix=f"run the command as user {self._uid}, for example with sudo, and with the well's main socket",
             )
-        match message:
-            case NamespacesQuery():
-                admin.namespaces(self._hierarchy, answer)
-            case DecisionsQuery():
-                admin.decisions(self._hierarchy, message, answer)
-            case Clear():
-                admin.clear(self._hierarchy, message, answer)
-            case Pause():
-                admin.pause(self._hierarchy, message, connection.uid, self._shell.kept, answer)
-            case Resume():
-                admin.resume(self._hierarchy, message, connection.uid, self._shell.kept, answer)
-            case PausedQuery():
-                admin.paused(self._hierarchy, self._shell.kept, answer)
-            case Reload():
-                self._shell.reload(answer)
-            case Stop():
-                answer(Stopping())
-                self._stop("it was asked to")
-            case _:
-                return False
-        return True
+        return admin.handle(self._hierarchy, self._shell, message, connection.uid, answer, self._stop)
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         if not OLDEST_PROTOCOL <= hello.protocol <= PROTOCOL:
@@ -316,70 +232,38 @@ class Door:
             )
         if hello.role == "admin":
             connection.admin = True
-            self._discard_pidfd(connection)
-            self._make_room_to_ask(connection)
+            discard_pidfd(connection)
+            for idle in self._commands.add(connection):
+                self._sever(idle)
             self._send(connection, Welcome(0, hello.protocol, self._hierarchy.well, self._hierarchy.limits.host_bytes))
             return
         watched = connection.pidfd >= 0 and is_pidfd(connection.pidfd)
-        if watched and len(self._watched) >= _WATCHED_TIDY:
-            self._unwatch_the_past()
-        if watched and not self._can_await(connection):
-            self._refuse(connection, _too_many("processes that were connected and still run", MAX_WATCHED))
+        if watched and not self._exits.has_room(connection):
+            self._refuse(connection, too_many("processes that were connected and still run", MAX_WATCHED))
             return
-        if watched and not self._can_watch(connection.pidfd, functools.partial(self._exited, connection)):
-            self._drop(connection)  # it will join again; whose exit is not seen is leased nothing
+        if watched and not self._exits.watch(connection, functools.partial(self._exited, connection)):
+            self._drop(connection)  # it will join again; an engine whose exit is not seen is leased nothing
             return
-        if watched:
-            self._watched[connection.pidfd] = connection
         assert connection.tenant is not None  # or it would be ending, and not listened to
         peer = Peer(connection.uid, connection.pid, watched, connection.tenant)
         member = self._hierarchy.join(peer, hello, _Channel(self, connection))
         if not watched:
-            self._discard_pidfd(connection)
+            discard_pidfd(connection)
         if member is None:
             if watched:
-                self._unwatch(connection)
+                self._exits.unwatch(connection)
             self._end(connection)
             return
         connection.join(member)
 
-    def _make_room_to_ask(self, connection: Connection) -> None:
-        self._asking[connection] = None
-        same = [each for each in self._asking if each.uid == connection.uid]
-        for idle in same[: max(0, len(same) - MAX_ASKING)]:
-            del self._asking[idle]
-            self._sever(idle)
-
-    def _can_await(self, connection: Connection) -> bool:
-        if len(self._watched) < MAX_WATCHED // 2:
-            return True  # as with connections
-        taken = Counter(str(other.tenant) for other in self._watched.values())
-        return self._hierarchy.shares.has_room(MAX_WATCHED, taken, str(connection.tenant))
-
     def _exited(self, connection: Connection, _: int) -> None:
-        """All threads of the process are gone, even if a forked child keeps its socket open."""
-        if connection.pidfd not in self._watched:
+        """Ends a member whose process has exited with all its threads, even if a forked child keeps its socket open."""
+        if connection not in self._exits:
             return  # its socket's end was handled in this same round and left nothing to watch for
-        self._unwatch(connection)
+        self._exits.unwatch(connection)
         if connection.member is not None:
             self._hierarchy.exited(connection.member)
         self._drop(connection)
-
-    def _unwatch(self, connection: Connection) -> None:
-        self._selector.unregister(connection.pidfd)
-        del self._watched[connection.pidfd]
-        self._discard_pidfd(connection)
-
-    def _unwatch_the_past(self) -> None:
-        """Members whose sessions have ended and left nothing that their processes could still touch."""
-        for connection in list(self._watched.values()):
-            if connection.closed and connection.member is not None and not self._hierarchy.watches(connection.member):
-                self._unwatch(connection)
-
-    def _discard_pidfd(self, connection: Connection) -> None:
-        if connection.pidfd >= 0:
-            os.close(connection.pidfd)
-            connection.pidfd = -1
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -393,13 +277,13 @@ class Door:
             self._too_much_waits(connection)
 
     def _bound(self, connection: Connection) -> None:
-        """What waits for one peer, and for all, has bounds."""
+        """Ends the connection if more waits for it, or for all together, than the bounds allow."""
         if connection.closed or connection.waiting <= _WAITS_A_LOT:
             return
         taken: Counter[str] = Counter()
         for each in self._connections:
             taken[str(each.tenant)] += each.waiting
-        if not self._hierarchy.shares.has_room(MOST_WAITING, taken, str(connection.tenant), 0):
+        if not self._hierarchy.shares.has_room(MAX_WAITING, taken, str(connection.tenant), 0):
             self._too_much_waits(connection)
 
     def _too_much_waits(self, connection: Connection) -> None:
@@ -409,6 +293,7 @@ class Door:
         self._sever(connection)
 
     def send_all(self) -> None:
+        """Sends what was queued since the last call, as far as peers take it without waiting."""
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             self._flush(connection)
@@ -461,21 +346,20 @@ class Door:
         self._selector.unregister(connection.sock)
         connection.close()
         self._connections.discard(connection)
-        self._asking.pop(connection, None)
-        if self._deaf_until is not None:
-            self._deaf_until = self._clock.now()  # there is a descriptor for who waits
-        if connection.pidfd not in self._watched:
-            self._discard_pidfd(connection)
+        self._commands.discard(connection)
+        self._listeners.descriptor_freed()
+        if connection not in self._exits:
+            discard_pidfd(connection)
         if connection.member is not None:
             self._hear_out(connection.member.session)
             self._hierarchy.left(connection.member)
-            if connection.pidfd in self._watched and not self._hierarchy.watches(connection.member):
-                self._unwatch(connection)
+            if connection in self._exits and not self._hierarchy.watches(connection.member):
+                self._exits.unwatch(connection)
 
     def _hear_out(self, session: Session) -> None:
-        """Takes what the others of a session that is about to end have said already. An engine that closes in good
-        order acknowledges its last copies first, by another socket: unheard, their slots would be held for as long as
-        its process runs. Of each the few messages that a copier may have under way."""
+        """Takes what the other members of a session that is about to end have said already, a few messages of each. An
+        engine that closes in good order acknowledges its last copies first, by another socket: unheard, their slots
+        would be held for as long as its process runs."""
         if session.phase is not SessionPhase.LIVE:
             return
         for other in [each for each in self._connections if each.member in session.members]:
@@ -497,16 +381,13 @@ class Door:
         """Peers see the end of their sockets; nothing is awaited."""
         for connection in self._connections:
             connection.close()
-            self._discard_pidfd(connection)
-        for pidfd, connection in self._watched.items():
-            if connection.pidfd == pidfd:
-                os.close(pidfd)
-        for gate in self._gates:
-            gate.listener.close()
+            discard_pidfd(connection)
+        self._exits.close()
+        self._listeners.close()
 
     def _stats(self, connection: Connection) -> dict[str, int | float | str]:
-        """Sums over all tenants are for the operator, or where there is but one: how they change tells one tenant what
-        the others do."""
+        """Sums over all tenants, for the operator or where there is one tenant only; else what concerns this tenant.
+        How sums change would tell one tenant what the others do."""
         ours: dict[str, int | float | str] = {"pid": os.getpid()}
         if self._tenants > 1 and not connection.operator:
             return ours | self._hierarchy.stats_of(str(connection.tenant))
@@ -517,15 +398,6 @@ class Door:
 class _Channel:
     """A connection as the hierarchy sees it."""
 
-    def __init__(self, door: Door, connection: Connection) -> None:
-        self.send = functools.partial(door._send, connection)
-        self.sever = functools.partial(door._sever, connection)
-
-
-def _too_many(what: str, limit: int) -> CapacityError:
-    return CapacityError(
-        "SW-204",
-        what=f"the well has {limit} {what}",
-        why="each costs descriptors and memory",
-        fix="stop engines that are not used, or give some of them a home of their own",
-    )
+    def __init__(self, server: Server, connection: Connection) -> None:
+        self.send = functools.partial(server._send, connection)
+        self.sever = functools.partial(server._sever, connection)

@@ -12,7 +12,7 @@ from functools import cache
 
 from stepwell import renamed
 from stepwell.block.tier import tiers_below
-from stepwell.serve.exposition import Family, Kind, Sample
+from stepwell.serve.metrics.exposition import Kind, MetricFamily, Sample
 
 LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine"})
 """All labels that may be used, but for `version` of the metric whose purpose that is."""
@@ -24,7 +24,7 @@ Values = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StatSource:
     """Where a metric's samples come from: the stat `key`; if that ends in `*`, all that begin so and that no source
     names in full. Then `rest` is the label that holds what is left of the name, or "" for one sample of their sum. Of a
     stat that is text, `rest` is the label that holds the text, and the sample is 1. With `below` there is such a stat
@@ -35,13 +35,13 @@ class Source:
     rest: str = ""
     below: bool = False
 
-    def of(self, tiers: Iterable[str]) -> Iterator[Source]:
+    def of(self, tiers: Iterable[str]) -> Iterator[StatSource]:
         """Itself, or one for each of these tiers below the host tier."""
         if not self.below:
             yield self
             return
         for tier in tiers:
-            yield Source(f"{tier}_{self.key}", {"tier": tier, **self.labels}, self.rest)
+            yield StatSource(f"{tier}_{self.key}", {"tier": tier, **self.labels}, self.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Metric:
     name: str
     kind: Kind
     help: str
-    sources: tuple[Source, ...]
+    sources: tuple[StatSource, ...]
 
     @property
     def labels(self) -> list[str]:
@@ -57,8 +57,8 @@ class Metric:
         return sorted(found | ({"tier"} if any(source.below for source in self.sources) else set()))
 
 
-def _below(key: str, labels: Mapping[str, str] = {}, rest: str = "") -> Source:
-    return Source(key, labels, rest, below=True)
+def _below(key: str, labels: Mapping[str, str] = {}, rest: str = "") -> StatSource:
+    return StatSource(key, labels, rest, below=True)
 
 
 _HOST = {"tier": "host"}
@@ -69,28 +69,28 @@ METRICS = (
         "stepwell_build_info",
         "gauge",
         "Always 1; the version of the well that answered.",
-        (Source("well", rest="version"),),
+        (StatSource("well", rest="version"),),
     ),
-    Metric("stepwell_uptime_seconds", "gauge", "Time since the well started.", (Source("uptime_s"),)),
-    Metric("stepwell_connected_engines", "gauge", "Engines that are connected.", (Source("sessions"),)),
+    Metric("stepwell_uptime_seconds", "gauge", "Time since the well started.", (StatSource("uptime_s"),)),
+    Metric("stepwell_connected_engines", "gauge", "Engines that are connected.", (StatSource("sessions"),)),
     Metric(
         "stepwell_disconnected_engines_total",
         "counter",
         "Engines that have left or were lost.",
-        (Source("sessions_ended"),),
+        (StatSource("sessions_ended"),),
     ),
-    Metric("stepwell_requests_total", "counter", "Requests whose prefix was looked up.", (Source("requests"),)),
+    Metric("stepwell_requests_total", "counter", "Requests whose prefix was looked up.", (StatSource("requests"),)),
     Metric(
         "stepwell_block_lookups_total",
         "counter",
         "Blocks of looked-up prefixes: offered to the engine (hit), or from where the run ended on (miss).",
-        (Source("hits", {"outcome": "hit"}), Source("misses_*", {"outcome": "miss"})),
+        (StatSource("hits", {"outcome": "hit"}), StatSource("misses_*", {"outcome": "miss"})),
     ),
     Metric(
         "stepwell_missed_blocks_total",
         "counter",
         "Blocks missed, by why the run ended.",
-        (Source("misses_*", rest="reason"),),
+        (StatSource("misses_*", rest="reason"),),
     ),
     Metric(
         "stepwell_transfer_bytes_total",
@@ -98,8 +98,8 @@ METRICS = (
         "Bytes copied up (recall) and down (spill): between the host tier and engines, or between a tier below it and "
         "the host tier.",
         (
-            Source("recalled_bytes", _HOST | _RECALL),
-            Source("spilled_bytes", _HOST | _SPILL),
+            StatSource("recalled_bytes", _HOST | _RECALL),
+            StatSource("spilled_bytes", _HOST | _SPILL),
             _below("recalled_bytes", _RECALL),
             _below("spilled_bytes", _SPILL),
         ),
@@ -109,8 +109,8 @@ METRICS = (
         "counter",
         "Blocks copied up (recall) and down (spill).",
         (
-            Source("recalled_blocks", _HOST | _RECALL),
-            Source("spilled_blocks", _HOST | _SPILL),
+            StatSource("recalled_blocks", _HOST | _RECALL),
+            StatSource("spilled_blocks", _HOST | _SPILL),
             _below("recalled_blocks", _RECALL),
             _below("spilled_blocks", _SPILL),
         ),
@@ -125,15 +125,15 @@ METRICS = (
         "stepwell_tier_used_bytes",
         "gauge",
         "Bytes of a tier that hold blocks.",
-        (Source("block_bytes", _HOST), _below("bytes")),
+        (StatSource("block_bytes", _HOST), _below("bytes")),
     ),
     Metric(
         "stepwell_tier_capacity_bytes",
         "gauge",
         "Bytes that a tier may take.",
-        (Source("host_bytes", _HOST), _below("capacity_bytes")),
+        (StatSource("host_bytes", _HOST), _below("capacity_bytes")),
     ),
-    Metric("stepwell_tier_blocks", "gauge", "Blocks in a tier.", (Source("blocks", _HOST), _below("blocks"))),
+    Metric("stepwell_tier_blocks", "gauge", "Blocks in a tier.", (StatSource("blocks", _HOST), _below("blocks"))),
     Metric(
         "stepwell_tier_up",
         "gauge",
@@ -144,27 +144,27 @@ METRICS = (
         "stepwell_tier_allocated_bytes",
         "gauge",
         "Shared memory that the host tier takes now, used or not.",
-        (Source("slab_bytes", _HOST),),
+        (StatSource("slab_bytes", _HOST),),
     ),
     Metric(
         "stepwell_tier_held_bytes",
         "gauge",
         "Bytes of the host tier that cannot be reused now: held for waiting requests, blocks on their way up "
         "among them (pinned), or still mapped by engines that were asked to give them back (kept).",
-        (Source("pinned_bytes", _HOST | {"kind": "pinned"}), Source("kept_bytes", _HOST | {"kind": "kept"})),
+        (StatSource("pinned_bytes", _HOST | {"kind": "pinned"}), StatSource("kept_bytes", _HOST | {"kind": "kept"})),
     ),
     Metric(
         "stepwell_quarantined_slots",
         "gauge",
         "Slots of the host tier that the processes of a lost engine may still be writing.",
-        (Source("quarantined_slots"),),
+        (StatSource("quarantined_slots"),),
     ),
     Metric(
         "stepwell_dropped_blocks_total",
         "counter",
         "Blocks that a tier gave up, by why: its room was needed (evicted), the block was damaged (failed_check), or "
         "it was cleared.",
-        (Source("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
+        (StatSource("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
     ),
     Metric(
         "stepwell_reinserted_blocks_total",
@@ -176,7 +176,7 @@ METRICS = (
         "stepwell_spill_skipped_blocks_total",
         "counter",
         "Blocks that were offered to a tier and not taken.",
-        (Source("spills_refused_*", _HOST, "reason"), _below("skipped_*", rest="reason")),
+        (StatSource("spills_refused_*", _HOST, "reason"), _below("skipped_*", rest="reason")),
     ),
     Metric(
         "stepwell_recall_failed_blocks_total",
@@ -188,7 +188,7 @@ METRICS = (
         "stepwell_prefetched_blocks_total",
         "counter",
         "Blocks promoted because a conversation was expected to go on: asked for in time (used), or not (unused).",
-        (Source("prefetches_used", {"outcome": "used"}), Source("prefetches_unused", {"outcome": "unused"})),
+        (StatSource("prefetches_used", {"outcome": "used"}), StatSource("prefetches_unused", {"outcome": "unused"})),
     ),
     Metric(
         "stepwell_unreadable_segments",
@@ -202,8 +202,8 @@ METRICS = (
         "counter",
         "Faults that cost blocks, never requests.",
         (
-            Source("dropped_failed_check", _HOST | {"kind": "failed_check"}),
-            Source("troubles", _HOST | {"kind": "memory_refused"}),
+            StatSource("dropped_failed_check", _HOST | {"kind": "failed_check"}),
+            StatSource("troubles", _HOST | {"kind": "memory_refused"}),
             _below("errors_*", rest="kind"),
             _below("reads_stopped", {"kind": "reads_stopped"}),
             _below("writes_stopped", {"kind": "writes_stopped"}),
@@ -226,47 +226,53 @@ METRICS = (
         "counter",
         "Stored blocks that an engine computed once more to compare them: equal within rounding (clean), or not "
         "(mismatch).",
-        (Source("canaries_clean", {"outcome": "clean"}), Source("canaries_mismatched", {"outcome": "mismatch"})),
+        (
+            StatSource("canaries_clean", {"outcome": "clean"}),
+            StatSource("canaries_mismatched", {"outcome": "mismatch"}),
+        ),
     ),
     Metric(
         "stepwell_quarantined_namespaces",
         "gauge",
         "Namespaces with blocks of other weights, from which nothing is recalled until they are cleared. Alert "
         "above 0.",
-        (Source("quarantined_namespaces"),),
+        (StatSource("quarantined_namespaces"),),
     ),
     Metric(
         "stepwell_paused",
         "gauge",
         "1 if recalls or spills were switched off by `stepwell pause`, until `stepwell resume`.",
-        (Source("paused_recalls", {"kind": "recalls"}), Source("paused_spills", {"kind": "spills"})),
+        (StatSource("paused_recalls", {"kind": "recalls"}), StatSource("paused_spills", {"kind": "spills"})),
     ),
     Metric(
         "stepwell_recall_decisions_total",
         "counter",
         "Requests for which recall was weighed against computing, by why something was recalled (worth_it, unknown, "
         "always) or nothing (recompute_cheaper).",
-        (Source("decided_*", rest="reason"),),
+        (StatSource("decided_*", rest="reason"),),
     ),
     Metric(
         "stepwell_recalls_given_up_total",
         "counter",
         "Recalls that ended before all that was wanted had come: the rest was computed sooner (late), or the time "
         "limit was reached (limit).",
-        (Source("gave_up_*", rest="reason"),),
+        (StatSource("gave_up_*", rest="reason"),),
     ),
     Metric(
         "stepwell_recall_ttft_seconds_total",
         "counter",
         "Time to first token of weighed requests: what the best choice in hindsight would have taken (best), and how "
         "much longer they took (regret).",
-        (Source("decision_best_seconds", {"kind": "best"}), Source("decision_regret_seconds", {"kind": "regret"})),
+        (
+            StatSource("decision_best_seconds", {"kind": "best"}),
+            StatSource("decision_regret_seconds", {"kind": "regret"}),
+        ),
     ),
     Metric(
         "stepwell_engine_reports_total",
         "counter",
         "Events that only engines see and have reported: bypassed requests, late answers, failed loads.",
-        (Source("engine_*", rest="kind"),),
+        (StatSource("engine_*", rest="kind"),),
     ),
 )
 
@@ -317,21 +323,21 @@ NOT_METRICS_OF_A_TIER = frozenset(
 """The same of a tier below the host tier, behind its name."""
 
 
-def families(values: Values) -> Iterator[Family]:
+def families(values: Values) -> Iterator[MetricFamily]:
     """All metrics with what `values` has of them. Stats that the table does not know are left out."""
     tiers = tiers_below(values)
     for metric in SERVED:
         found = [sample for source in metric.sources for one in source.of(tiers) for sample in _samples(one, values)]
-        yield Family(metric.name, metric.kind, metric.help, found)
+        yield MetricFamily(metric.name, metric.kind, metric.help, found)
 
 
-def stats_of(source: Source, values: Values) -> list[str]:
+def stats_of(source: StatSource, values: Values) -> list[str]:
     """The stats of `values` that this source takes."""
     tiers = tiers_below(values)
     return [key for one in source.of(tiers) for key in _keys(one, values)]
 
 
-def _keys(source: Source, values: Values) -> list[str]:
+def _keys(source: StatSource, values: Values) -> list[str]:
     if not source.key.endswith("*"):
         return [source.key] if source.key in values else []
     prefix, named = source.key[:-1], _named(tuple(tiers_below(values)))
@@ -343,7 +349,7 @@ def _named(tiers: tuple[str, ...]) -> frozenset[str]:
     return frozenset(one.key for metric in METRICS for source in metric.sources for one in source.of(tiers))
 
 
-def _samples(source: Source, values: Values) -> Iterator[Sample]:
+def _samples(source: StatSource, values: Values) -> Iterator[Sample]:
     keys = _keys(source, values)
     if source.key.endswith("*"):
         numbers = {key: value for key in keys if not isinstance(value := values[key], str)}

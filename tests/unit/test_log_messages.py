@@ -8,14 +8,14 @@ import pytest
 
 from stepwell import events as e
 from stepwell.log import RateLimited
-from stepwell.serve import voice
-from stepwell.serve.voice import log_event
+from stepwell.serve import log_messages
+from stepwell.serve.log_messages import log_event
 
 
 def test_a_tier_that_is_not_asked_for_now_is_told_of_and_not_every_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voice, "_limited", RateLimited(voice.log))
+    monkeypatch.setattr(log_messages, "_limited", RateLimited(log_messages.log))
     with caplog.at_level(logging.INFO):
         log_event(e.RunAnswered(0, 0, 4, "tier_down"))
         log_event(e.TierBreakerMoved("disk", "read", "half_open", "it is asked again"))

@@ -18,7 +18,7 @@ from typing import Any
 from stepwell.errors import BackendDown
 from stepwell.hierarchy.pauses import one_line
 from stepwell.hierarchy.saved import KINDS, PauseRecord
-from stepwell.serve.kept import Keeper, KeptFile
+from stepwell.serve.home.state_file import StateFile, StateWriter
 
 PAUSED_NAME = "paused.json"
 """Of the file in home: by what is paused, since when (seconds since 1970), by which user, and why."""
@@ -31,7 +31,7 @@ _MOST_UID = (1 << 32) - 1
 log = logging.getLogger("stepwell.serve")
 
 
-class PauseList(KeptFile):
+class PauseList(StateFile):
     """The file of `home`, whose lock the caller holds if it writes."""
 
     def __init__(self, home: Path) -> None:
@@ -50,7 +50,7 @@ class PauseList(KeptFile):
             why = f"{PAUSED_NAME} in home cannot be read, and may say so"
             return [PauseRecord(kind, wall(), os.geteuid(), why) for kind in KINDS]
 
-    def keep(self, pauses: Sequence[PauseRecord], keeper: Keeper) -> None:
+    def keep(self, pauses: Sequence[PauseRecord], keeper: StateWriter) -> None:
         """Has it written, beside the well's work."""
         self._newest = _content(pauses)
         keeper.keep(self, self._newest)

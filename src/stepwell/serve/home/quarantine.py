@@ -13,7 +13,7 @@ from pathlib import Path
 from stepwell.config.access import MAX_TENANTS
 from stepwell.hierarchy.saved import Tags
 from stepwell.hierarchy.sessions.canaries import MAX_NAMESPACES
-from stepwell.serve.kept import Keeper, KeptFile
+from stepwell.serve.home.state_file import StateFile, StateWriter
 
 LIST_NAME = "quarantine.json"
 """Of the file in home: a list of namespaces, each a list of its tags in hexadecimal digits."""
@@ -25,7 +25,7 @@ MAX_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
 """That are believed: the latest."""
 
 
-class QuarantineList(KeptFile):
+class QuarantineList(StateFile):
     """The list of `home`, whose lock the caller holds."""
 
     def __init__(self, home: Path) -> None:
@@ -40,6 +40,6 @@ class QuarantineList(KeptFile):
             return []
         return [tags for tags in barred if tags][-MAX_LISTED:]
 
-    def keep(self, barred: Sequence[Tags], keeper: Keeper) -> None:
+    def keep(self, barred: Sequence[Tags], keeper: StateWriter) -> None:
         """Has it written, beside the well's work."""
         keeper.keep(self, [[tag.hex() for tag in tags] for tags in barred])

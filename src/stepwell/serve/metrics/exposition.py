@@ -23,7 +23,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric with all its samples."""
 
     name: str
@@ -32,7 +32,7 @@ class Family:
     samples: list[Sample]
 
 
-def render(families: Iterable[Family]) -> str:
+def render(families: Iterable[MetricFamily]) -> str:
     """The page. A family without samples is left out; two of one name would be an error of the caller's."""
     lines: list[str] = []
     for family in families:
@@ -57,7 +57,7 @@ def number(value: int | float) -> str:
     return repr(value)
 
 
-def _bare(family: Family, sample: Sample) -> str:
+def _bare(family: MetricFamily, sample: Sample) -> str:
     return f"{family.name} {number(sample.value)}"
 
 

@@ -1,6 +1,6 @@
 """One connection of the well: bytes in become messages, messages out become bytes, both within bounds.
 
-No policy: what a message means is decided by `serve.door`, the only caller. Nothing here blocks.
+No policy: what a message means is decided by `serve.server.server`, the only caller. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepwell.hierarchy.sessions.session import Member
 from stepwell.io.process import descriptors
 from stepwell.protocol import wire
 from stepwell.protocol.messages import MAX_ACKNOWLEDGED, MAX_ASKED, FromEngine, Message, pieces
-from stepwell.serve.gates import Gate
+from stepwell.serve.server.gates import Gate
 
 MAX_OUTPUT = 64 << 20
 """Bytes that may wait for a peer that does not read; one more ends the connection."""

@@ -31,7 +31,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class GatePlan:
     """A gate before it is open: where it will be. `shared`: for the group of the socket too, not only for its user."""
 
     path: Path
@@ -40,18 +40,18 @@ class Way:
     shared: bool = field(default=False)
 
 
-def ways(settings: Settings, main: Path, uid: int) -> list[Way]:
-    """The main way in, at `main`, and that of each tenant with a socket of its own. `uid` runs the well.
+def gate_plans(settings: Settings, main: Path, uid: int) -> list[GatePlan]:
+    """The main plan in, at `main`, and that of each tenant with a socket of its own. `uid` runs the well.
 
     Raises ConfigError SW-102 if that user is listed as another tenant's at the main gate.
     """
     ours = frozenset((uid, 0))  # root could change anything anyway
     guests = dict.fromkeys(settings.allow_uids, DEFAULT_TENANT)
-    apart: list[Way] = []
+    apart: list[GatePlan] = []
     for name, tenant in settings.tenants.items():
         users = dict.fromkeys(tenant.uids, name)
         if tenant.socket is not None:
-            apart.append(Way(tenant.socket, dict.fromkeys(ours, name) | users, shared=bool(users)))
+            apart.append(GatePlan(tenant.socket, dict.fromkeys(ours, name) | users, shared=bool(users)))
             continue
         if uid in users:
             raise ConfigError(
@@ -61,23 +61,23 @@ def ways(settings: Settings, main: Path, uid: int) -> list[Way]:
                 fix=f"run the well as another user, or give the tenant {name} a socket of its own",
             )
         guests |= users
-    return [Way(main, dict.fromkeys(ours, DEFAULT_TENANT) | guests, ours, bool(guests)), *apart]
+    return [GatePlan(main, dict.fromkeys(ours, DEFAULT_TENANT) | guests, ours, bool(guests)), *apart]
 
 
 @contextlib.contextmanager
-def opened(way: Way) -> Iterator[Gate]:
+def opened(plan: GatePlan) -> Iterator[Gate]:
     """The gate, listening; what lies at its path is nobody's, because the caller holds its lock. Raises AccessDenied
     SW-604 if it cannot be made."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117 if way.shared else 0o177)
+    before = os.umask(0o117 if plan.shared else 0o177)
     try:
-        way.path.unlink(missing_ok=True)
-        listener.bind(str(way.path))
+        plan.path.unlink(missing_ok=True)
+        listener.bind(str(plan.path))
     except OSError as error:
         listener.close()
         raise AccessDenied(
             "SW-604",
-            what=f"the socket {way.path} cannot be made",
+            what=f"the socket {plan.path} cannot be made",
             why=error.strerror or str(error),
             fix="remove what is in its place, or set XDG_RUNTIME_DIR to a directory of your own",
         ) from error
@@ -85,8 +85,8 @@ def opened(way: Way) -> Iterator[Gate]:
         os.umask(before)
     try:
         listener.listen(_BACKLOG)
-        yield Gate(listener, way.tenants, way.operators)
+        yield Gate(listener, plan.tenants, plan.operators)
     finally:
         with contextlib.suppress(OSError):  # the next well replaces it
-            way.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
+            plan.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
         listener.close()

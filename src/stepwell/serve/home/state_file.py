@@ -26,17 +26,17 @@ log = logging.getLogger("stepwell.serve")
 _limited = RateLimited(log)
 
 
-class Keeper:
+class StateWriter:
     """Writes kept files on a thread of its own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._wanted: dict[KeptFile, Any] = {}
+        self._wanted: dict[StateFile, Any] = {}
         self._since: float | None = None  # when the write under way began
         self._background = Background(self._write, "stepwell-home")
 
-    def keep(self, file: KeptFile, value: Any) -> None:
+    def keep(self, file: StateFile, value: Any) -> None:
         """Has it written, in place of what of this file still waits. Never blocks."""
         with self._lock:
             self._wanted[file] = value
@@ -74,7 +74,7 @@ class Keeper:
                     self._since = None
 
 
-class KeptFile:
+class StateFile:
     """One file of `home`, whose lock the caller holds: JSON, ASCII. `lost`: what it costs when it cannot be written."""
 
     def __init__(self, home: Path, name: str, new_name: str, lost: str) -> None:

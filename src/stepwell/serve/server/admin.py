@@ -1,4 +1,5 @@
-"""What a person asks of a running well beyond its counts: namespaces, clearing. Answers come when they are known."""
+"""An operator's requests to a running well: namespaces, decisions, clearing, pauses, reload, stop. Some are answered
+later, when the answer is known."""
 
 from __future__ import annotations
 
@@ -24,13 +25,23 @@ from stepwell.protocol.messages import (
     Message,
     NamespaceRow,
     Namespaces,
+    NamespacesQuery,
     Paused,
+    PausedQuery,
     PauseRow,
+    Reload,
+    Stop,
+    Stopping,
 )
 from stepwell.protocol.messages import Pause as PauseMessage
 from stepwell.protocol.messages import Resume as ResumeMessage
+from stepwell.serve.server.connection import Connection
 
 TAG_BYTES = 16
+
+MAX_ASKING = 32
+"""Connections of one user's commands at a time: the one that has said nothing for longest makes room, so that no number
+of forgotten ones keeps an operator out."""
 
 log = logging.getLogger("stepwell.serve")
 
@@ -39,13 +50,64 @@ Answer = Callable[[Message], None]
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """What an operator asks of the process around a hierarchy. `kept`: what is paused outlives it. `reload` has the
-    settings read again and tells its argument. `keep_time` is for the moment that `next_moment` gives."""
+    """The process around a hierarchy, as an operator's requests need it. `kept`: pauses are saved and outlive the well.
+    `reload` has the settings read again and calls its argument with the answer. `keep_time` is to be called at
+    `next_moment`."""
 
     kept: Callable[[], bool]
     reload: Callable[[Answer], None]
     keep_time: Callable[[float], None] = lambda now: None
     next_moment: Callable[[], float | None] = lambda: None
+
+
+class Commands:
+    """Connections of people's commands."""
+
+    def __init__(self) -> None:
+        self._all: dict[Connection, None] = {}  # the one that spoke last is the last
+
+    def add(self, connection: Connection) -> list[Connection]:
+        """Adds it, and returns those that make room for it."""
+        self._all[connection] = None
+        same = [each for each in self._all if each.uid == connection.uid]
+        idle = same[: max(0, len(same) - MAX_ASKING)]
+        for each in idle:
+            del self._all[each]
+        return idle
+
+    def spoke(self, connection: Connection) -> None:
+        if connection in self._all:
+            self._all[connection] = self._all.pop(connection)
+
+    def discard(self, connection: Connection) -> None:
+        self._all.pop(connection, None)
+
+
+def handle(
+    hierarchy: Hierarchy, shell: Shell, message: Message, uid: int, answer: Answer, stop: Callable[[str], None]
+) -> bool:
+    """Does what the operator `uid` asks. False: the message is not an operator's."""
+    match message:
+        case NamespacesQuery():
+            namespaces(hierarchy, answer)
+        case DecisionsQuery():
+            decisions(hierarchy, message, answer)
+        case Clear():
+            clear(hierarchy, message, answer)
+        case PauseMessage():
+            pause(hierarchy, message, uid, shell.kept, answer)
+        case ResumeMessage():
+            resume(hierarchy, message, uid, shell.kept, answer)
+        case PausedQuery():
+            paused(hierarchy, shell.kept, answer)
+        case Reload():
+            shell.reload(answer)
+        case Stop():
+            answer(Stopping())
+            stop("it was asked to")
+        case _:
+            return False
+    return True
 
 
 def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.hierarchy.saved import Calibrations, PauseRecord, SavedState, StateStore, Tags
-from stepwell.serve.calibration import CostList
-from stepwell.serve.kept import Keeper
-from stepwell.serve.pauses import PauseList
-from stepwell.serve.quarantine import QuarantineList
+from stepwell.serve.home.calibration import CostList
+from stepwell.serve.home.pauses import PauseList
+from stepwell.serve.home.quarantine import QuarantineList
+from stepwell.serve.home.state_file import StateWriter
 
 
 class HomeStore(StateStore):
     """Keeps it in the files of `home`, whose lock the caller holds."""
 
     def __init__(self, home: Path) -> None:
-        self._keeper = Keeper()
+        self._keeper = StateWriter()
         self._quarantine, self._costs, self._pauses = QuarantineList(home), CostList(home), PauseList(home)
 
     def load(self) -> SavedState:

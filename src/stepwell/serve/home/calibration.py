@@ -11,7 +11,7 @@ from pathlib import Path
 from stepwell.hierarchy.saved import Calibrations
 from stepwell.hierarchy.sessions.costs import MAX_NAMESPACES
 from stepwell.policies.costs.prefill import PrefillCost
-from stepwell.serve.kept import Keeper, KeptFile
+from stepwell.serve.home.state_file import StateFile, StateWriter
 
 COSTS_NAME = "costs.json"
 """Of the file in home: by each namespace's tag in hexadecimal digits, seconds of a step, of a token and of a pair of
@@ -20,7 +20,7 @@ tokens, and the most tokens of a step. Values that cannot be are left out by who
 NEW_COSTS_NAME = f"{COSTS_NAME}.new"
 
 
-class CostList(KeptFile):
+class CostList(StateFile):
     """The list of `home`, whose lock the caller holds."""
 
     def __init__(self, home: Path) -> None:
@@ -36,7 +36,7 @@ class CostList(KeptFile):
             return {}
         return dict(list(found.items())[-MAX_NAMESPACES:])
 
-    def keep(self, learned: Calibrations, keeper: Keeper) -> None:
+    def keep(self, learned: Calibrations, keeper: StateWriter) -> None:
         """Has it written, beside the well's work."""
         rows = {tag.hex(): [c.step_s, c.token_s, c.pair_s, c.step_tokens] for tag, c in learned.items()}
         keeper.keep(self, rows)

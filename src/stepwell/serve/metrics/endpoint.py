@@ -26,8 +26,8 @@ from pathlib import Path
 from stepwell.client import control
 from stepwell.errors import ConfigError, StepwellError
 from stepwell.log import RateLimited
-from stepwell.serve.exposition import CONTENT_TYPE, render
-from stepwell.serve.metric_table import families
+from stepwell.serve.metrics.exposition import CONTENT_TYPE, render
+from stepwell.serve.metrics.table import families
 
 MOST_REQUESTS = 4
 """Answered at the same time."""

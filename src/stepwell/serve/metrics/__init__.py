@@ -1,0 +1,1 @@
+"""The well's page for Prometheus."""
