@@ -15,7 +15,7 @@ from lab.rig.well import RealWell, apart, eventually
 from stepwell.client import control
 from stepwell.policies.costs.prefill import MIN_SAMPLES, pairs
 from stepwell.serve.home.calibration import COSTS_NAME
-from stepwell.serve.metrics.endpoint import MOST_REQUESTS
+from stepwell.serve.metrics.endpoint import MAX_REQUESTS
 from stepwell.testing.fuse import FaultyDisk, Rule, why_not
 
 pytestmark = pytest.mark.kernel
@@ -62,7 +62,7 @@ def test_a_well_whose_home_hangs_serves_makes_slabs_and_ends(tmp_path: Path) -> 
             answer = control.pause(home, ["recalls"], "", seconds=0.1)
             assert [row.kind for row in answer.rows] == ["recalls"] and not answer.kept, "in force, not in home"
             assert control.stats(home)["paused_recalls"]
-            for _ in range(MOST_REQUESTS + 2):
+            for _ in range(MAX_REQUESTS + 2):
                 assert healthy(base / "metrics") == 200
             assert disk.report().hanging == 2, "none of them has asked home"
             control.stop(home, seconds=STOP_S)

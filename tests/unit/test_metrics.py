@@ -29,12 +29,12 @@ from stepwell.hierarchy.counters import Counters
 from stepwell.ops.checks import places
 from stepwell.protocol.messages import PROTOCOL, Hello, Stats, StatsQuery, Welcome
 from stepwell.serve.metrics import endpoint as metrics_module
-from stepwell.serve.metrics.endpoint import MAX_HEAD, MOST_REQUESTS, MetricsServer
+from stepwell.serve.metrics.endpoint import MAX_HEAD, MAX_REQUESTS, MetricsServer
 from stepwell.serve.metrics.exposition import MetricFamily, Sample, number, render
 from stepwell.serve.metrics.table import (
     LABELS,
+    MAX_LABEL_VALUES,
     METRICS,
-    MOST_REST,
     NOT_METRICS,
     NOT_METRICS_OF_A_TIER,
     families,
@@ -189,10 +189,10 @@ def test_a_well_that_has_seen_nothing_has_a_page_too() -> None:
 
 
 def test_names_from_outside_are_bounded_and_text_is_no_number() -> None:
-    values: dict[str, int | float | str] = {f"engine_{n}": n for n in range(MOST_REST + 10)}
+    values: dict[str, int | float | str] = {f"engine_{n}": n for n in range(MAX_LABEL_VALUES + 10)}
     values |= {"engine_text": "x", "hits": "many", "unheard_of": 7}
     page = parsed(render(families(values)))
-    assert len(page) == MOST_REST
+    assert len(page) == MAX_LABEL_VALUES
     assert {name for name, _ in page} == {"stepwell_engine_reports_total"}
 
 
@@ -360,7 +360,7 @@ def test_no_more_than_a_few_are_answered_at_a_time(
     well: InThread, server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_module, "REQUEST_SECONDS", PATIENCE)
-    silent = [raw(server, b"GET ") for _ in range(MOST_REQUESTS)]
+    silent = [raw(server, b"GET ") for _ in range(MAX_REQUESTS)]
     with raw(server, b"GET /healthz HTTP/1.1\r\n\r\n") as waiting:
         waiting.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -399,7 +399,7 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some(well: InThr
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         attempts = server._limited._seen["accept"][1]
-        assert attempts <= MOST_REQUESTS * (1 + (time.monotonic() - began) / metrics_module._AFTER_ERROR_SECONDS)
+        assert attempts <= MAX_REQUESTS * (1 + (time.monotonic() - began) / metrics_module._AFTER_ERROR_SECONDS)
     assert get(server, "/healthz")[0] == 200
 
 
@@ -557,7 +557,7 @@ def test_closing_ends_its_threads(home: Path) -> None:
     before = threading.active_count()
     server = MetricsServer("127.0.0.1:0", home, at(home))
     other = MetricsServer(str(home.parent / "m.sock"), home, at(home))
-    assert threading.active_count() == before + 2 * MOST_REQUESTS
+    assert threading.active_count() == before + 2 * MAX_REQUESTS
     server.close()
     other.close()
     server.close()

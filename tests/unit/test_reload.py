@@ -27,7 +27,7 @@ from stepwell.errors import ConfigError
 from stepwell.protocol import messages as m
 from stepwell.serve import process
 from stepwell.serve.loop import Loop
-from stepwell.serve.reload import ANSWER_SECONDS, MOST_WAITING, Reloading, line
+from stepwell.serve.reload import ANSWER_SECONDS, MAX_WAITING, Reloading, line
 from stepwell.serve.server.admin import Shell
 from stepwell.testing.clock import SetClock
 from stepwell.testing.executor import SeededExecutor
@@ -197,12 +197,12 @@ def test_a_read_that_hangs_is_answered_in_time_and_changes_nothing_later(caplog:
 
 def test_so_many_answers_wait_for_the_next_read_and_no_more() -> None:
     reader = Reader()
-    for _ in range(1 + MOST_WAITING + 3):
+    for _ in range(1 + MAX_WAITING + 3):
         reader.reloading.begin(reader.answers.append)
     assert len(reader.answers) == 3 and all(map(late, reader.answers))
     reader.executor.drain()
     assert reader.reads == 2
-    assert sum(isinstance(answer, m.Reloaded) for answer in reader.answers) == 1 + MOST_WAITING
+    assert sum(isinstance(answer, m.Reloaded) for answer in reader.answers) == 1 + MAX_WAITING
 
 
 def test_reloads_without_end_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

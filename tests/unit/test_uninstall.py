@@ -194,8 +194,8 @@ def test_what_home_remembers_is_found_once_and_deleted(base: Path) -> None:
 
 def test_the_list_is_bounded_and_whatever_is_in_it_does_no_harm(base: Path) -> None:
     home = base / "home"
-    remember(home, [Path(f"/none/{n}") for n in range(disks.MOST + 1)])
-    assert remembered(home) == [Path(f"/none/{n}") for n in range(1, disks.MOST + 1)]
+    remember(home, [Path(f"/none/{n}") for n in range(disks.MAX_DIRECTORIES + 1)])
+    assert remembered(home) == [Path(f"/none/{n}") for n in range(1, disks.MAX_DIRECTORIES + 1)]
     before = (home / "disks.json").stat().st_mtime_ns
     remember(home, [Path("/none/7")])
     assert (home / "disks.json").stat().st_mtime_ns == before, "what is known is not written again"

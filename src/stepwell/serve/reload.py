@@ -21,7 +21,7 @@ from stepwell.protocol.messages import Message, Refused, Reloaded
 ANSWER_SECONDS = 5.0
 """How long a read may take before whoever asked is answered; `stepwell reload` waits for 10 s."""
 
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Answers that wait for the next read."""
 
 _LOG_SECONDS = 5.0  # between two lines of one kind: an operator looks at each
@@ -59,7 +59,7 @@ class Reloading:
 
     def begin(self, answer: Answer = lambda message: None) -> None:
         """Reads them, and once more if they are being read already: they may have changed since."""
-        if self._reading and (self._until is None or len(self._waiting) >= MOST_WAITING):
+        if self._reading and (self._until is None or len(self._waiting) >= MAX_WAITING):
             answer(self._late())
             return
         self._waiting.append(answer)

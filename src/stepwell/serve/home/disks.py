@@ -19,10 +19,10 @@ LIST_NAME = "disks.json"
 NEW_LIST_NAME = f"{LIST_NAME}.new"
 """Of what a killed process may have left half written; the next one writes over it."""
 
-MOST = 256
+MAX_DIRECTORIES = 256
 """Directories; beyond that the earliest are forgotten."""
 
-_MOST_BYTES = 8 << 20  # of as many paths, each as long as a path can be
+_MAX_BYTES = 8 << 20  # of as many paths, each as long as a path can be
 
 
 def remember(home: Path, directories: Iterable[Path]) -> None:
@@ -31,7 +31,7 @@ def remember(home: Path, directories: Iterable[Path]) -> None:
     new = [Path(os.path.realpath(directory)) for directory in directories]
     if set(new) <= set(known):
         return
-    kept = [*(path for path in known if path not in new), *new][-MOST:]
+    kept = [*(path for path in known if path not in new), *new][-MAX_DIRECTORIES:]
     whole.replace(home, LIST_NAME, NEW_LIST_NAME, json.dumps([str(path) for path in kept]))
 
 
@@ -40,7 +40,7 @@ def remembered(home: Path) -> list[Path]:
     try:
         fd = os.open(home / LIST_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            paths = json.loads(file.read(_MOST_BYTES))  # msgspec takes no names that are not UTF-8
+            paths = json.loads(file.read(_MAX_BYTES))  # msgspec takes no names that are not UTF-8
     except (OSError, ValueError, RecursionError):
         return []
     listed = paths if isinstance(paths, list) else []

@@ -26,7 +26,7 @@ PAUSED_NAME = "paused.json"
 NEW_PAUSED_NAME = f"{PAUSED_NAME}.new"
 """Of what a killed process may have left half written; the next one writes over it."""
 
-_MOST_UID = (1 << 32) - 1
+_MAX_UID = (1 << 32) - 1
 
 log = logging.getLogger("stepwell.serve")
 
@@ -84,7 +84,7 @@ def _pauses(content: Any) -> list[PauseRecord]:
             since, uid = float(content[kind]["since"]), int(content[kind]["uid"])
             if not math.isfinite(since):
                 raise ValueError("it is paused since no time")
-            if not 0 <= uid <= _MOST_UID:
+            if not 0 <= uid <= _MAX_UID:
                 raise ValueError("no user has paused it")
             pauses.append(PauseRecord(kind, since, uid, one_line(str(content[kind]["reason"]))))
     return pauses

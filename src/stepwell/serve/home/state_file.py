@@ -19,7 +19,7 @@ from stepwell.io import whole
 from stepwell.io.process.background import Background
 from stepwell.log import RateLimited
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _LATE_SECONDS = 10.0
 
 log = logging.getLogger("stepwell.serve")
@@ -91,7 +91,7 @@ class StateFile:
         """What was written last. Raises FileNotFoundError, OSError, ValueError and RecursionError."""
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            return json.loads(file.read(_MOST_BYTES))
+            return json.loads(file.read(_MAX_BYTES))
 
     def load(self) -> Any:
         """What was written last; None where there is nothing, or nothing that can be read."""

@@ -29,7 +29,7 @@ from stepwell.log import RateLimited
 from stepwell.serve.metrics.exposition import CONTENT_TYPE, render
 from stepwell.serve.metrics.table import families
 
-MOST_REQUESTS = 4
+MAX_REQUESTS = 4
 """Answered at the same time."""
 
 MAX_HEAD = 8 << 10
@@ -70,8 +70,7 @@ class MetricsServer:
         self._listener = self._on_path(self._path) if self._path is not None else _on_port(address)
         self.address = address if self._path is not None else _shown(self._listener)
         self._threads = [
-            threading.Thread(target=self._serve, name=f"stepwell-metrics-{n}", daemon=True)
-            for n in range(MOST_REQUESTS)
+            threading.Thread(target=self._serve, name=f"stepwell-metrics-{n}", daemon=True) for n in range(MAX_REQUESTS)
         ]
         for thread in self._threads:
             thread.start()

@@ -17,7 +17,7 @@ from stepwell.serve.metrics.exposition import Kind, MetricFamily, Sample
 LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine"})
 """All labels that may be used, but for `version` of the metric whose purpose that is."""
 
-MOST_REST = 64
+MAX_LABEL_VALUES = 64
 """Samples that one prefix may become: some names come from engines."""
 
 Values = Mapping[str, int | float | str]
@@ -354,7 +354,7 @@ def _samples(source: StatSource, values: Values) -> Iterator[Sample]:
     if source.key.endswith("*"):
         numbers = {key: value for key in keys if not isinstance(value := values[key], str)}
         if source.rest:
-            for key in list(numbers)[:MOST_REST]:
+            for key in list(numbers)[:MAX_LABEL_VALUES]:
                 yield Sample({**source.labels, source.rest: key[len(source.key) - 1 :]}, numbers[key])
         elif numbers:
             yield Sample(source.labels, sum(numbers.values()))
