@@ -42,7 +42,7 @@ def open_blocks(
     if host is None:
         if disk is not None:
             raise _contradiction(
-                "disk", "it is a running well that has the disk, or not", "give host as well, or no disk"
+                "disk", "only a running well decides whether it has a disk", "give host as well, or no disk"
             )
         return BlockClient(model, _running(home, socket), timeout=timeout)
     if socket is not None:
@@ -58,7 +58,7 @@ def open_blocks(
 
 
 def _running(home: Named | None, socket: Named | None) -> Callable[[], Dial]:
-    """How the well is reached that runs. Raises ConfigError."""
+    """A function that connects to the running well. Raises ConfigError."""
     if home is not None and socket is not None:
         raise _contradiction("home and socket", "each of them names a well", "give one of them")
     if home is None and (named := socket or os.environ.get("STEPWELL_SOCKET")):

@@ -9,14 +9,14 @@ import pytest
 
 from stepwell.config import Settings
 from stepwell.serve import storage
-from stepwell.serve.storage import take_sites, tell_of_space
+from stepwell.serve.storage import take_sites, warn_of_space
 
 
 def said(tmp_path: Path, caplog: pytest.LogCaptureFixture, *sizes: str) -> str:
     settings = Settings.model_validate({"disk": [f"{tmp_path / str(n)}:{size}" for n, size in enumerate(sizes)]})
     with caplog.at_level(logging.WARNING):
         sites = take_sites(settings)
-        tell_of_space(settings, sites)
+        warn_of_space(settings, sites)
         for site in sites:
             site.files.close()
     return caplog.text

@@ -53,7 +53,7 @@ def clear(
     except BackendDown as error:
         if error.code != "SW-505":
             raise
-        raise _nobody(place, config, error) from error
+        raise _no_well(place, config, error) from error
     lines = [
         f"{name} tier: {blocks} blocks dropped, {format_size(cleared.nbytes[name])}"
         for name, blocks in cleared.blocks.items()
@@ -167,7 +167,7 @@ def _unknown(tier: str, tiers: list[str]) -> ConfigError:
     )
 
 
-def _nobody(home: Path, config: Path | None, error: BackendDown) -> BackendDown:
+def _no_well(home: Path, config: Path | None, error: BackendDown) -> BackendDown:
     places = [shlex.quote(str(place.path)) for place in settings_of(home, config).disk]
     fix = "start one with `stepwell serve`"
     if places:

@@ -1,4 +1,4 @@
-"""`stepwell explain`: why the well did what it did, in words."""
+"""`stepwell explain`: decisions of the well, in words."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def explain(
 
 
 def told(row: DecisionRow) -> str:
-    """One decision, for a person."""
+    """One decision as lines for people."""
     held = ", ".join(f"{blocks} in {tier}" for tier, blocks in row.blocks.items())
     run = sum(row.blocks.values()) * row.block_tokens
     lines = [f"#{row.number}, {row.at_s:.0f} s after the start: a prompt of {row.tokens} tokens, "

@@ -29,12 +29,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 def home_of(given: Path | None) -> Path:
-    """The home that is meant. Raises ConfigError SW-102 as `home_dir` does."""
+    """The home that was given, else the default one. Raises ConfigError SW-102 as `home_dir` does."""
     return given if given is not None else home_dir(os.environ)
 
 
 def joined(disk: list[str] | None) -> str | None:
-    """What `--disk` was given, as the one text that a setting or an engine's flag takes."""
+    """The values of `--disk` as the one text that a setting or an engine's flag takes."""
     return ",".join(disk) if disk else None
 
 
@@ -44,8 +44,8 @@ def options_of(host: str | None, disk: list[str] | None, socket: Path | None) ->
 
 
 def socket_of(given: Path | None, home: Path, config: Path | None = None) -> Path | None:
-    """Where the well of `home` listens, if its operator gave it a place; None where home says that itself. While a well
-    holds home that is so whatever the settings say by now. Raises as `settings_of` does."""
+    """The socket that was given, or that the settings of `home` name; None if a well holds home, which then says where
+    it listens, or if the settings name none. Raises as `settings_of` does."""
     from stepwell.client.start import holder_of
 
     if given is not None:

@@ -1,4 +1,4 @@
-"""How commands print: a table for people, one line of JSON for programs. 80 columns, no colour needed."""
+"""Printed output of commands: a table for people, one line of JSON for programs; 80 columns, without colour."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _MEANS = {
 
 
 def uninstall_table(parts: Sequence[LeftFolder]) -> str:
-    """What `stepwell uninstall` would delete, and what it would leave."""
+    """The files that `stepwell uninstall` would delete, and those that it would leave."""
     lines = []
     for part in parts:
         lines.append(f"{_things(part.kind, len(part.ours), part.nbytes)} in {part.path} ({_MEANS[part.kind]})")
@@ -110,7 +110,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _below(v: dict[str, int | float | str], tier: str) -> list[str]:
-    """What is said of a tier below the host tier; takes its keys out of `v`."""
+    """The lines for a tier below the host tier; takes its keys out of `v`."""
     t = {key: v.pop(f"{tier}_{key}") for key in [k[len(tier) + 1 :] for k in v if k.startswith(f"{tier}_")]}
     state = "".join(f", {calls.upper()} STOPPED" for calls in ("reads", "writes") if not t.pop(f"{calls}_up"))
     recalled, spilled = _seconds(t, "recall_seconds"), _seconds(t, "spill_seconds")

@@ -1,4 +1,4 @@
-"""Why blocks are not recalled and not spilled: the words that answers, counters and metrics use, with their meanings.
+"""Reasons for which blocks are not recalled or not spilled, as answers, counters and metrics name them.
 
 The tables in docs/troubleshooting.md are made from it (scripts/reasons_page.py), and a test holds it against the code
 that gives the reasons.

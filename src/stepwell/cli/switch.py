@@ -97,7 +97,7 @@ def _kinds(what: What) -> list[Kind]:
 
 
 def _absent(error: BackendDown, home: Path, socket: Path | None) -> bool:
-    """No well of `home` runs. Of one that is named by its socket, home is not known."""
+    """True if no well of `home` runs and its home is known: it is not for a well that is named by its socket."""
     return error.code == "SW-505" and socket is None and home.exists()
 
 
@@ -109,7 +109,7 @@ def _tell_next(pauses: list[PauseRecord], as_json: bool) -> None:
 
 
 def _tell(answer: Paused, home: Path, as_json: bool, unkept: str) -> None:
-    """`unkept`: what is so where home does not have it."""
+    """Prints the answer. `unkept`: the consequence if home does not have it, for the error."""
     rows = [msgspec.structs.asdict(row) for row in answer.rows]
     emit({"paused": rows, "kept": answer.kept}, as_json=as_json, text=told(answer))
     if not answer.kept:
@@ -122,6 +122,6 @@ def _tell(answer: Paused, home: Path, as_json: bool, unkept: str) -> None:
 
 
 def told(answer: Paused) -> str:
-    """All that is paused, for a person."""
+    """All pauses as lines for people."""
     lines = [f"paused: {PauseRecord(row.kind, row.since, row.uid, row.reason)}" for row in answer.rows]  # type: ignore[arg-type]
     return "\n".join(lines) or "nothing is paused"

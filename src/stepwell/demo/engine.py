@@ -69,7 +69,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How to run vLLM. Sizes are in tokens (`page`, `max_model_len`) and pages (`pool_pages`, usable ones).
+    """Options of vLLM. Sizes are in tokens (`page`, `max_model_len`) and pages (`pool_pages`, usable ones).
     `connector`: vLLM's KVTransferConfig as a mapping, None for plain vLLM. `extra`: further vLLM engine arguments,
     which win over ours. `env` wins over the driver's environment and `ENVIRONMENT`."""
 
@@ -142,7 +142,8 @@ class EngineProcess:
         return self._call(AskAll(questions), Answers, ASK_LIMIT_S).answers
 
     def reset_prefix_cache(self, *, connector: bool = False) -> bool:
-        """False if the engine declined. `connector` also tells the connector: all it holds becomes unusable."""
+        """False if the engine declined. `connector`: the connector resets its cache, too, and nothing that it holds is
+        used again."""
         return self._call(ResetPrefixCache(connector), CommandDone, ASK_LIMIT_S).ok
 
     def nap(self) -> None:
@@ -209,7 +210,7 @@ class EngineProcess:
                 break
             except queue.Empty:
                 waited = time.monotonic() - began
-                # Processes of the engine may hold the pipe open after the frontend died: no end of file tells of it.
+                # Processes of the engine may hold the pipe open after the frontend died: no end of file shows it.
                 if self._process.poll() is not None and self._replies.empty():
                     raise self._failed(f"the engine ended with status {self._process.returncode}") from None
                 if waited > limit_s:

@@ -1,4 +1,4 @@
-"""`stepwell cache fsck`: what lies in a directory of the disk tier, and whether it is what was written. It only reads.
+"""`stepwell cache fsck`: reads a directory of the disk tier and opens every block in it. It changes nothing.
 
 Every frame is opened with the keys of a home, one at a time, so that memory stays bounded by the largest frame. A well
 may run meanwhile: what it changes while we look is looked at again, and counted as `moved` where it is gone by then.
@@ -264,7 +264,7 @@ def _no_tier(directory: Path) -> AccessDenied:
 
 
 def shape(report: FsckReport) -> dict[str, Any]:
-    """Output of `--json`."""
+    """The report as `--json` prints it."""
     kinds = ("closed", "open", "empty", "other_version", "damaged", "unreadable")
     return {
         "ok": report.ok,
@@ -281,7 +281,7 @@ def shape(report: FsckReport) -> dict[str, Any]:
 
 
 def text(report: FsckReport, home: Path) -> str:
-    """The same for people."""
+    """The report as lines for people."""
     lines = [
         f"{report.directory}: {_list(report.segments) or '0'} segments, {format_size(report.nbytes)}",
         f"blocks: {_list(report.blocks)}, {format_size(report.block_bytes)}" if report.blocks.total() else "0 blocks",

@@ -43,7 +43,7 @@ def load_average() -> list[float]:
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """The model's name, with its number where that tells more (virtual machines like to say just "Processor")."""
+    """The model's name, with its number where there is one (virtual machines may only say "Processor")."""
     found = dict(re.findall(r"^(model name|model|cpu family)\s*:\s*(.+)$", cpuinfo, re.MULTILINE))
     numbers = ", ".join(
         f"{name.removeprefix('cpu ')} {found[name]}" for name in ("cpu family", "model") if name in found

@@ -1,4 +1,4 @@
-"""A well that belongs to nobody: `python -m stepwell.serve.detached HOME LOCK`, run by `client.start`.
+"""A well without a parent process: `python -m stepwell.serve.detached HOME LOCK`, run by `client.start`.
 
 The process forks and exits at once, so that its child is an orphan that no engine counts among its descendants. LOCK is
 the number of the inherited descriptor that holds the home's lock; standard input carries the engine's wishes as JSON.

@@ -36,7 +36,7 @@ class Wakeup:
 
     @property
     def signal_fd(self) -> int:
-        """For `signal.set_wakeup_fd`."""
+        """The descriptor to give to `signal.set_wakeup_fd`."""
         return self._write.fileno()
 
     def wake(self) -> None:
@@ -45,10 +45,11 @@ class Wakeup:
         except BlockingIOError:
             pass  # full: the reader has not woken up yet and will
         except OSError:
-            pass  # closed: nobody waits any more
+            pass  # closed: there is no waiter any more
 
     def wait(self, seconds: float) -> None:
-        """Until it was woken, or for so long, or 11 days; and clears it. Not `select`: that knows 1,024 descriptors."""
+        """Waits until it is woken, at most so many seconds and 11 days, and clears it. `select` would know only 1,024
+        descriptors."""
         waiting = select.poll()
         waiting.register(self._read, select.POLLIN)
         waiting.poll(1000 * min(seconds, _LONGEST_S))
@@ -67,8 +68,8 @@ class Wakeup:
 
 
 class ThreadExecutor:
-    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken. OSError EAGAIN where the system gives no
-    thread."""
+    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken. Raises OSError EAGAIN where the system
+    gives no thread."""
 
     def __init__(self, wakeup: Wakeup, threads: int = 2) -> None:
         self._wakeup = wakeup
@@ -120,6 +121,6 @@ class ThreadExecutor:
             except BaseException as raised:  # noqa: BLE001 - carried to the owner, who decides
                 error = raised
             self._ended.append((done, error))
-            del job, done, error  # an idle thread keeps nobody's memory alive
+            del job, done, error  # an idle thread keeps no memory alive
             clear_registers()  # nor pieces of keys and KV
             self._wakeup.wake()

@@ -1,4 +1,4 @@
-"""What the well's log tells of the hierarchy: engines that come and go, and trouble. Blocks are for the statistics."""
+"""Log lines for events of the hierarchy: engines that come and go, and trouble. Events of blocks are only counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _switched = RateLimited(log, 5.0)  # an operator looks at each, a script may be 
 
 
 def alarm(tag: bytes, excess: float) -> IdentityMismatch:
-    """The alarm, for a person."""
+    """The alarm for a namespace in quarantine."""
     return IdentityMismatch(
         "SW-406",
         what=f"namespace {tag.hex()} is in quarantine: its blocks are dropped, nothing of it is recalled or spilled",
@@ -39,8 +39,8 @@ def log_event(event: e.Event) -> None:
             if kept:
                 log.warning(
                     "%s tier: %d segments cannot be read: their keys are not in the keyring, or they are of another"
-                    " version or damaged (`stepwell cache fsck DIR` tells). They are kept and take room: restore the"
-                    " keyring, or delete them with `stepwell cache clear --tier %s` [SW-507]",
+                    " version or damaged (`stepwell cache fsck DIR` says which). They are kept and take room: restore"
+                    " the keyring, or delete them with `stepwell cache clear --tier %s` [SW-507]",
                     *(tier, kept, tier),
                 )
         case e.TierBreakerMoved(tier, operation, "open", why):

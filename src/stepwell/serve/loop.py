@@ -29,7 +29,7 @@ _GC_IDLE, _GC_BUSY, _GC_AFTER_SECONDS = 500, 5000, 0.25  # 5000 young objects ar
 
 @dataclass(frozen=True, slots=True)
 class Linger:
-    """Seconds that a well without sessions stays while it holds blocks, and while it does not."""
+    """Seconds that a well without sessions stays: `blocks` while it holds blocks, `empty` while it does not."""
 
     blocks: float
     empty: float
@@ -40,7 +40,7 @@ def _no_settings(answer: Answer) -> None:
 
 
 BARE = Shell(kept=lambda: True, reload=_no_settings)
-"""Of a loop without a process of its own around it."""
+"""The shell of a loop without a process of its own around it."""
 
 
 class Loop:
@@ -75,11 +75,12 @@ class Loop:
         self._why = self._why or why
 
     def reload(self) -> None:
-        """Has the settings read again, in the next round. For signal handlers."""
+        """Asks for the settings to be read again in the next round. For signal handlers."""
         self._reload = True
 
     def run(self) -> str:
-        """Serves until it is stopped or nobody needs it; says which. Collects garbage itself: it is off meanwhile."""
+        """Serves until it is stopped or no engine needs it, and returns why. Python's own garbage collection is off
+        meanwhile: the loop collects."""
         was_enabled = gc.isenabled()
         gc.disable()
         try:

@@ -1,4 +1,4 @@
-"""What an engine asked of a well that runs already: the well's own settings rule, and the engine is told so."""
+"""Options of an engine whose well runs already: the well keeps its own settings, and the engine gets warnings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from stepwell.errors import ConfigError
 from stepwell.units import Amount
 
 _PRIVATE = frozenset({"allow_uids", "tenants"})
-"""Who else is served is nothing for an engine to know, or to wish for."""
+"""Settings that no engine may know or give: they say who else is served."""
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
 
 
 def judge(settings: Settings, host: int | None = None) -> Judge:
-    """A function from an engine's wishes to warnings, one for each that `settings` does not grant.
+    """A function from an engine's options to warnings, one for each that `settings` does not meet.
 
-    `host` is the arena's size in bytes, where it is known: who wishes what it is in fact gets no warning, however the
-    well's own setting is written. The function raises ConfigError (SW-101, SW-102) for wishes that no well could grant.
+    `host` is the arena's size in bytes, where it is known: an engine that asks for just that gets no warning, however
+    the well's own setting is written. The function raises ConfigError (SW-101, SW-102) for options that no well could
+    meet.
     """
     in_force = settings if host is None else settings.model_copy(update={"host": Amount(size=host)})
 

@@ -1,7 +1,7 @@
 """The well as a process: what it takes from the system before it serves, and what it gives back.
 
 However the well ends, what stays are the files of its home, its lock and what the disk tier has written (after SIGKILL
-also a socket that nobody listens on, which the next well replaces). Called by `stepwell serve` in the foreground and by
+also a socket without a listener, which the next well replaces). Called by `stepwell serve` in the foreground and by
 `serve.detached`.
 """
 
@@ -47,7 +47,7 @@ from stepwell.serve.options import judge
 from stepwell.serve.reload import Reloading
 from stepwell.serve.server.admin import Shell
 from stepwell.serve.server.gates import Gate, gate_plans, opened
-from stepwell.serve.storage import make_tier, take_sites, tell_of_space
+from stepwell.serve.storage import make_tier, take_sites, warn_of_space
 from stepwell.tiers.base import Tier
 from stepwell.tiers.disk.tier import Site
 from stepwell.units import format_size
@@ -74,7 +74,8 @@ def run(
     reread: Callable[[], Settings] | None = None,
     warnings: Sequence[str] = (),
 ) -> str:
-    """Serves `home` until SIGTERM, SIGINT, `stepwell stop` or, with `linger`, until nobody has used it for long enough.
+    """Serves `home` until SIGTERM, SIGINT, `stepwell stop` or, with `linger`, until no engine has used it for long
+    enough.
 
     For the main thread of a process of its own. `locked` is the descriptor of the home's lock if the caller holds it.
     `ready` is called when connections are accepted. `reread` gives the settings as they are written now, on SIGHUP and
@@ -118,7 +119,8 @@ def _run(
     with contextlib.ExitStack() as held:
         for plan in plans if settings.socket is not None else plans[1:]:
             place = _named(plan.path, shared=plan.shared)
-            held.enter_context(_locked(home, place, None))  # first, and so given back last: who ends us waits for it
+            # First, and so given back last: `stepwell stop` waits for it.
+            held.enter_context(_locked(home, place, None))
         held.enter_context(_locked(home, by_home, locked))
         held.enter_context(holding(home, by_home if settings.socket is None else Rendezvous.named(plans[0].path)))
         host = _host_bytes(settings)
@@ -158,7 +160,7 @@ def _serve(
     if sites:
         executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
         tiers.append(make_tier(sites, executors[-1], clock, sealing))
-        executors[-1].submit(partial(tell_of_space, settings, sites), lambda error: None)  # only for the log
+        executors[-1].submit(partial(warn_of_space, settings, sites), lambda error: None)  # only for the log
     store = HomeStore(home)
     readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
@@ -204,7 +206,7 @@ def _serve(
             if not store.close(_HOME_SECONDS):
                 log.warning("home does not answer: what was learned lately is not kept for the next well")
         except Exception:
-            log.exception("the well ends because of an error in itself")  # nobody reads its standard error any more
+            log.exception("the well ends because of an error in itself")  # its standard error is not read any more
             raise
     stuck = [each for each in executors if not each.close(_JOB_SECONDS)]
     if not stuck:
@@ -236,7 +238,7 @@ def _host_bytes(settings: Settings) -> int:
 
 
 def _named(socket: Path, *, shared: bool) -> Rendezvous:
-    """The rendezvous at the path that the operator gave. Raises ConfigError and AccessDenied if it cannot serve."""
+    """The rendezvous at a path that the operator gave. Raises ConfigError and AccessDenied if it cannot be used."""
     place = Rendezvous.named(socket)
     check_socket_dir(socket, shared=shared)
     if os.path.lexists(socket) and not stat.S_ISSOCK(socket.lstat().st_mode):
@@ -250,7 +252,8 @@ def _named(socket: Path, *, shared: bool) -> Rendezvous:
 
 
 def _remember(home: Path, settings: Settings) -> None:
-    """A home on a full disk keeps no well from serving."""
+    """Saves the directories of the disk tier in home, for `stepwell uninstall`. A home on a full disk keeps no well
+    from serving."""
     try:
         remember(home, [place.path for place in settings.disk])
     except OSError as error:
@@ -266,7 +269,7 @@ def _locked(home: Path, place: Rendezvous, inherited: int | None) -> Iterator[No
             os.close(inherited)
         return
     with lock(place.lock) as taken:
-        # The socket is asked as well: whoever cleans up temporary folders may have removed the lock's file.
+        # The socket is asked as well: a clean-up of temporary folders may have removed the lock's file.
         if (pid := pid_at(place.socket)) is not None or taken is None:
             who = f"process {pid} listens at {place.socket}" if pid else f"another process holds {place.lock}"
             raise BackendDown(
@@ -304,8 +307,8 @@ def _signals(loop: Loop, wakeup: Wakeup) -> Iterator[None]:
 
 
 def _hang_up(loop: Loop) -> Callable[[int, object], None]:
-    """SIGHUP asks for the settings to be read again; but one whose cause is that the terminal was closed, in which the
-    well was started by hand, ends it. Not that of `nohup`."""
+    """The handler of SIGHUP. It has the settings read again, unless the signal comes because the terminal in which the
+    well was started has closed: that ends the well, but not one that `nohup` started."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     terminal = None if ignored else next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
 

@@ -19,7 +19,7 @@ from stepwell.log import RateLimited
 from stepwell.protocol.messages import Message, Refused, Reloaded
 
 ANSWER_SECONDS = 5.0
-"""How long a read may take before whoever asked is answered; `stepwell reload` waits for 10 s."""
+"""Longest time that a read may take before the request is answered; `stepwell reload` waits for 10 s."""
 
 MAX_WAITING = 16
 """Answers that wait for the next read."""
@@ -32,9 +32,9 @@ Answer = Callable[[Message], None]
 
 
 class Reloading:
-    """`read` may block and raises StepwellError where settings cannot be used. `apply` is told of those in force from
-    now on, on the loop's thread. `executor` has a thread for nothing else: home may hang. `idle`: settings that mean
-    nothing to this well, whose changes are not told."""
+    """`read` may block and raises StepwellError where settings cannot be used. `apply` is called with those in force
+    from now on, on the loop's thread. `executor` has a thread for nothing else: home may hang. `idle`: settings without
+    a meaning for this well, whose changes are not reported."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Reloading:
         self._waiting: list[Answer] = []  # for the one after it
 
     def begin(self, answer: Answer = lambda message: None) -> None:
-        """Reads them, and once more if they are being read already: they may have changed since."""
+        """Reads the settings, and once more if they are being read already: they may have changed since."""
         if self._reading and (self._until is None or len(self._waiting) >= MAX_WAITING):
             answer(self._late())
             return
@@ -92,7 +92,7 @@ class Reloading:
 
         def done(error: BaseException | None) -> None:
             self._reading = False
-            if self._until is None:  # everybody has been answered that nothing has changed, and that stays true
+            if self._until is None:  # all were answered that nothing has changed, and that stays true
                 self._say(logging.INFO, "back", "the settings can be read again: `stepwell reload` does it")
                 return
             self._until = None
@@ -112,7 +112,7 @@ class Reloading:
         restart = list(changed(self._settings, wanted))
         self._apply(self._settings)
         if live:
-            log.info("%s", line(live, restart))  # each change is told
+            log.info("%s", line(live, restart))  # each change has its line
         else:
             self._say(logging.INFO, "read", line(live, restart))
         return Reloaded(live, restart)
@@ -147,7 +147,7 @@ class Reloading:
 
 
 def line(live: Sequence[tuple[str, str, str]], restart: Sequence[str]) -> str:
-    """What has come of it, for a person. Values of settings that need a restart are left out: tenants are among
+    """The result in one line for people. Values of settings that need a restart are left out: tenants are among
     them."""
     parts = [f"{name} = {now} (was {before})" for name, before, now in live]
     said = f"settings read again: {', '.join(parts) or 'nothing has changed'}"

@@ -21,7 +21,8 @@ _limited = RateLimited(log)
 
 
 def take_sites(settings: Settings) -> list[Site]:
-    """The directories of the settings, checked and locked; none is kept if one cannot be used. Raises StepwellError."""
+    """The directories of the settings, checked and locked; all are given back if one cannot be used. Raises
+    StepwellError."""
     sites: list[Site] = []
     try:
         for place in settings.disk:
@@ -40,9 +41,9 @@ def take_sites(settings: Settings) -> list[Site]:
     return sites
 
 
-def tell_of_space(settings: Settings, sites: Sequence[Site]) -> None:
-    """Where directories of one filesystem may grow beyond what it has: they will not, and that should be known. Blocks,
-    so that a well does this beside its work. Raises OSError."""
+def warn_of_space(settings: Settings, sites: Sequence[Site]) -> None:
+    """Logs a warning for each filesystem whose directories may together grow beyond its space: they will not. It may
+    block, so a job does this. Raises OSError."""
     devices = [place.path.stat().st_dev for place in settings.disk]
     for device in dict.fromkeys(devices):
         here = [(place, site) for of, place, site in zip(devices, settings.disk, sites, strict=True) if of == device]
@@ -61,11 +62,11 @@ def tell_of_space(settings: Settings, sites: Sequence[Site]) -> None:
 
 
 def make_tier(sites: Sequence[Site], executor: Executor, clock: Clock, sealing: Sealing) -> DiskTier:
-    return DiskTier(sites, executor, clock, time.time, sealing, trouble=_tell)
+    return DiskTier(sites, executor, clock, time.time, sealing, trouble=_log_trouble)
 
 
-def _tell(kind: str, error: BaseException) -> None:
-    """Once a minute and kind: a broken disk has a lot to say. May come from any thread."""
+def _log_trouble(kind: str, error: BaseException) -> None:
+    """Logs one line a minute and kind, however often a broken disk fails. May be called from any thread."""
     level = logging.WARNING if isinstance(error, OSError) else logging.ERROR
     _limited.log(level, f"disk-{kind}", "the disk tier could not %s: %s [SW-507]", _WHAT.get(kind, kind), error)
 

@@ -1,6 +1,6 @@
 """Medians, percentiles and their 95 % bootstrap intervals. Pure; the same samples give the same numbers.
 
-Medians of paired ratios are `demo.measure.ratio`, as in the demo; this module has what the demo does not need.
+Medians of paired ratios are `demo.results.measure.ratio`; this module is for fidelity reports and the lab.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def runtime() -> Iterator[Check]:
 
 
 def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[list[Check], int]:
-    """Whether a well of this home runs, or one at the socket `at`, and answers; and the bytes of its slabs."""
+    """Checks that the well of this home, or the one at the socket `at`, answers if it runs. Returns the bytes of its
+    slabs, too."""
     place = control.place_of(home, at)  # too long a path is an error of its own
     if at is not None:
         check_socket_dir(at, shared=shared)
@@ -93,8 +94,8 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
 
 
 def paused(home: Path, at: Path | None = None) -> Iterator[Check]:
-    """Whether recalls or spills of the well are paused, or will be of the next one. Nothing where it is not ours to
-    know, or an older well has no such thing."""
+    """Checks that neither recalls nor spills are paused, in the well that runs or the next one. Yields nothing if this
+    user may not know, or if an older well has no pauses."""
     try:
         rows = [PauseRecord(row.kind, row.since, row.uid, row.reason) for row in control.paused(home, socket=at).rows]  # type: ignore[arg-type]
     except BackendDown as error:

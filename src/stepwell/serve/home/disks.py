@@ -1,7 +1,7 @@
-"""Which directories hold what the keyring of a home has sealed, written down in that home.
+"""The directories that hold blocks sealed with the keyring of a home, saved in that home.
 
-Settings say it only where a person wrote them: a command's options and an engine's wishes are gone when the well has
-ended. Whoever deletes the keyring must know all of them, because what lies there can then never be read again.
+Settings name only those that a person wrote there: options of a command or of an engine are gone when the well has
+ended. `stepwell uninstall` deletes the keyring, and without it none of these directories can be read again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from stepwell.io import whole
 
 LIST_NAME = "disks.json"
-"""Of the file in home: a list of absolute paths, the latest last."""
+"""Name of the file in home. Its content: a list of absolute paths, the latest last."""
 
 NEW_LIST_NAME = f"{LIST_NAME}.new"
-"""Of what a killed process may have left half written; the next one writes over it."""
+"""Name of a file that a killed process may have left half written; the next one overwrites it."""
 
 MAX_DIRECTORIES = 256
 """Directories; beyond that the earliest are forgotten."""
@@ -36,7 +36,7 @@ def remember(home: Path, directories: Iterable[Path]) -> None:
 
 
 def remembered(home: Path) -> list[Path]:
-    """The directories that were added, whether they are still there or not. None where that cannot be read."""
+    """The directories that were added, whether they still exist or not; none where the file cannot be read."""
     try:
         fd = os.open(home / LIST_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:

@@ -1,4 +1,4 @@
-"""One home, one well: what the well does for `client.holder` to find it."""
+"""Holding a home: one home has one well, and `client.holder` finds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.client.start import lock
 from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous
 
-_TRIES, _PAUSE_S = 50, 0.01  # who asks whether it is locked holds it for a moment
+_TRIES, _PAUSE_S = 50, 0.01  # a process that only asks whether it is locked holds it for a moment
 
 
 @contextlib.contextmanager

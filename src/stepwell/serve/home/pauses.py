@@ -1,4 +1,4 @@
-"""What is paused, written down in home: a pause outlives the well and the host, until somebody ends it.
+"""The pauses, saved in home: a pause outlives the well and the host, until an operator ends it.
 
 Whether a file that is there and cannot be read says "paused" is not known. Serving what an operator has switched off
 may be wrong, or in the way; not serving costs time. So everything is paused then, with one message, until it is
@@ -21,10 +21,10 @@ from stepwell.hierarchy.saved import KINDS, PauseRecord
 from stepwell.serve.home.state_file import StateFile, StateWriter
 
 PAUSED_NAME = "paused.json"
-"""Of the file in home: by what is paused, since when (seconds since 1970), by which user, and why."""
+"""Name of the file in home. Its content, by what is paused: since when (seconds since 1970), by which user, and why."""
 
 NEW_PAUSED_NAME = f"{PAUSED_NAME}.new"
-"""Of what a killed process may have left half written; the next one writes over it."""
+"""Name of a file that a killed process may have left half written; the next one overwrites it."""
 
 _MAX_UID = (1 << 32) - 1
 
@@ -40,7 +40,7 @@ class PauseList(StateFile):
         self._written: Any = None
 
     def read(self, wall: Callable[[], float] = time.time) -> list[PauseRecord]:
-        """What was paused last; everything where that cannot be known."""
+        """The saved pauses; a pause of everything where the file cannot be read."""
         try:
             return _pauses(self.content())
         except FileNotFoundError:
@@ -51,7 +51,7 @@ class PauseList(StateFile):
             return [PauseRecord(kind, wall(), os.geteuid(), why) for kind in KINDS]
 
     def keep(self, pauses: Sequence[PauseRecord], keeper: StateWriter) -> None:
-        """Has it written, beside the well's work."""
+        """Queues the pauses to be written."""
         self._newest = _content(pauses)
         keeper.keep(self, self._newest)
 
@@ -65,7 +65,7 @@ class PauseList(StateFile):
 
     @property
     def kept(self) -> bool:
-        """What was last to be kept is on disk."""
+        """The newest pauses are on disk."""
         return self._written is self._newest
 
 
@@ -94,6 +94,6 @@ def _unknown(path: Path, error: Exception) -> BackendDown:
     return BackendDown(
         "SW-511",
         what="recalls and spills are paused",
-        why=f"{path} is there and cannot be read, so whether somebody has paused them is not known: {error}",
+        why=f"{path} is there and cannot be read, so it is not known whether they were paused: {error}",
         fix="`stepwell resume` ends it and writes the file anew",
     )

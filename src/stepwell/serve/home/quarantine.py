@@ -1,8 +1,8 @@
-"""Which namespaces are in quarantine, written down in home: a well that starts again must not trust them.
+"""The namespaces in quarantine, saved in home: a well that starts again must not trust them.
 
-Only tags are kept, which are keyed and tell nothing of models. A list that cannot be written or read costs the next
-well its memory of the quarantine, never this one its service: its blocks are dropped when it begins, and a canary finds
-what is left.
+Only tags are saved, which are keyed and reveal nothing of models. If the list cannot be written or read, the next well
+does not know of the quarantine; this one serves on. Its blocks were dropped when the quarantine began, and a canary
+finds what is left.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stepwell.hierarchy.sessions.canaries import MAX_NAMESPACES
 from stepwell.serve.home.state_file import StateFile, StateWriter
 
 LIST_NAME = "quarantine.json"
-"""Of the file in home: a list of namespaces, each a list of its tags in hexadecimal digits."""
+"""Name of the file in home. Its content: a list of namespaces, each a list of its tags in hexadecimal digits."""
 
 NEW_LIST_NAME = f"{LIST_NAME}.new"
-"""Of what a killed process may have left half written; the next one writes over it."""
+"""Name of a file that a killed process may have left half written; the next one overwrites it."""
 
 MAX_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
-"""That are believed: the latest."""
+"""Namespaces that are taken from the file: the latest."""
 
 
 class QuarantineList(StateFile):
@@ -32,7 +32,7 @@ class QuarantineList(StateFile):
         super().__init__(home, LIST_NAME, NEW_LIST_NAME, "the quarantine will not outlive this well")
 
     def read(self) -> list[Tags]:
-        """What was written last; nothing where that cannot be read."""
+        """The saved namespaces; none where they cannot be read."""
         try:
             barred = [tuple(map(bytes.fromhex, tags)) for tags in self.load() or []]
         except (ValueError, TypeError) as error:
@@ -41,5 +41,5 @@ class QuarantineList(StateFile):
         return [tags for tags in barred if tags][-MAX_LISTED:]
 
     def keep(self, barred: Sequence[Tags], keeper: StateWriter) -> None:
-        """Has it written, beside the well's work."""
+        """Queues the list to be written."""
         keeper.keep(self, [[tag.hex() for tag in tags] for tags in barred])

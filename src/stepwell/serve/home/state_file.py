@@ -1,7 +1,7 @@
-"""Small files of home that tell the next well what this one knows: whole or not there, written beside its work.
+"""Small files in home that carry state to the next well. They are written whole, on a thread of their own.
 
-Home may lie on a filesystem that hangs. All that this costs is that the next well does not know: the files have a
-thread of their own, and of each file only the newest content waits to be written.
+Home may lie on a filesystem that hangs. That costs the next well this state, and this well nothing. Of each file only
+the newest content waits to be written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _limited = RateLimited(log)
 
 
 class StateWriter:
-    """Writes kept files on a thread of its own."""
+    """Writes state files on a thread of its own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class StateWriter:
         self._background = Background(self._write, "stepwell-home")
 
     def keep(self, file: StateFile, value: Any) -> None:
-        """Has it written, in place of what of this file still waits. Never blocks."""
+        """Queues `value` to be written, in place of one of this file that still waits. Never blocks."""
         with self._lock:
             self._wanted[file] = value
             since = self._since
@@ -75,7 +75,8 @@ class StateWriter:
 
 
 class StateFile:
-    """One file of `home`, whose lock the caller holds: JSON, ASCII. `lost`: what it costs when it cannot be written."""
+    """One file of `home`, whose lock the caller holds: JSON, ASCII. `lost`: the consequence if it cannot be written,
+    for the log."""
 
     def __init__(self, home: Path, name: str, new_name: str, lost: str) -> None:
         self._home = home
@@ -88,13 +89,13 @@ class StateFile:
         return self._home / self._name
 
     def content(self) -> Any:
-        """What was written last. Raises FileNotFoundError, OSError, ValueError and RecursionError."""
+        """The content of the file. Raises FileNotFoundError, OSError, ValueError and RecursionError."""
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             return json.loads(file.read(_MAX_BYTES))
 
     def load(self) -> Any:
-        """What was written last; None where there is nothing, or nothing that can be read."""
+        """The content of the file; None if there is none, or none that can be read."""
         try:
             return self.content()
         except FileNotFoundError:
@@ -104,7 +105,7 @@ class StateFile:
             return None
 
     def damaged(self, error: Exception) -> None:
-        """Its content is not what it should be."""
+        """Logs that the content is not what it should be."""
         log.warning("%s in home is damaged and left out: %s", self._name, error)
 
     def write(self, value: Any) -> None:

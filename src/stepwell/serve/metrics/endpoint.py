@@ -1,4 +1,4 @@
-"""The well's `/metrics`: HTTP on the loopback interface or a Unix socket, for Prometheus and for nobody far away.
+"""The well's `/metrics`: HTTP on the loopback interface or a Unix socket, for Prometheus on this host.
 
 Lives in the well's process and shares nothing with its loop: for each scrape it asks the well by the well's own socket,
 as `stepwell stats` does, and renders what comes back. So a loop that hangs is seen as one (503), and a scraper that
@@ -30,16 +30,16 @@ from stepwell.serve.metrics.exposition import CONTENT_TYPE, render
 from stepwell.serve.metrics.table import families
 
 MAX_REQUESTS = 4
-"""Answered at the same time."""
+"""Requests answered at the same time."""
 
 MAX_HEAD = 8 << 10
 """Bytes of a request line with its headers."""
 
 REQUEST_SECONDS = 2.0
-"""From accepting a connection to closing it, the question to the well included."""
+"""Time from accepting a connection to closing it, the question to the well included."""
 
 WELL_SECONDS = 1.0
-"""The well's time to answer, before a scrape becomes a 503."""
+"""Time for the well to answer before a scrape becomes a 503."""
 
 _TEXT = "text/plain; charset=utf-8"
 _BACKLOG = 8
@@ -54,7 +54,7 @@ log = logging.getLogger("stepwell.serve.metrics")
 class MetricsServer:
     """Serves from construction until `close`. `address` is where, with the port that a port of 0 became.
 
-    The well is asked at `socket`, where it listens, and never sought by home, which may hang.
+    The well is asked at its `socket`, and is never looked for by home, which may hang.
 
     Raises ConfigError: SW-119 (the port or path is taken or refused), SW-109 (path too long), SW-102 (no loopback
     address). A Unix socket is 0600; a dead one in its place is replaced, and ours is removed at the end.
@@ -90,7 +90,7 @@ class MetricsServer:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 there = self._path.lstat()
-                if (there.st_dev, there.st_ino) == self._ours:  # not if somebody has put another in its place
+                if (there.st_dev, there.st_ino) == self._ours:  # not if another one is in its place
                     self._path.unlink()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends every `accept`
@@ -221,7 +221,7 @@ class _Request(BaseHTTPRequestHandler):
             self._buffer.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As plain text, and without repeating what was asked."""
+        """Answers with plain text that repeats nothing of the request."""
         status = HTTPStatus(code)
         self._send(status, _TEXT, f"{status.phrase.lower()}\n")
 
@@ -236,12 +236,11 @@ class _Request(BaseHTTPRequestHandler):
                 self.request.settimeout(self._left())
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        log.debug("a scrape was answered with %s", int(code))  # and not what was asked: it is anybody's words
+        log.debug("a scrape was answered with %s", int(code))  # the request itself may hold anything
 
 
 def check(address: str) -> None:
-    """Raises ConfigError where `MetricsServer` would, with nothing made or replaced. Whoever listens there is not
-    disturbed."""
+    """Raises ConfigError where `MetricsServer` would; nothing is made or replaced, and a listener is not disturbed."""
     if not address.startswith("/"):
         _bound(address).close()
         return
@@ -256,8 +255,8 @@ def check(address: str) -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """True: a socket is there on which nobody listens. False: nothing is there. Raises ConfigError SW-119 for all else
-    that may be there, and OSError."""
+    """True: there is a socket without a listener. False: there is nothing. Raises ConfigError SW-119 for anything else,
+    and OSError."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise _taken(str(path), "there is a file that is no socket")
@@ -311,7 +310,7 @@ def _listens(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # it may: nothing of somebody else's is removed on a guess
+            return True  # it may: nothing is removed on a guess
         return True
 
 

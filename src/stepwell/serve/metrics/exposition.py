@@ -47,7 +47,7 @@ def render(families: Iterable[MetricFamily]) -> str:
 
 
 def number(value: int | float) -> str:
-    """As Go's ParseFloat reads it, with all digits."""
+    """The number with all its digits, in a form that Go's ParseFloat reads."""
     if isinstance(value, int):
         return str(int(value))  # True is 1
     if math.isnan(value):

@@ -1,4 +1,4 @@
-"""Which number of the well's `stats` is which metric: one table, read by the endpoint, by the docs and by their test.
+"""The well's metrics, and the figures of its `stats` that they show: one table for the endpoint, the docs and a test.
 
 Conventions are Prometheus's: base units, `_total` on counters, no colons. Labels are few and hold words from lists of
 ours, never tenants, models or prompts.
@@ -15,10 +15,10 @@ from stepwell.block.tier import tiers_below
 from stepwell.serve.metrics.exposition import Kind, MetricFamily, Sample
 
 LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine"})
-"""All labels that may be used, but for `version` of the metric whose purpose that is."""
+"""All labels that may be used; `version` besides, of the one metric that shows it."""
 
 MAX_LABEL_VALUES = 64
-"""Samples that one prefix may become: some names come from engines."""
+"""Samples of one prefix: some names come from engines."""
 
 Values = Mapping[str, int | float | str]
 

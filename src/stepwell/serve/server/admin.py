@@ -147,7 +147,9 @@ def _seconds(expected: Expected | None) -> tuple[float | None, float | None]:
 
 def clear(hierarchy: Hierarchy, message: Clear, answer: Answer) -> None:
     """Raises ProtocolError SW-804 for what no `stepwell cache clear` sends."""
-    tiers = frozenset(message.tiers) & frozenset(hierarchy.tiers)  # commands of older versions name tiers unasked
+    tiers = frozenset(message.tiers) & frozenset(
+        hierarchy.tiers
+    )  # commands of older versions name tiers that may not exist
     if not tiers or len(message.namespace) not in (0, TAG_BYTES):
         raise ProtocolError(
             "SW-804",

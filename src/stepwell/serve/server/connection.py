@@ -1,6 +1,6 @@
 """One connection of the well: bytes in become messages, messages out become bytes, both within bounds.
 
-No policy: what a message means is decided by `serve.server.server`, the only caller. Nothing here blocks.
+It has no policy: `serve.server.server`, its only caller, decides what a message means. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_OUTPUT = 64 << 20
 """Bytes that may wait for a peer that does not read; one more ends the connection."""
 
 MAX_HELLO = MAX_FACTS + (64 << 10)
-"""Bytes a peer may send without a complete hello among them, and those of any message of a person's command."""
+"""Bytes that a peer may send before its hello is complete, and bytes of any message of a person's command."""
 
 _RECEIVE = 64 << 10
 _GATHER = 64  # buffers handed to one sendmsg; the system allows 1024
@@ -31,10 +31,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Connection:
-    """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited. `tenant`:
-    whose it is, None if it is nobody's and only to be told so. `operator`: it may change the well and see all of it.
+    """`member` is set for an engine, `admin` for a person's command; neither while the hello is awaited. `tenant`: the
+    tenant that it belongs to, None if it is to be refused. `operator`: it may change the well and see all of it.
 
-    `ending`: closed as soon as the output is sent, and read no more. `pidfd` is the door's to close.
+    `ending`: closed as soon as the output is sent, and not read any more. The server closes `pidfd`.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Connection:
         return self.admin or self.member is not None
 
     def join(self, member: Member) -> None:
-        """It is an engine's from now on, which has more to say than a hello."""
+        """Makes it a connection of this member; longer messages are taken from now on."""
         self.member = member
         self._reader.most = MAX_ASKED if member.is_scheduler else MAX_ACKNOWLEDGED
 
@@ -94,7 +94,7 @@ class Connection:
         when there is nothing to read).
         """
         if self.greeted:
-            data = self.sock.recv(_RECEIVE)  # the kernel closes descriptors that nobody receives
+            data = self.sock.recv(_RECEIVE)  # the kernel closes descriptors that are not received
         else:
             data, fds, _ = descriptors.receive(self.sock, MAX_HELLO, 1)
             for fd in fds:

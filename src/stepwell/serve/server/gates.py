@@ -1,8 +1,8 @@
 """The sockets that a well listens at, and whose a connection is that comes in by one.
 
 A connection's tenant follows from the socket and from the user that the kernel names, never from what it says. The
-well's operator is its own user, or root, at the main gate: at a tenant's own socket everybody is that tenant, or
-whoever is given nothing but that socket (a container, say) could ask for what is another's.
+well's operator is its own user, or root, at the main gate. At a tenant's own socket all users are that tenant: a
+container that is given only this socket can ask for nothing of another tenant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _BACKLOG = 128
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One listening socket. `tenants`: by user, all that are let in. `operators`: users who may change the well too."""
+    """One listening socket. `tenants`: the tenant of each user who may connect. `operators`: users who may change the
+    well as well."""
 
     listener: socket.socket
     tenants: Mapping[int, str]
@@ -32,7 +33,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GatePlan:
-    """A gate before it is open: where it will be. `shared`: for the group of the socket too, not only for its user."""
+    """A gate before it is open: its path and its users. `shared`: the socket's group may connect, too."""
 
     path: Path
     tenants: Mapping[int, str]
@@ -66,8 +67,8 @@ def gate_plans(settings: Settings, main: Path, uid: int) -> list[GatePlan]:
 
 @contextlib.contextmanager
 def opened(plan: GatePlan) -> Iterator[Gate]:
-    """The gate, listening; what lies at its path is nobody's, because the caller holds its lock. Raises AccessDenied
-    SW-604 if it cannot be made."""
+    """The gate, listening. A file at its path is replaced: the caller holds its lock, so no process uses it. Raises
+    AccessDenied SW-604 if the socket cannot be made."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117 if plan.shared else 0o177)
     try:
@@ -88,5 +89,5 @@ def opened(plan: GatePlan) -> Iterator[Gate]:
         yield Gate(listener, plan.tenants, plan.operators)
     finally:
         with contextlib.suppress(OSError):  # the next well replaces it
-            plan.path.unlink(missing_ok=True)  # first, so that nobody connects to what accepts no more
+            plan.path.unlink(missing_ok=True)  # first, so that no client connects to a closed listener
         listener.close()
