@@ -229,7 +229,7 @@ def test_the_time_alone_opens_it(rig: DeepRig) -> None:
     assert rig.hierarchy.next_moment == rig.clock.now() + OVERDUE_S
     rig.clock.advance(OVERDUE_S)
     rig.turns()
-    assert rig.hierarchy.counters.tiers["dict_reads_stopped"] == 1
+    assert rig.hierarchy.counters.tiers["dict"]["reads_stopped"] == 1
     assert rig.hierarchy.next_moment is None, "only its end can change something"
     rig.faulty.release()
     rig.settle()

@@ -347,6 +347,8 @@ def test_the_commands_with_a_real_well(tmp_path: Path) -> None:
         try:
             members = fill(rendezvous(home).socket, 1, 2, 3)
             eventually(lambda: control.stats(home).get("disk_blocks") == 3)
+            flat = json.loads(invoke("stats", "--home", str(home), "--json")[1])
+            assert (flat["tiers"], flat["blocks"], flat["disk_blocks"]) == ("host,disk", 3, 3), "names that scripts use"
             code, said = invoke("cache", "namespaces", "--home", str(home), "--json")
             (row,) = json.loads(said)["namespaces"]
             assert (code, row["blocks"], row["tenant"]) == (0, 3, "default")

@@ -21,7 +21,7 @@ from wells import MIB, PATIENCE, InThread, Raw, eventually, home_apart, open_fil
 
 from stepwell import events as e
 from stepwell import renamed
-from stepwell.block.tier import tiers_below
+from stepwell.block.tier import WellStats
 from stepwell.client import control, start
 from stepwell.config import Settings
 from stepwell.errors import BackendDown, ConfigError
@@ -38,7 +38,7 @@ from stepwell.serve.metrics.table import (
     NOT_METRICS,
     NOT_METRICS_OF_A_TIER,
     families,
-    stats_of,
+    keys_of,
 )
 
 
@@ -85,11 +85,11 @@ def test_names_and_labels_follow_the_rules() -> None:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert set(metric.labels) <= LABELS or metric.name == "stepwell_build_info"
         assert metric.help.endswith(".")
-        sources = [one for source in metric.sources for one in source.of(["disk"])]
-        assert all({*source.labels, source.rest} - {""} == set(metric.labels) for source in sources)
+        for source in metric.sources:
+            assert {*source.labels, source.rest, "tier" if source.below else ""} - {""} == set(metric.labels)
 
 
-def every_stat(folder: Path) -> dict[str, int | float | str]:
+def every_stat(folder: Path) -> WellStats:
     """The stats of a live well, with all that it can count counted, and those of a disk tier."""
     well = InThread(folder, disk_bytes=64 * MIB)
     assert well.tier is not None
@@ -127,29 +127,33 @@ def every_stat(folder: Path) -> dict[str, int | float | str]:
     ):
         count(event)
     peer = Raw(well.path)
-    peer.send(Hello(PROTOCOL, "admin"), StatsQuery())
+    peer.send(Hello(PROTOCOL, "admin"), StatsQuery(by_tier=True), StatsQuery())
     assert isinstance(peer.read(), Welcome)
-    answer = peer.read()
+    answer, flat = peer.read(), peer.read()
     peer.close()
     well.close()
-    assert isinstance(answer, Stats)
-    return answer.values
+    assert isinstance(answer, Stats) and isinstance(flat, Stats)
+    stats = WellStats(answer.values, answer.tiers)
+    assert flat.tiers == {} and flat.values.keys() == stats.flat().keys(), "as an older command asks"
+    assert flat.values["disk_capacity_bytes"] == stats.tiers["disk"]["capacity_bytes"] == 64 * MIB
+    return stats
 
 
 def test_every_stat_is_a_metric_or_is_said_not_to_be(tmp_path: Path) -> None:
-    values = every_stat(tmp_path)
-    mapped = {key for metric in METRICS for source in metric.sources for key in stats_of(source, values)}
-    none = NOT_METRICS | {f"{tier}_{key}" for tier in tiers_below(values) for key in NOT_METRICS_OF_A_TIER}
-    assert tiers_below(values) == ["disk"] and mapped & none == set()
-    assert values.keys() - mapped - none == set(), "new stats: give them a metric, or say that they are none"
-    assert values.keys() >= none, "no longer a stat"
-    unused = {s.key for metric in METRICS for s in metric.sources if not stats_of(s, values)}
-    assert not unused, "no stat has these names"
+    stats = every_stat(tmp_path)
+    assert list(stats.tiers) == ["disk"]
+    sources = [source for metric in METRICS for source in metric.sources]
+    for below, values, none in ((False, stats.well, NOT_METRICS), (True, stats.tiers["disk"], NOT_METRICS_OF_A_TIER)):
+        taken = {source.key: keys_of(source, values) for source in sources if source.below is below}
+        mapped = {key for keys in taken.values() for key in keys}
+        assert mapped & none == set()
+        assert values.keys() - mapped - none == set(), "new stats: give them a metric, or say that they are none"
+        assert values.keys() >= none, "no longer a stat"
+        assert all(taken.values()), "no stat has these names"
 
 
 def test_samples_are_what_the_stats_say(tmp_path: Path) -> None:
-    values = every_stat(tmp_path)
-    samples = parsed(render(families(values)))
+    samples = parsed(render(families(every_stat(tmp_path))))
 
     def sample(name: str, **labels: str) -> float:
         return samples[f"stepwell_{name}", tuple(sorted(labels.items()))]
@@ -183,7 +187,7 @@ def test_old_names_are_served_beside_the_new_ones_and_say_so(tmp_path: Path) -> 
 
 
 def test_a_well_that_has_seen_nothing_has_a_page_too() -> None:
-    samples = parsed(render(families(Counters().values())))
+    samples = parsed(render(families(WellStats({**Counters().values()}))))
     assert samples["stepwell_requests_total", ()] == 0
     assert not any(name.startswith(("stepwell_missed", "stepwell_misses")) for name, _ in samples)
 
@@ -191,15 +195,14 @@ def test_a_well_that_has_seen_nothing_has_a_page_too() -> None:
 def test_names_from_outside_are_bounded_and_text_is_no_number() -> None:
     values: dict[str, int | float | str] = {f"engine_{n}": n for n in range(MAX_LABEL_VALUES + 10)}
     values |= {"engine_text": "x", "hits": "many", "unheard_of": 7}
-    page = parsed(render(families(values)))
+    page = parsed(render(families(WellStats(values))))
     assert len(page) == MAX_LABEL_VALUES
     assert {name for name, _ in page} == {"stepwell_engine_reports_total"}
 
 
 def test_each_tier_below_the_host_tier_has_its_samples(tmp_path: Path) -> None:
-    values = every_stat(tmp_path)
-    second = {f"far_{key.removeprefix('disk_')}": value for key, value in values.items() if key.startswith("disk_")}
-    samples = parsed(render(families({**values, **second, "tiers": "host,disk,far"})))
+    stats = every_stat(tmp_path)
+    samples = parsed(render(families(WellStats(stats.well, {**stats.tiers, "far": stats.tiers["disk"]}))))
     of = {
         tier: {(name, tuple(pair for pair in labels if pair[0] != "tier")): value
                for (name, labels), value in samples.items() if ("tier", tier) in labels}

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from wells import eventually, scheduler, worker
 
 from lab.rig.members import FakeEngine, Rig, Unheard
+from stepwell.block.tier import WellStats
 from stepwell.cli.commands import app
 from stepwell.cli.output import stats_table
 from stepwell.client import control
@@ -228,7 +229,7 @@ def test_what_a_tenant_is_told_of_the_well_does_not_depend_on_the_others() -> No
     a.spill(bytes(range(96)))
     assert rig.hierarchy.stats_of("b") == before
     assert rig.hierarchy.stats_of("a")["sessions"] == 2
-    assert "tenant b: 0 session(s)" in stats_table(before)
+    assert "tenant b: 0 session(s)" in stats_table(WellStats(before))
     rig.hierarchy.close()
 
 

@@ -153,8 +153,8 @@ def stats(home: Home = None, socket: Socket = None, as_json: Json = False) -> No
     from stepwell.client import control
 
     place = home_of(home)
-    values = control.stats(place, socket=socket_of(socket, place))
-    emit(values, as_json=as_json, text=stats_table(values))
+    figures = control.figures(place, socket=socket_of(socket, place))
+    emit(figures.flat(), as_json=as_json, text=stats_table(figures))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from stepwell.block.tier import tiers_below
+from stepwell.block.tier import Figures, WellStats
 from stepwell.units import format_size
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def warn(lines: Iterable[str]) -> None:
         typer.echo(f"stepwell: {line}", err=True)
 
 
-def stats_table(values: Mapping[str, int | float | str]) -> str:
-    """The flat table of `stats`, grouped for reading."""
-    v = dict(values)
+def stats_table(stats: WellStats) -> str:
+    """The figures of a well, grouped for reading."""
+    v = dict(stats.well)
     paused = [kind for kind in ("recalls", "spills") if v.pop(f"paused_{kind}", 0)]
     because = v.pop("paused", "") or " and ".join(paused)
     switched_off = f"PAUSED: {because}; `stepwell resume` undoes it\n" if paused else ""
@@ -48,10 +48,9 @@ def stats_table(values: Mapping[str, int | float | str]) -> str:
         f"spilled: {v.pop('spilled_blocks')} blocks, {_size(v, 'spilled_bytes')}",
         f"asked: {v.pop('requests', 0)} requests, {v.pop('hits')} blocks hit",
     ]
-    for tier in tiers_below(v):
-        if f"{tier}_capacity_bytes" in v:  # not of one that keeps nothing
-            lines += _below(v, tier)
-    v.pop("tiers", None)
+    for tier, figures in stats.tiers.items():
+        if "capacity_bytes" in figures:  # not of one that keeps nothing
+            lines += _below(dict(figures), tier)
     clean, mismatched = v.pop("canaries_clean", 0), v.pop("canaries_mismatched", 0)
     if clean or mismatched:
         lines.append(f"canaries: {clean} clean, {mismatched} not")
@@ -109,9 +108,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _below(v: dict[str, int | float | str], tier: str) -> list[str]:
-    """The lines for a tier below the host tier; takes its keys out of `v`."""
-    t = {key: v.pop(f"{tier}_{key}") for key in [k[len(tier) + 1 :] for k in v if k.startswith(f"{tier}_")]}
+def _below(t: Figures, tier: str) -> list[str]:
+    """The lines for a tier below the host tier; takes its keys out of `t`."""
     state = "".join(f", {calls.upper()} STOPPED" for calls in ("reads", "writes") if not t.pop(f"{calls}_up"))
     recalled, spilled = _seconds(t, "recall_seconds"), _seconds(t, "spill_seconds")
     segments = f" in {t.pop('segments')} segments" if "segments" in t else ""
@@ -136,10 +134,10 @@ def _below(v: dict[str, int | float | str], tier: str) -> list[str]:
     return lines
 
 
-def _seconds(values: dict[str, int | float | str], key: str) -> str:
+def _seconds(values: Figures, key: str) -> str:
     seconds = float(values.pop(key, 0.0))
     return f" in {seconds:.1f} s" if seconds else ""
 
 
-def _size(values: dict[str, int | float | str], key: str) -> str:
+def _size(values: Figures, key: str) -> str:
     return format_size(int(values.pop(key, 0)))

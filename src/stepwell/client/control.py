@@ -14,7 +14,7 @@ from pathlib import Path
 from socket import socket as Socket
 from typing import TypeVar
 
-from stepwell.block.tier import HOST, tiers_below
+from stepwell.block.tier import HOST, Figures, WellStats
 from stepwell.client.holder import is_locked
 from stepwell.client.socket import connect, peer, send_hello
 from stepwell.client.start import absent_at, meet, rendezvous
@@ -63,10 +63,16 @@ def ping(home: Path, seconds: float = 2.0, socket: Path | None = None) -> float:
         return time.perf_counter() - before
 
 
-def stats(home: Path, seconds: float = 2.0, socket: Path | None = None) -> dict[str, int | float | str]:
-    """The well's flat table of counts and sizes. Raises as `ping` does."""
+def figures(home: Path, seconds: float = 2.0, socket: Path | None = None) -> WellStats:
+    """The well's counts and sizes. Raises as `ping` does."""
     with _admin(home, socket, seconds) as well:
-        return well.ask(StatsQuery(), Stats).values
+        answer = well.ask(StatsQuery(by_tier=True), Stats)
+        return WellStats(answer.values, answer.tiers)
+
+
+def stats(home: Path, seconds: float = 2.0, socket: Path | None = None) -> Figures:
+    """The well's counts and sizes in one flat table. Raises as `ping` does."""
+    return figures(home, seconds, socket).flat()
 
 
 def namespaces(home: Path, seconds: float = 10.0, socket: Path | None = None) -> list[NamespaceRow]:
@@ -84,7 +90,7 @@ def decisions(home: Path, most: int, seconds: float = 10.0, socket: Path | None 
 
 def tiers(home: Path, socket: Path | None = None) -> list[str]:
     """Names of the well's tiers, the host tier first. Raises BackendDown as `stats` does."""
-    return [HOST, *tiers_below(stats(home, socket=socket))]
+    return [HOST, *figures(home, socket=socket).tiers]
 
 
 def clear(

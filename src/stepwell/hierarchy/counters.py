@@ -8,6 +8,7 @@ from typing import assert_never
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
+from stepwell.block.tier import Figures
 
 _REMEMBERED = 1 << 16
 _MAX_NAMES = 64
@@ -36,7 +37,7 @@ class Counters:
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
-        self.tiers: Counter[str] = Counter()
+        self.tiers: dict[str, dict[str, int | float]] = {}
         self.misses: Counter[str] = Counter()
         self.refused_spills: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
@@ -65,21 +66,21 @@ class Counters:
             case e.BlocksWritten(tier, blocks, nbytes, seconds):
                 self._moved(tier, "spill", blocks, nbytes, seconds)
             case e.BlockNotRead(tier, reason):
-                self.tiers[f"{tier}_not_recalled_{reason}"] += 1
+                self._of(tier, f"not_recalled_{reason}", 1)
             case e.BlockNotWritten(tier, reason):
-                self.tiers[f"{tier}_skipped_{reason}"] += 1
+                self._of(tier, f"skipped_{reason}", 1)
             case e.BlocksPrefetched(tier, blocks):
-                self.tiers[f"{tier}_prefetched_blocks"] += blocks
+                self._of(tier, "prefetched_blocks", blocks)
             case e.PrefetchEnded(used, unused):
                 self.total["prefetches_used"] += used
                 self.total["prefetches_unused"] += unused
             case e.TierBreakerMoved(tier, operation, "open", _):
-                self.tiers[f"{tier}_{operation}s_stopped"] += 1
+                self._of(tier, f"{operation}s_stopped", 1)
             case e.TierBreakerMoved():
                 pass
             case e.TierRecovered(tier, blocks, seconds, _):
-                self.tiers[f"{tier}_recovered_blocks"] += blocks
-                self.seconds[f"{tier}_recovery_seconds"] = seconds
+                self._of(tier, "recovered_blocks", blocks)
+                self._of(tier, "recovery_seconds", seconds)
             case e.SessionOpened():
                 self.total["sessions_opened"] += 1
             case e.SessionEnded():
@@ -110,9 +111,13 @@ class Counters:
                 assert_never(never)
 
     def _moved(self, tier: str, op: str, blocks: int, nbytes: int, seconds: float) -> None:
-        self.tiers[f"{tier}_{op}ed_blocks"] += blocks
-        self.tiers[f"{tier}_{op}ed_bytes"] += nbytes
-        self._took(f"{tier}_{op}_seconds", seconds)
+        self._of(tier, f"{op}ed_blocks", blocks)
+        self._of(tier, f"{op}ed_bytes", nbytes)
+        self._of(tier, f"{op}_seconds", seconds)
+
+    def _of(self, tier: str, name: str, n: float) -> None:
+        of = self.tiers.setdefault(tier, {})
+        of[name] = of.get(name, 0) + n
 
     def _took(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -125,7 +130,7 @@ class Counters:
                 self.engine[name] = min(self.engine[name] + max(n, 0), _MAX_COUNT)
 
     def values(self) -> dict[str, int | float]:
-        """One flat table; the usual sums are there from the start."""
+        """Figures of the well; the usual sums are there from the start."""
         names = (
             "requests",
             "hits",
@@ -138,7 +143,6 @@ class Counters:
         )
         table: dict[str, int | float] = dict.fromkeys(names, 0)
         table.update(self.total)
-        table.update(self.tiers)
         table.update({name: round(seconds, 6) for name, seconds in self.seconds.items()})
         for prefix, counter in (
             ("misses", self.misses),
@@ -148,3 +152,7 @@ class Counters:
         ):
             table.update({f"{prefix}_{name}": n for name, n in counter.items()})
         return table
+
+    def of(self, tier: str) -> Figures:
+        """Figures of one tier below the host tier."""
+        return {name: round(n, 6) for name, n in self.tiers.get(tier, {}).items()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
-from stepwell.block.tier import HOST
+from stepwell.block.tier import HOST, Figures, WellStats
 from stepwell.errors import StepwellError
 from stepwell.events import Event, Sink
 from stepwell.hierarchy.arena.arena import Arena
@@ -208,9 +208,13 @@ class Hierarchy:
     def sessions(self) -> int:
         return len(self.registry.sessions)
 
-    def stats(self) -> dict[str, int | float | str]:
-        """A flat table of what is held and what was counted since the start."""
-        return {
+    def stats(self) -> Figures:
+        """`figures` as one flat table."""
+        return self.figures().flat()
+
+    def figures(self) -> WellStats:
+        """What is held now, and what was counted since the start."""
+        well: Figures = {
             "well": self.well,
             "uptime_s": round(self._clock.now() - self._started, 3),
             "sessions": self.sessions,
@@ -222,12 +226,12 @@ class Hierarchy:
             **self.slabs.count(),
             **self.arena.count(),
             **self.counters.values(),
-            **self.stack.count(),
             "trouble": str(self.slabs.trouble or ""),
             "paused": "; ".join(map(str, self.pauses.all)),
         }
+        return WellStats(well, {tier: {**self.counters.of(tier), **of} for tier, of in self.stack.count().items()})
 
-    def stats_of(self, tenant: str) -> dict[str, int | float | str]:
+    def stats_of(self, tenant: str) -> Figures:
         """Figures that one tenant may know: none of them depends on what the others hold or do."""
         sessions = sum(session.tenant == tenant for session in self.registry.sessions.values())
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stepwell.block.tier import Figures
 from stepwell.protocol.base import Message
 
 
@@ -12,7 +13,9 @@ class Ping(Message, frozen=True):
 
 
 class StatsQuery(Message, frozen=True):
-    pass
+    """Answered by `Stats`; without `by_tier`, as older commands ask, in one flat table."""
+
+    by_tier: bool = False
 
 
 class NamespacesQuery(Message, frozen=True):
@@ -63,9 +66,10 @@ class Pong(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """`values` is the flat table that `stepwell stats` prints."""
+    """The parts of a `WellStats`, or all its figures in `values`."""
 
-    values: dict[str, int | float | str]
+    values: Figures
+    tiers: dict[str, Figures] = {}
 
 
 class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):

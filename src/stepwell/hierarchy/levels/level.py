@@ -15,6 +15,7 @@ from functools import partial
 
 from stepwell import events as e
 from stepwell.block.namespace import BlockId
+from stepwell.block.tier import Figures
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
@@ -103,13 +104,13 @@ class Level:
             self._news.tier_down = True
         self._emit(e.TierBreakerMoved(self.name, operation, state.value, why))
 
-    def count(self) -> dict[str, int | float | str]:
-        """Figures for `stats`; their keys begin with the tier's name. Nothing of a tier that keeps nothing."""
+    def count(self) -> Figures:
+        """Figures for `stats`; none of a tier that keeps nothing."""
         tier = self.tier
         capacity = tier.capacity()
         if not capacity.limit:
             return {}
-        table: dict[str, int | float | str] = {
+        return {
             "bytes": capacity.used,
             "capacity_bytes": capacity.limit,
             "reads_up": int(not self.down),
@@ -122,7 +123,6 @@ class Level:
             **tier.figures(),
             **{f"errors_{kind}": n for kind, n in list(tier.counts.errors.items())},  # any thread may add a kind
         }
-        return {f"{tier.name}_{key}": value for key, value in table.items()}
 
     # moving blocks ----------------------------------------------------------------------------------------------------
 

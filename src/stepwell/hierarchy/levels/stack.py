@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
+from stepwell.block.tier import Figures
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
@@ -108,9 +109,9 @@ class Stack:
         """True if all tiers are healthy and no request waits for one."""
         return all(level.at_leisure for level in self.levels)
 
-    def count(self) -> dict[str, int | float | str]:
-        """Figures for `stats`."""
-        return {name: value for level in self.levels for name, value in level.count().items()}
+    def count(self) -> dict[str, Figures]:
+        """Figures for `stats` of each tier."""
+        return {level.name: level.count() for level in self.levels}
 
     # time -------------------------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ class MetricsServer:
         if path not in ("/metrics", "/healthz"):
             return HTTPStatus.NOT_FOUND, _TEXT, "not found: there are /metrics and /healthz\n"
         try:
-            values = control.stats(self._home, min(WELL_SECONDS, left), self._socket)
+            stats = control.figures(self._home, min(WELL_SECONDS, left), self._socket)
         except (StepwellError, OSError) as error:
             self._limited.log(logging.WARNING, "silent", "a scrape found no answer: %s", error)
             code = f" [{error.code}]" if isinstance(error, StepwellError) else ""
@@ -153,7 +153,7 @@ class MetricsServer:
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, text
         if path == "/healthz":
             return HTTPStatus.OK, _TEXT, "ok\n"
-        return HTTPStatus.OK, CONTENT_TYPE, render(families(values))
+        return HTTPStatus.OK, CONTENT_TYPE, render(families(stats))
 
 
 class _Request(BaseHTTPRequestHandler):

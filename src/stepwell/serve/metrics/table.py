@@ -6,12 +6,11 @@ ours, never tenants, models or prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from stepwell import renamed
-from stepwell.block.tier import tiers_below
+from stepwell.block.tier import Figures, WellStats
 from stepwell.serve.metrics.exposition import Kind, MetricFamily, Sample
 
 LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine"})
@@ -20,28 +19,18 @@ LABELS = frozenset({"tier", "op", "outcome", "reason", "kind", "source", "engine
 MAX_LABEL_VALUES = 64
 """Samples of one prefix: some names come from engines."""
 
-Values = Mapping[str, int | float | str]
-
 
 @dataclass(frozen=True, slots=True)
 class StatSource:
-    """Where a metric's samples come from: the stat `key`; if that ends in `*`, all that begin so and that no source
-    names in full. Then `rest` is the label that holds what is left of the name, or "" for one sample of their sum. Of a
-    stat that is text, `rest` is the label that holds the text, and the sample is 1. With `below` there is such a stat
-    of each tier below the host tier, with the tier's name before `key`, and its samples have the label `tier`."""
+    """The figure of `stats` that a metric's samples show, by its name `key`. If that ends in `*`, all figures whose
+    names begin so and that no source names in full; `rest` is then the label that holds the rest of the name, or "" for
+    one sample of their sum. Of a figure that is text, `rest` is the label that holds the text, and the sample is 1.
+    With `below` it is a figure of each tier below the host tier, and its samples have the label `tier`."""
 
     key: str
     labels: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
     below: bool = False
-
-    def of(self, tiers: Iterable[str]) -> Iterator[StatSource]:
-        """Itself, or one for each of these tiers below the host tier."""
-        if not self.below:
-            yield self
-            return
-        for tier in tiers:
-            yield StatSource(f"{tier}_{self.key}", {"tier": tier, **self.labels}, self.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +151,8 @@ METRICS = (
     Metric(
         "stepwell_dropped_blocks_total",
         "counter",
-        "Blocks that a tier gave up, by why: its room was needed (evicted), the block was damaged (failed_check), or "
-        "it was cleared.",
+        "Blocks that a tier gave up, by why: their room was needed (evicted), they were prefetched in vain (unused), "
+        "their slab was given back (retired), or an operator cleared them (cleared).",
         (StatSource("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
     ),
     Metric(
@@ -303,7 +292,7 @@ NOT_METRICS = frozenset(
         "slabs",
         "slabs_made",
         "slabs_retired",
-        "tiers",  # the label `tier` names them
+        "tiers",  # the label `tier` has their names
         "trouble",  # a sentence; `troubles` counts
     }
 )
@@ -320,49 +309,51 @@ NOT_METRICS_OF_A_TIER = frozenset(
         "staging_blocks",  # comes and goes within a request's wait
     }
 )
-"""The same of a tier below the host tier, behind its name."""
+"""The same of a tier below the host tier."""
 
 
-def families(values: Values) -> Iterator[MetricFamily]:
-    """All metrics with what `values` has of them. Stats that the table does not know are left out."""
-    tiers = tiers_below(values)
+def families(stats: WellStats) -> Iterator[MetricFamily]:
+    """All metrics with what `stats` has of them. Figures that the table does not know are left out."""
     for metric in SERVED:
-        found = [sample for source in metric.sources for one in source.of(tiers) for sample in _samples(one, values)]
+        found = [sample for source in metric.sources for sample in _samples(source, stats)]
         yield MetricFamily(metric.name, metric.kind, metric.help, found)
 
 
-def stats_of(source: StatSource, values: Values) -> list[str]:
-    """The stats of `values` that this source takes."""
-    tiers = tiers_below(values)
-    return [key for one in source.of(tiers) for key in _keys(one, values)]
+_NAMED = {
+    below: frozenset(source.key for metric in METRICS for source in metric.sources if source.below is below)
+    for below in (False, True)
+}
 
 
-def _keys(source: StatSource, values: Values) -> list[str]:
+def keys_of(source: StatSource, figures: Figures) -> list[str]:
+    """The names of those `figures` that this source takes."""
     if not source.key.endswith("*"):
-        return [source.key] if source.key in values else []
-    prefix, named = source.key[:-1], _named(tuple(tiers_below(values)))
-    return [key for key in values if key.startswith(prefix) and key not in named]
+        return [source.key] if source.key in figures else []
+    return [key for key in figures if key.startswith(source.key[:-1]) and key not in _NAMED[source.below]]
 
 
-@cache
-def _named(tiers: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(one.key for metric in METRICS for source in metric.sources for one in source.of(tiers))
+def _samples(source: StatSource, stats: WellStats) -> Iterator[Sample]:
+    if not source.below:
+        yield from _of(source, source.labels, stats.well)
+        return
+    for tier, figures in stats.tiers.items():
+        yield from _of(source, {"tier": tier, **source.labels}, figures)
 
 
-def _samples(source: StatSource, values: Values) -> Iterator[Sample]:
-    keys = _keys(source, values)
+def _of(source: StatSource, labels: Mapping[str, str], figures: Figures) -> Iterator[Sample]:
+    keys = keys_of(source, figures)
     if source.key.endswith("*"):
-        numbers = {key: value for key in keys if not isinstance(value := values[key], str)}
+        numbers = {key: value for key in keys if not isinstance(value := figures[key], str)}
         if source.rest:
             for key in list(numbers)[:MAX_LABEL_VALUES]:
-                yield Sample({**source.labels, source.rest: key[len(source.key) - 1 :]}, numbers[key])
+                yield Sample({**labels, source.rest: key[len(source.key) - 1 :]}, numbers[key])
         elif numbers:
-            yield Sample(source.labels, sum(numbers.values()))
+            yield Sample(labels, sum(numbers.values()))
         return
     for key in keys:
-        value = values[key]
+        value = figures[key]
         if isinstance(value, str):
             if source.rest:
-                yield Sample({**source.labels, source.rest: value}, 1)
+                yield Sample({**labels, source.rest: value}, 1)
         else:
-            yield Sample(source.labels, value)
+            yield Sample(labels, value)

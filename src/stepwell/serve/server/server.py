@@ -16,6 +16,7 @@ import selectors
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
+from stepwell.block.tier import WellStats
 from stepwell.errors import AccessDenied, ProtocolError, StepwellError
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.sessions.session import Peer, Session, SessionPhase
@@ -210,7 +211,8 @@ class Server:
         self._commands.spoke(connection)
         answer = functools.partial(self._send, connection)
         if isinstance(message, StatsQuery):
-            answer(Stats(self._stats(connection)))
+            stats = self._stats(connection)
+            answer(Stats(stats.well, stats.tiers) if message.by_tier else Stats(stats.flat()))
             return True
         if not connection.operator:
             raise AccessDenied(
@@ -385,14 +387,14 @@ class Server:
         self._exits.close()
         self._listeners.close()
 
-    def _stats(self, connection: Connection) -> dict[str, int | float | str]:
+    def _stats(self, connection: Connection) -> WellStats:
         """Sums over all tenants, for the operator or where there is one tenant only; else what concerns this tenant.
         How sums change would tell one tenant what the others do."""
-        ours: dict[str, int | float | str] = {"pid": os.getpid()}
         if self._tenants > 1 and not connection.operator:
-            return ours | self._hierarchy.stats_of(str(connection.tenant))
-        counts = {"connections": len(self._connections), "connections_refused": self._refused}
-        return ours | self._hierarchy.stats() | counts
+            return WellStats({"pid": os.getpid(), **self._hierarchy.stats_of(str(connection.tenant))})
+        stats = self._hierarchy.figures()
+        ours = {"pid": os.getpid(), "connections": len(self._connections), "connections_refused": self._refused}
+        return WellStats({**stats.well, **ours}, stats.tiers)
 
 
 class _Channel:
