@@ -60,7 +60,7 @@ from stepwell.ops.checks import places
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Link
 from stepwell.serve import process
-from stepwell.serve.home.quarantine import LIST_NAME, MAX_LISTED, NEW_LIST_NAME, QuarantineList
+from stepwell.serve.home.quarantine import LIST_NAME, MAX_LISTED, QuarantineList
 from stepwell.serve.home.state_file import StateWriter
 from stepwell.serve.log_messages import log_event
 from stepwell.testing.arena_kit import SLAB
@@ -501,7 +501,7 @@ def test_the_list_of_now_is_what_the_next_well_reads(tmp_path: Path) -> None:
         assert keeper.settle(PATIENCE)
         assert QuarantineList(tmp_path).read() == barred
         assert (tmp_path / LIST_NAME).stat().st_mode & 0o777 == 0o600
-        assert not (tmp_path / NEW_LIST_NAME).exists()
+        assert not (tmp_path / f"{LIST_NAME}.new").exists()
     assert keeper.close(PATIENCE)
 
 

@@ -89,7 +89,7 @@ def test_a_list_is_on_disk_before_it_has_its_name_and_its_name_too(
 
     monkeypatch.setattr(os, "fsync", recording_fsync)
     monkeypatch.setattr(os, "replace", recording_replace)
-    whole.replace(tmp_path, "list", "list.new", "[]")
+    whole.replace(tmp_path, "list", "[]")
     assert done == ["2 bytes synced", "named", "folder synced"]
 
 
@@ -99,7 +99,7 @@ def test_a_list_is_replaced_as_a_whole_and_private(tmp_path: Path) -> None:
         (tmp_path / "list.new").write_text("what a killed process left, and long")
         (tmp_path / "list.new").chmod(0o600)
         for text in ("[1, 2, 3]", "[]"):
-            whole.replace(tmp_path, "list", "list.new", text)
+            whole.replace(tmp_path, "list", text)
             assert (tmp_path / "list").read_text() == text
     finally:
         os.umask(before)
@@ -107,5 +107,5 @@ def test_a_list_is_replaced_as_a_whole_and_private(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["list"]
     (tmp_path / "list.new").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
-        whole.replace(tmp_path, "list", "list.new", "[4]")
+        whole.replace(tmp_path, "list", "[4]")
     assert (tmp_path / "list").read_text() == "[]" and not (tmp_path / "elsewhere").exists()

@@ -38,9 +38,9 @@ class Hung:
         self._below = below
         self._real = whole.replace
 
-    def replace(self, folder: Path, name: str, new_name: str, text: str) -> None:
+    def replace(self, folder: Path, name: str, text: str) -> None:
         if not folder.is_relative_to(self._below):
-            self._real(folder, name, new_name, text)
+            self._real(folder, name, text)
             return
         self.begun.set()
         self.healed.wait()

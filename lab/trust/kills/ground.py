@@ -17,14 +17,14 @@ from stepwell.client.start import rendezvous
 from stepwell.demo.model import cache_folder
 from stepwell.io.paths import MEMORY, filesystem
 from stepwell.log import LOG_NAME
-from stepwell.serve.home.calibration import COSTS_NAME, NEW_COSTS_NAME
-from stepwell.serve.home.disks import LIST_NAME, NEW_LIST_NAME
+from stepwell.serve.home.calibration import COSTS_NAME
+from stepwell.serve.home.disks import LIST_NAME
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk.recovery import LOCK, README
 
 _IN_HOME = re.compile(
-    rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{LOG_NAME}(\.\d+)?|{LIST_NAME}|{NEW_LIST_NAME}|{README}"
-    rf"|{COSTS_NAME}|{NEW_COSTS_NAME}|{HOLDER_NAME}"
+    rf"{KEYRING_NAME}(\.[0-9a-f]{{16}}\.new)?|{LOG_NAME}(\.\d+)?|({LIST_NAME}|{COSTS_NAME})(\.new)?|{README}"
+    rf"|{HOLDER_NAME}"
 )
 _ON_DISK = re.compile(rf"[0-9a-f]{{16}}\.seg|{LOCK}|{README}")
 

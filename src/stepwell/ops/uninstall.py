@@ -27,7 +27,7 @@ from stepwell.errors import BackendDown
 from stepwell.io.paths import Rendezvous
 from stepwell.log import LOG_NAME
 from stepwell.serve.home import calibration, pauses, quarantine
-from stepwell.serve.home.disks import LIST_NAME, NEW_LIST_NAME, remembered
+from stepwell.serve.home.disks import LIST_NAME, remembered
 from stepwell.serve.process import KEYRING_NAME
 from stepwell.tiers.disk import recovery
 from stepwell.vault.keyfile import CONTEXT_KEY_NAME
@@ -35,15 +35,13 @@ from stepwell.vault.keyfile import CONTEXT_KEY_NAME
 Kind = Literal["home", "data", "demo"]
 
 _CACHE, _LOG = re.escape(CACHE_NAME), re.escape(LOG_NAME)
+_STATE = (LIST_NAME, quarantine.LIST_NAME, pauses.PAUSED_NAME, calibration.COSTS_NAME)
 _NAMES: dict[Kind, re.Pattern[str]] = {
     "data": re.compile("|".join((recovery.NAME.pattern, *map(re.escape, recovery.OURS)))),
     # Half-made files of killed processes are included; a stepwell.yaml is not, since a person wrote it.
     "home": re.compile(
         rf"({KEYRING_NAME}|{re.escape(CONTEXT_KEY_NAME)})(\.[0-9a-f]{{16}}\.new)?|{_LOG}(\.1)?|{re.escape(HOLDER_NAME)}|{_CACHE}|\.{_CACHE}\.(new|\w{{8}})|README\.txt"
-        rf"|{re.escape(LIST_NAME)}|{re.escape(NEW_LIST_NAME)}"
-        rf"|{re.escape(quarantine.LIST_NAME)}|{re.escape(quarantine.NEW_LIST_NAME)}"
-        rf"|{re.escape(pauses.PAUSED_NAME)}|{re.escape(pauses.NEW_PAUSED_NAME)}"
-        rf"|{re.escape(calibration.COSTS_NAME)}|{re.escape(calibration.NEW_COSTS_NAME)}"
+        rf"|({'|'.join(map(re.escape, _STATE))})(\.new)?"
     ),
     "demo": re.compile(r"models|\.?demo-\w{8}"),
 }

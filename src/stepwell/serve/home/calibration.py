@@ -17,14 +17,12 @@ COSTS_NAME = "costs.json"
 """Name of the file in home. Its content, by each namespace's tag in hexadecimal digits: seconds of a step, of a token
 and of a pair of tokens, and the most tokens of a step. Impossible values are left out when they are used."""
 
-NEW_COSTS_NAME = f"{COSTS_NAME}.new"
-
 
 class CostList(StateFile):
     """The list of `home`, whose lock the caller holds."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(home, COSTS_NAME, NEW_COSTS_NAME, "the next well will learn the costs of prefill anew")
+        super().__init__(home, COSTS_NAME, "the next well will learn the costs of prefill anew")
 
     def read(self) -> dict[bytes, PrefillCost]:
         """The saved costs; none where they cannot be read."""

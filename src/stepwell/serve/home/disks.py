@@ -16,9 +16,6 @@ from stepwell.io import whole
 LIST_NAME = "disks.json"
 """Name of the file in home. Its content: a list of absolute paths, the latest last."""
 
-NEW_LIST_NAME = f"{LIST_NAME}.new"
-"""Name of a file that a killed process may have left half written; the next one overwrites it."""
-
 MAX_DIRECTORIES = 256
 """Directories; beyond that the earliest are forgotten."""
 
@@ -32,7 +29,7 @@ def remember(home: Path, directories: Iterable[Path]) -> None:
     if set(new) <= set(known):
         return
     kept = [*(path for path in known if path not in new), *new][-MAX_DIRECTORIES:]
-    whole.replace(home, LIST_NAME, NEW_LIST_NAME, json.dumps([str(path) for path in kept]))
+    whole.replace(home, LIST_NAME, json.dumps([str(path) for path in kept]))
 
 
 def remembered(home: Path) -> list[Path]:

@@ -23,9 +23,6 @@ from stepwell.serve.home.state_file import StateFile, StateWriter
 PAUSED_NAME = "paused.json"
 """Name of the file in home. Its content, by what is paused: since when (seconds since 1970), by which user, and why."""
 
-NEW_PAUSED_NAME = f"{PAUSED_NAME}.new"
-"""Name of a file that a killed process may have left half written; the next one overwrites it."""
-
 _MAX_UID = (1 << 32) - 1
 
 log = logging.getLogger("stepwell.serve")
@@ -35,7 +32,7 @@ class PauseList(StateFile):
     """The file of `home`, whose lock the caller holds if it writes."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(home, PAUSED_NAME, NEW_PAUSED_NAME, "what is paused now will not outlive this well")
+        super().__init__(home, PAUSED_NAME, "what is paused now will not outlive this well")
         self._newest: Any = None
         self._written: Any = None
 

@@ -18,9 +18,6 @@ from stepwell.serve.home.state_file import StateFile, StateWriter
 LIST_NAME = "quarantine.json"
 """Name of the file in home. Its content: a list of namespaces, each a list of its tags in hexadecimal digits."""
 
-NEW_LIST_NAME = f"{LIST_NAME}.new"
-"""Name of a file that a killed process may have left half written; the next one overwrites it."""
-
 MAX_LISTED = (1 + MAX_TENANTS) * MAX_NAMESPACES
 """Namespaces that are taken from the file: the latest."""
 
@@ -29,7 +26,7 @@ class QuarantineList(StateFile):
     """The list of `home`, whose lock the caller holds."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(home, LIST_NAME, NEW_LIST_NAME, "the quarantine will not outlive this well")
+        super().__init__(home, LIST_NAME, "the quarantine will not outlive this well")
 
     def read(self) -> list[Tags]:
         """The saved namespaces; none where they cannot be read."""

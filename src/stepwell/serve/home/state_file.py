@@ -78,10 +78,9 @@ class StateFile:
     """One file of `home`, whose lock the caller holds: JSON, ASCII. `lost`: the consequence if it cannot be written,
     for the log."""
 
-    def __init__(self, home: Path, name: str, new_name: str, lost: str) -> None:
+    def __init__(self, home: Path, name: str, lost: str) -> None:
         self._home = home
         self._name = name
-        self._new_name = new_name
         self.lost = lost
 
     @property
@@ -110,4 +109,4 @@ class StateFile:
 
     def write(self, value: Any) -> None:
         """On disk when this returns; raises OSError."""
-        whole.replace(self._home, self._name, self._new_name, json.dumps(value))
+        whole.replace(self._home, self._name, json.dumps(value))

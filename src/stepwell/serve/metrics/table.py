@@ -36,9 +36,12 @@ class StatSource:
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    kind: Kind
     help: str
     sources: tuple[StatSource, ...]
+
+    @property
+    def kind(self) -> Kind:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def labels(self) -> list[str]:
@@ -50,218 +53,183 @@ def _below(key: str, labels: Mapping[str, str] = {}, rest: str = "") -> StatSour
     return StatSource(key, labels, rest, below=True)
 
 
+def _metric(name: str, help: str, *sources: StatSource) -> Metric:
+    return Metric(name, help, sources)
+
+
 _HOST = {"tier": "host"}
 _RECALL, _SPILL = {"op": "recall"}, {"op": "spill"}
 
 METRICS = (
-    Metric(
-        "stepwell_build_info",
-        "gauge",
-        "Always 1; the version of the well that answered.",
-        (StatSource("well", rest="version"),),
+    _metric(
+        "stepwell_build_info", "Always 1; the version of the well that answered.", StatSource("well", rest="version")
     ),
-    Metric("stepwell_uptime_seconds", "gauge", "Time since the well started.", (StatSource("uptime_s"),)),
-    Metric("stepwell_connected_engines", "gauge", "Engines that are connected.", (StatSource("sessions"),)),
-    Metric(
-        "stepwell_disconnected_engines_total",
-        "counter",
-        "Engines that have left or were lost.",
-        (StatSource("sessions_ended"),),
+    _metric("stepwell_uptime_seconds", "Time since the well started.", StatSource("uptime_s")),
+    _metric("stepwell_connected_engines", "Engines that are connected.", StatSource("sessions")),
+    _metric(
+        "stepwell_disconnected_engines_total", "Engines that have left or were lost.", StatSource("sessions_ended")
     ),
-    Metric("stepwell_requests_total", "counter", "Requests whose prefix was looked up.", (StatSource("requests"),)),
-    Metric(
+    _metric("stepwell_requests_total", "Requests whose prefix was looked up.", StatSource("requests")),
+    _metric(
         "stepwell_block_lookups_total",
-        "counter",
         "Blocks of looked-up prefixes: offered to the engine (hit), or from where the run ended on (miss).",
-        (StatSource("hits", {"outcome": "hit"}), StatSource("misses_*", {"outcome": "miss"})),
+        StatSource("hits", {"outcome": "hit"}),
+        StatSource("misses_*", {"outcome": "miss"}),
     ),
-    Metric(
-        "stepwell_missed_blocks_total",
-        "counter",
-        "Blocks missed, by why the run ended.",
-        (StatSource("misses_*", rest="reason"),),
+    _metric(
+        "stepwell_missed_blocks_total", "Blocks missed, by why the run ended.", StatSource("misses_*", rest="reason")
     ),
-    Metric(
+    _metric(
         "stepwell_transfer_bytes_total",
-        "counter",
-        "Bytes copied up (recall) and down (spill): between the host tier and engines, or between a tier below it and "
-        "the host tier.",
-        (
-            StatSource("recalled_bytes", _HOST | _RECALL),
-            StatSource("spilled_bytes", _HOST | _SPILL),
-            _below("recalled_bytes", _RECALL),
-            _below("spilled_bytes", _SPILL),
-        ),
+        "Bytes copied up (recall) and down (spill): between the host tier and engines, or between a tier below it "
+        "and the host tier.",
+        StatSource("recalled_bytes", _HOST | _RECALL),
+        StatSource("spilled_bytes", _HOST | _SPILL),
+        _below("recalled_bytes", _RECALL),
+        _below("spilled_bytes", _SPILL),
     ),
-    Metric(
+    _metric(
         "stepwell_transfer_blocks_total",
-        "counter",
         "Blocks copied up (recall) and down (spill).",
-        (
-            StatSource("recalled_blocks", _HOST | _RECALL),
-            StatSource("spilled_blocks", _HOST | _SPILL),
-            _below("recalled_blocks", _RECALL),
-            _below("spilled_blocks", _SPILL),
-        ),
+        StatSource("recalled_blocks", _HOST | _RECALL),
+        StatSource("spilled_blocks", _HOST | _SPILL),
+        _below("recalled_blocks", _RECALL),
+        _below("spilled_blocks", _SPILL),
     ),
-    Metric(
+    _metric(
         "stepwell_transfer_seconds_total",
-        "counter",
         "Time that reads (recall) and writes (spill) of a tier took; those that ran at once are added up.",
-        (_below("recall_seconds", _RECALL), _below("spill_seconds", _SPILL)),
+        _below("recall_seconds", _RECALL),
+        _below("spill_seconds", _SPILL),
     ),
-    Metric(
+    _metric(
         "stepwell_tier_used_bytes",
-        "gauge",
         "Bytes of a tier that hold blocks.",
-        (StatSource("block_bytes", _HOST), _below("bytes")),
+        StatSource("block_bytes", _HOST),
+        _below("bytes"),
     ),
-    Metric(
+    _metric(
         "stepwell_tier_capacity_bytes",
-        "gauge",
         "Bytes that a tier may take.",
-        (StatSource("host_bytes", _HOST), _below("capacity_bytes")),
+        StatSource("host_bytes", _HOST),
+        _below("capacity_bytes"),
     ),
-    Metric("stepwell_tier_blocks", "gauge", "Blocks in a tier.", (StatSource("blocks", _HOST), _below("blocks"))),
-    Metric(
+    _metric("stepwell_tier_blocks", "Blocks in a tier.", StatSource("blocks", _HOST), _below("blocks")),
+    _metric(
         "stepwell_tier_up",
-        "gauge",
         "1 if a tier is asked for reads (recall) and writes (spill), 0 if not for now: it hangs or fails.",
-        (_below("reads_up", _RECALL), _below("writes_up", _SPILL)),
+        _below("reads_up", _RECALL),
+        _below("writes_up", _SPILL),
     ),
-    Metric(
+    _metric(
         "stepwell_tier_allocated_bytes",
-        "gauge",
         "Shared memory that the host tier takes now, used or not.",
-        (StatSource("slab_bytes", _HOST),),
+        StatSource("slab_bytes", _HOST),
     ),
-    Metric(
+    _metric(
         "stepwell_tier_held_bytes",
-        "gauge",
-        "Bytes of the host tier that cannot be reused now: held for waiting requests, blocks on their way up "
-        "among them (pinned), or still mapped by engines that were asked to give them back (kept).",
-        (StatSource("pinned_bytes", _HOST | {"kind": "pinned"}), StatSource("kept_bytes", _HOST | {"kind": "kept"})),
+        "Bytes of the host tier that cannot be reused now: held for waiting requests, blocks on their way up among "
+        "them (pinned), or still mapped by engines that were asked to give them back (kept).",
+        StatSource("pinned_bytes", _HOST | {"kind": "pinned"}),
+        StatSource("kept_bytes", _HOST | {"kind": "kept"}),
     ),
-    Metric(
+    _metric(
         "stepwell_quarantined_slots",
-        "gauge",
         "Slots of the host tier that the processes of a lost engine may still be writing.",
-        (StatSource("quarantined_slots"),),
+        StatSource("quarantined_slots"),
     ),
-    Metric(
+    _metric(
         "stepwell_dropped_blocks_total",
-        "counter",
-        "Blocks that a tier gave up, by why: their room was needed (evicted), they were prefetched in vain (unused), "
-        "their slab was given back (retired), or an operator cleared them (cleared).",
-        (StatSource("dropped_*", _HOST, "reason"), _below("evicted_blocks", {"reason": "evicted"})),
+        "Blocks that a tier gave up, by why: their room was needed (evicted), they were prefetched in vain "
+        "(unused), their slab was given back (retired), or an operator cleared them (cleared).",
+        StatSource("dropped_*", _HOST, rest="reason"),
+        _below("evicted_blocks", {"reason": "evicted"}),
     ),
-    Metric(
+    _metric(
         "stepwell_reinserted_blocks_total",
-        "counter",
         "Blocks in use that a tier wrote anew when it evicted the segment they were in.",
-        (_below("reinserted_blocks"),),
+        _below("reinserted_blocks"),
     ),
-    Metric(
+    _metric(
         "stepwell_spill_skipped_blocks_total",
-        "counter",
         "Blocks that were offered to a tier and not taken.",
-        (StatSource("spills_refused_*", _HOST, "reason"), _below("skipped_*", rest="reason")),
+        StatSource("spills_refused_*", _HOST, rest="reason"),
+        _below("skipped_*", rest="reason"),
     ),
-    Metric(
+    _metric(
         "stepwell_recall_failed_blocks_total",
-        "counter",
         "Blocks that a tier was believed to have and did not bring: misses, never wrong bytes.",
-        (_below("not_recalled_*", rest="reason"),),
+        _below("not_recalled_*", rest="reason"),
     ),
-    Metric(
+    _metric(
         "stepwell_prefetched_blocks_total",
-        "counter",
         "Blocks promoted because a conversation was expected to go on: asked for in time (used), or not (unused).",
-        (StatSource("prefetches_used", {"outcome": "used"}), StatSource("prefetches_unused", {"outcome": "unused"})),
+        StatSource("prefetches_used", {"outcome": "used"}),
+        StatSource("prefetches_unused", {"outcome": "unused"}),
     ),
-    Metric(
+    _metric(
         "stepwell_unreadable_segments",
-        "gauge",
-        "Segments of a tier that cannot be read: their keys are not in the keyring, or they are damaged or of another "
-        "version. They are never deleted unasked.",
-        (_below("kept_segments"),),
+        "Segments of a tier that cannot be read: their keys are not in the keyring, or they are damaged or of "
+        "another version. They are never deleted unasked.",
+        _below("kept_segments"),
     ),
-    Metric(
+    _metric(
         "stepwell_errors_total",
-        "counter",
         "Faults that cost blocks, never requests.",
-        (
-            StatSource("dropped_failed_check", _HOST | {"kind": "failed_check"}),
-            StatSource("troubles", _HOST | {"kind": "memory_refused"}),
-            _below("errors_*", rest="kind"),
-            _below("reads_stopped", {"kind": "reads_stopped"}),
-            _below("writes_stopped", {"kind": "writes_stopped"}),
-        ),
+        StatSource("dropped_failed_check", _HOST | {"kind": "failed_check"}),
+        StatSource("troubles", _HOST | {"kind": "memory_refused"}),
+        _below("errors_*", rest="kind"),
+        _below("reads_stopped", {"kind": "reads_stopped"}),
+        _below("writes_stopped", {"kind": "writes_stopped"}),
     ),
-    Metric(
-        "stepwell_write_queue_bytes",
-        "gauge",
-        "Bytes that wait to be written to a tier.",
-        (_below("write_queue_bytes"),),
-    ),
-    Metric(
+    _metric("stepwell_write_queue_bytes", "Bytes that wait to be written to a tier.", _below("write_queue_bytes")),
+    _metric(
         "stepwell_device_written_bytes_total",
-        "counter",
         "Bytes written to a tier's devices with all overheads: what wears them.",
-        (_below("device_written_bytes"),),
+        _below("device_written_bytes"),
     ),
-    Metric(
+    _metric(
         "stepwell_canaries_total",
-        "counter",
         "Stored blocks that an engine computed once more to compare them: equal within rounding (clean), or not "
         "(mismatch).",
-        (
-            StatSource("canaries_clean", {"outcome": "clean"}),
-            StatSource("canaries_mismatched", {"outcome": "mismatch"}),
-        ),
+        StatSource("canaries_clean", {"outcome": "clean"}),
+        StatSource("canaries_mismatched", {"outcome": "mismatch"}),
     ),
-    Metric(
+    _metric(
         "stepwell_quarantined_namespaces",
-        "gauge",
         "Namespaces with blocks of other weights, from which nothing is recalled until they are cleared. Alert "
         "above 0.",
-        (StatSource("quarantined_namespaces"),),
+        StatSource("quarantined_namespaces"),
     ),
-    Metric(
+    _metric(
         "stepwell_paused",
-        "gauge",
         "1 if recalls or spills were switched off by `stepwell pause`, until `stepwell resume`.",
-        (StatSource("paused_recalls", {"kind": "recalls"}), StatSource("paused_spills", {"kind": "spills"})),
+        StatSource("paused_recalls", {"kind": "recalls"}),
+        StatSource("paused_spills", {"kind": "spills"}),
     ),
-    Metric(
+    _metric(
         "stepwell_recall_decisions_total",
-        "counter",
-        "Requests for which recall was weighed against computing, by why something was recalled (worth_it, unknown, "
-        "always) or nothing (recompute_cheaper).",
-        (StatSource("decided_*", rest="reason"),),
+        "Requests for which recall was weighed against computing, by why something was recalled (worth_it, "
+        "unknown, always) or nothing (recompute_cheaper).",
+        StatSource("decided_*", rest="reason"),
     ),
-    Metric(
+    _metric(
         "stepwell_recalls_given_up_total",
-        "counter",
         "Recalls that ended before all that was wanted had come: the rest was computed sooner (late), or the time "
         "limit was reached (limit).",
-        (StatSource("gave_up_*", rest="reason"),),
+        StatSource("gave_up_*", rest="reason"),
     ),
-    Metric(
+    _metric(
         "stepwell_recall_ttft_seconds_total",
-        "counter",
-        "Time to first token of weighed requests: what the best choice in hindsight would have taken (best), and how "
-        "much longer they took (regret).",
-        (
-            StatSource("decision_best_seconds", {"kind": "best"}),
-            StatSource("decision_regret_seconds", {"kind": "regret"}),
-        ),
+        "Time to first token of weighed requests: what the best choice in hindsight would have taken (best), and "
+        "how much longer they took (regret).",
+        StatSource("decision_best_seconds", {"kind": "best"}),
+        StatSource("decision_regret_seconds", {"kind": "regret"}),
     ),
-    Metric(
+    _metric(
         "stepwell_engine_reports_total",
-        "counter",
         "Events that only engines see and have reported: bypassed requests, late answers, failed loads.",
-        (StatSource("engine_*", rest="kind"),),
+        StatSource("engine_*", rest="kind"),
     ),
 )
 
