@@ -244,41 +244,6 @@ SERVED = (
 )
 """All metrics with their old names."""
 
-NOT_METRICS = frozenset(
-    {
-        "connections",  # this scrape's own among them
-        "connections_refused",  # the log says why
-        "filling",  # comes and goes within a step
-        "free_slots",
-        "hits_staged",  # transfer_blocks of the tiers below say it
-        "leased_blocks",  # comes and goes within a step
-        "messages_refused",  # the log says why
-        "paused",  # a sentence; paused_recalls and paused_spills say it in numbers
-        "pid",
-        "quarantined_sessions",  # quarantined_slots says what they cost
-        "sessions_opened",
-        "slabs",
-        "slabs_made",
-        "slabs_retired",
-        "tiers",  # the label `tier` has their names
-        "trouble",  # a sentence; `troubles` counts
-    }
-)
-"""Stats that people see in `stepwell stats` and that are no metric."""
-
-NOT_METRICS_OF_A_TIER = frozenset(
-    {
-        "foreign_files",  # what `stepwell cache fsck` lists
-        "index_bytes",  # follows from the number of blocks
-        "prefetched_blocks",  # prefetched_blocks_total says it as soon as it is known whether they were of use
-        "recovered_blocks",  # once, at the start: the log says it
-        "recovery_seconds",
-        "segments",  # the bytes that are used say it
-        "staging_blocks",  # comes and goes within a request's wait
-    }
-)
-"""The same of a tier below the host tier."""
-
 
 def families(stats: WellStats) -> Iterator[MetricFamily]:
     """All metrics with what `stats` has of them. Figures that the table does not know are left out."""
