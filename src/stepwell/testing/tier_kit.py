@@ -41,7 +41,7 @@ def content(seed: int, nbytes: int) -> Bytes:
 
 
 class AnyKeys:
-    """A `Locksmith` of blocks that are not sealed: their bytes are the same in every segment."""
+    """A `KeyResolver` of blocks that are not sealed: their bytes are the same in every segment."""
 
     def knows(self, commitment: bytes, segment: bytes) -> bool:
         return True

@@ -124,7 +124,7 @@ class TierCounts:
         self.errors[kind] = self.errors.get(kind, 0) + 1
 
 
-class Locksmith(Protocol):
+class KeyResolver(Protocol):
     """What a tier may ask about keys without knowing any. Any thread."""
 
     def knows(self, commitment: bytes, segment: bytes) -> bool:

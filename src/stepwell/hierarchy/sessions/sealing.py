@@ -60,7 +60,7 @@ def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
 
 
 class Sealing:
-    """Makes what a tier writes and opens what it reads; also the tier's `Locksmith`. `wall`: Unix seconds.
+    """Makes what a tier writes and opens what it reads; also the tier's `KeyResolver`. `wall`: Unix seconds.
     `entropy(n)`: n random bytes, for nonces."""
 
     def __init__(

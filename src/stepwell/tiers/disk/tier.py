@@ -18,7 +18,7 @@ from stepwell.tiers.base import (
     Capacity,
     Forgotten,
     Incoming,
-    Locksmith,
+    KeyResolver,
     Outgoing,
     ReadDone,
     Reading,
@@ -75,7 +75,7 @@ class DiskTier:
         executor: Executor,
         clock: Clock,
         wall: Callable[[], float],
-        locksmith: Locksmith,
+        key_resolver: KeyResolver,
         trouble: Callable[[str, BaseException], None] = lambda kind, error: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         staging: Staging | None = None,
@@ -84,7 +84,7 @@ class DiskTier:
         self.foreign_files = 0
         self._settled: Callable[[], None] | None = None
         self._executor = executor
-        self._locksmith = locksmith
+        self._key_resolver = key_resolver
         self._told = trouble
         self._index = BlockIndex(max(MIN_INDEX, sum(site.limit for site in sites) // MIN_BLOCK))
         self._segments: dict[int, tuple[Directory, Segment]] = {}
@@ -98,7 +98,7 @@ class DiskTier:
             entropy=entropy,
             staging=self._staging,
             index=self._index,
-            locksmith=locksmith,
+            key_resolver=key_resolver,
             counts=self.counts,
             segments=self._segments,
             numbers=self._numbers,
@@ -252,7 +252,7 @@ class DiskTier:
             return
         segment = Segment(number, found.name, found.head.id, found.head.sequence, found.nbytes, SegmentPhase.CLOSED)
         footer = found.footer
-        known = [self._locksmith.knows(commitment, segment.id) for commitment in footer.commitments]
+        known = [self._key_resolver.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
         segment.unknown = found.unknown
         if not all(known):

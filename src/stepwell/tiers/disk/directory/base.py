@@ -11,7 +11,7 @@ from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.files import Files
 from stepwell.io.staging import Staging
-from stepwell.tiers.base import Locksmith, Reading, TierCounts
+from stepwell.tiers.base import KeyResolver, Reading, TierCounts
 from stepwell.tiers.disk.calls import ReadRun
 from stepwell.tiers.disk.directory.space import Space
 from stepwell.tiers.disk.index import BlockIndex
@@ -33,7 +33,7 @@ class DirectoryParts:
     entropy: Callable[[int], bytes]
     staging: Staging
     index: BlockIndex
-    locksmith: Locksmith
+    key_resolver: KeyResolver
     counts: TierCounts
     segments: dict[int, tuple[Directory, Segment]]
     numbers: count[int]

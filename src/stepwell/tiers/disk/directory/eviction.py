@@ -78,7 +78,7 @@ class Evictor:
             record, commitment = hot[at]
             if self._directory.is_forgetting(bytes(record["namespace"])):
                 continue
-            again = shared.locksmith.again(commitment, victim.id, target.id) if target is not None else None
+            again = shared.key_resolver.again(commitment, victim.id, target.id) if target is not None else None
             if target is not None and again is not None and target.fits(int(record["pages"]) * PAGE, again):
                 self._copy(victim, target, hot, at, again)
                 return
@@ -106,7 +106,7 @@ class Evictor:
                     return
                 place = Place(target.id, ordinal)
                 if got == nbytes:
-                    answers.append(shared.locksmith.remake(old[:nbytes], victim.id, new[:nbytes], place))
+                    answers.append(shared.key_resolver.remake(old[:nbytes], victim.id, new[:nbytes], place))
                 if Reading.GOOD in answers:
                     with directory.handles.use(target.name) as file:
                         file.write(new[:nbytes], page * PAGE)
