@@ -10,6 +10,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from stepwell.block.facts import MAX_FACTS
@@ -161,6 +163,14 @@ class Connection:
         for _, fds in self._pieces:
             _close(fds)
         self._pieces.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionChannel:
+    """A connection as the hierarchy sees it."""
+
+    send: partial[None]
+    sever: partial[None]
 
 
 def peer(sock: socket.socket) -> tuple[int, int, int]:

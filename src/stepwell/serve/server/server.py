@@ -36,7 +36,7 @@ from stepwell.protocol.messages import (
     Welcome,
 )
 from stepwell.serve.server import admin
-from stepwell.serve.server.connection import Connection, is_pidfd
+from stepwell.serve.server.connection import Connection, ConnectionChannel, is_pidfd
 from stepwell.serve.server.exits import MAX_WATCHED, ExitWatch, discard_pidfd, too_many
 from stepwell.serve.server.gates import Gate
 from stepwell.serve.server.listeners import Listeners, can_watch
@@ -248,7 +248,8 @@ class Server:
             return
         assert connection.tenant is not None  # or it would be ending, and not listened to
         peer = Peer(connection.uid, connection.pid, watched, connection.tenant)
-        member = self._hierarchy.join(peer, hello, _Channel(self, connection))
+        send, sever = functools.partial(self._send, connection), functools.partial(self._sever, connection)
+        member = self._hierarchy.join(peer, hello, ConnectionChannel(send, sever))
         if not watched:
             discard_pidfd(connection)
         if member is None:
@@ -395,11 +396,3 @@ class Server:
         stats = self._hierarchy.figures()
         ours = {"pid": os.getpid(), "connections": len(self._connections), "connections_refused": self._refused}
         return WellStats({**stats.well, **ours}, stats.tiers)
-
-
-class _Channel:
-    """A connection as the hierarchy sees it."""
-
-    def __init__(self, server: Server, connection: Connection) -> None:
-        self.send = functools.partial(server._send, connection)
-        self.sever = functools.partial(server._sever, connection)
