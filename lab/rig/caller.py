@@ -18,7 +18,7 @@ from blake3 import blake3
 from lab.rig.session import BLOCK_TOKENS, MODEL, Session
 from lab.rig.well import PATIENCE_S, POLL_S
 from stepwell.block.digest import Chain
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import MAX_RESERVED
 from stepwell.io.memory import Bytes
 
@@ -94,7 +94,7 @@ class Caller(Session):
         """The same for requests that wait at the same time, in this order."""
         began = time.monotonic()
         answers: dict[int, Recalled] = {}
-        waiting: dict[int, Question] = {}
+        waiting: dict[int, PrefixQuestion] = {}
         for at, digests in enumerate(prefixes):
             self._order += 1
             ask = self.scheduler.ask(digests, 0, self._order)
@@ -114,7 +114,7 @@ class Caller(Session):
                 raise TimeoutError(f"{len(waiting)} requests still wait after {PATIENCE_S:g} s")
         return [answers[at] for at in range(len(prefixes))]
 
-    def _take(self, digests: bytes, ask: Question, wait_s: float) -> Recalled:
+    def _take(self, digests: bytes, ask: PrefixQuestion, wait_s: float) -> Recalled:
         asked, blocks = len(digests) // 32, self.scheduler.offer(ask)
         staged, reason = sum(map(bool, ask.sources[:blocks])), ask.reason
         if not blocks:

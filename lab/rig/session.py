@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.rig.well import PATIENCE_S, POLL_S, eventually, until
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
-from stepwell.client.questions import Question, Spill
+from stepwell.client.questions import PrefixQuestion, Spill
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
@@ -97,7 +97,7 @@ class Session:
         done = leases if filled is None else list(filled)
         self.worker.filled(spill.session, done, [lease for lease in leases if lease not in set(done)])
 
-    def copies(self, ask: Question, blocks: int, pause: Callable[[], None] = lambda: None) -> list[Bytes | None]:
+    def copies(self, ask: PrefixQuestion, blocks: int, pause: Callable[[], None] = lambda: None) -> list[Bytes | None]:
         """Recalls the first `blocks` of what was offered; None for one whose lease has ended during the copy. `pause`
         is called in the middle of each."""
         transfer, refs = self.scheduler.recall(ask, 0, blocks)

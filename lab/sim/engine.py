@@ -18,7 +18,7 @@ from lab.sim.setup import Model
 from stepwell.client import scheduler as client
 from stepwell.client import worker
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
-from stepwell.client.questions import Question, SlotRefs, Spill
+from stepwell.client.questions import PrefixQuestion, SlotRefs, Spill
 from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
@@ -78,7 +78,7 @@ class Request:
     asked: int
     epoch: int
     digests: bytes
-    ask: Question | None
+    ask: PrefixQuestion | None
     phase: Phase = Phase.WAITING
     offered: int = 0
     first: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.sim.oracle import Violation
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 
 NOTHING_MOVED_S = 0.05 + 0.25
 """Neither this request nor one before it in the queue has got anything, though a read may take its time."""
@@ -52,7 +52,7 @@ class Queue:
     def __init__(self) -> None:
         self._places: dict[int, _Place] = {}
 
-    def entered(self, ask: Question | None, order: int) -> None:
+    def entered(self, ask: PrefixQuestion | None, order: int) -> None:
         if ask is not None:
             self._places[ask.ticket] = _Place(order)
 
@@ -74,24 +74,24 @@ class Queue:
                 other.news = now
                 other.turn = now if turn else other.turn
 
-    def offered(self, ask: Question) -> None:
+    def offered(self, ask: PrefixQuestion) -> None:
         """Its wait has ended with something."""
         self._places[ask.ticket].over = True
 
-    def left(self, ask: Question, now: float, *, all_of_it: bool) -> None:
+    def left(self, ask: PrefixQuestion, now: float, *, all_of_it: bool) -> None:
         """It was recalled or given up, and what it had pinned is for others. `all_of_it`: it got all it asked for."""
         place = self._places.pop(ask.ticket, None)
         if place is not None and ask.blocks:
             self._behind(place, now, turn=all_of_it and place.queued)
 
-    def polled(self, ask: Question, now: float) -> None:
+    def polled(self, ask: PrefixQuestion, now: float) -> None:
         """The engine comes to this request."""
         place = self._places[ask.ticket]
         if not place.first:
             place.first = now
             place.ahead = sum(other.order < place.order and other.counts for other in self._places.values())
 
-    def still_in_time(self, ask: Question, now: float) -> None:
+    def still_in_time(self, ask: PrefixQuestion, now: float) -> None:
         """The request was told to wait at this moment. Raises Violation if it should not have been."""
         place = self._places[ask.ticket]
         waited = now - place.first

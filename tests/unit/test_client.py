@@ -13,7 +13,7 @@ from stepwell.client import scheduler as scheduler_module
 from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership
 from stepwell.client.patience import MAX_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
 from stepwell.io.memory import SharedMemory
@@ -33,7 +33,7 @@ def scheduler(well: PlayedWell, told: list[StepwellError] | None = None) -> Sche
     return client
 
 
-def found(ask: Question, blocks: int, *, more: bool, reason: str = "") -> m.Found:
+def found(ask: PrefixQuestion, blocks: int, *, more: bool, reason: str = "") -> m.Found:
     return m.Found(ask.ticket, ask.blocks, bytes(blocks * m.SLOT_REF.itemsize), more, reason)
 
 
@@ -143,13 +143,20 @@ class Queue:
             self.tell(ask, 0, reason)
 
     def tell(
-        self, ask: Question, blocks: int, reason: str, *, more: bool = True, allow_s: float = 0.0, limit_s: float = 0.0
+        self,
+        ask: PrefixQuestion,
+        blocks: int,
+        reason: str,
+        *,
+        more: bool = True,
+        allow_s: float = 0.0,
+        limit_s: float = 0.0,
     ) -> None:
         rows = bytes(blocks * m.SLOT_REF.itemsize)
         found = m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s, limit_s)
         self.well.receivers[0].received(found, ())
 
-    def poll(self, *asks: Question, after: float = 0.0) -> list[bool]:
+    def poll(self, *asks: PrefixQuestion, after: float = 0.0) -> list[bool]:
         self.clock.advance(after)
         return [self.client.settle(ask, 0) for ask in asks]
 

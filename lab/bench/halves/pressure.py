@@ -27,7 +27,7 @@ from lab.bench.halves.load import Members
 from lab.bench.processes import cpu_seconds
 from lab.bench.wells import PATIENCE_S, process
 from lab.rig.well import eventually
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import MAX_RESERVED
 
 DIGEST_BYTES = 32
@@ -141,7 +141,7 @@ def spill(members: Members, prompt: bytes, order: int) -> int:
     return granted
 
 
-def _asked(members: Members, prompt: bytes, order: int) -> Question:
+def _asked(members: Members, prompt: bytes, order: int) -> PrefixQuestion:
     """With its whole answer."""
     ask = members.scheduler.ask(prompt, 0, order)
     assert ask is not None, "the session has ended"

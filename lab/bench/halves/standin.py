@@ -26,7 +26,7 @@ from lab.bench.halves.scheduled import NewRequest, Output
 from lab.bench.wells import PATIENCE_S
 from lab.rig.well import eventually
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
@@ -44,9 +44,9 @@ T = TypeVar("T")
 class AskingClient(SchedulerClient):
     """Remembers the last question, so that its answer can be awaited where an engine would go on."""
 
-    last: Question | None = None
+    last: PrefixQuestion | None = None
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Question | None:
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> PrefixQuestion | None:
         self.last = super().ask(digests, epoch, order, tokens, recall)
         return self.last
 

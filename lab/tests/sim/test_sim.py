@@ -18,7 +18,7 @@ from lab.sim.life import Surroundings
 from lab.sim.oracle import Oracle, Violation, content
 from lab.sim.walk import Walked, walk
 from stepwell.client.patience import Patience
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
@@ -273,7 +273,7 @@ def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
 def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's rule until a tier that hung beside hits in host memory was tried."""
 
-    def anyone(self: SchedulerClient, ask: Question, waiting: Any, *, all_of_it: bool = False) -> None:
+    def anyone(self: SchedulerClient, ask: PrefixQuestion, waiting: Any, *, all_of_it: bool = False) -> None:
         now = self._clock()
         for other in self._asks.values():
             if other.answered:

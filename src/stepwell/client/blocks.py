@@ -28,7 +28,7 @@ from stepwell.block.facts import digest_of, facts_text
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.kv_model import Array, Blocks, KvModel, Tokens, unusable
-from stepwell.client.questions import FOR_ROOM, Question, Spill
+from stepwell.client.questions import FOR_ROOM, PrefixQuestion, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.worker import WorkerClient
 from stepwell.errors import ConfigError, IntegrityError, StepwellError
@@ -262,7 +262,7 @@ class BlockClient:
 
     # asking -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, digests: bytes, deadline: float) -> tuple[Question | None, int, str]:
+    def _ask(self, digests: bytes, deadline: float) -> tuple[PrefixQuestion | None, int, str]:
         """The leading run of these blocks that is there, pinned until the caller recalls or releases the ask, and why
         it ends. None: there is none. A longer run may follow where one ends for room: no request may pin all of host
         memory at once."""
@@ -294,7 +294,7 @@ class BlockClient:
     # copying ----------------------------------------------------------------------------------------------------------
 
     def _copy_out(
-        self, ask: Question, blocks: int, digests: bytes, rows: list[Array], deadline: float
+        self, ask: PrefixQuestion, blocks: int, digests: bytes, rows: list[Array], deadline: float
     ) -> tuple[int, str]:
         """How many leading blocks of the run were copied and then verified to be what was leased; why not all. One that
         is not is dropped, or it would be offered for ever."""

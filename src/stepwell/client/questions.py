@@ -16,7 +16,7 @@ SlotRefs = npt.NDArray[np.void]
 
 
 @dataclass(slots=True, eq=False)
-class Question:
+class PrefixQuestion:
     """One request's question and what is known of the answer so far. Written by the link's thread under the client's
     lock; numbers only grow, so the scheduler may read without it."""
 

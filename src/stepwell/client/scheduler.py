@@ -19,7 +19,7 @@ import numpy as np
 from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience
-from stepwell.client.questions import FOR_ROOM, IN_LINE, Question, SlotRefs, Spill
+from stepwell.client.questions import FOR_ROOM, IN_LINE, PrefixQuestion, SlotRefs, Spill
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
@@ -58,7 +58,7 @@ class SchedulerClient:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._asks: dict[int, Question] = {}
+        self._asks: dict[int, PrefixQuestion] = {}
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MAX_TIMINGS)
@@ -95,13 +95,13 @@ class SchedulerClient:
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> Question | None:
+    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> PrefixQuestion | None:
         """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
         object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one."""
         session = self.session
         if not session or not digests or len(self._asks) >= MAX_ASKS:
             return None
-        ask = Question(next(self._numbers), session, order, self._clock())
+        ask = PrefixQuestion(next(self._numbers), session, order, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
         if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
@@ -110,7 +110,7 @@ class SchedulerClient:
             return None
         return ask
 
-    def settle(self, ask: Question, wait_s: float) -> bool:
+    def settle(self, ask: PrefixQuestion, wait_s: float) -> bool:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
 
         Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
@@ -124,7 +124,7 @@ class SchedulerClient:
             ask.settled = self._clock()
         return over
 
-    def _is_over(self, ask: Question, wait_s: float) -> bool:
+    def _is_over(self, ask: PrefixQuestion, wait_s: float) -> bool:
         now = self._clock()
         if not ask.first_poll:
             ask.first_poll = now
@@ -145,7 +145,7 @@ class SchedulerClient:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
         return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, ask.limit_s)
 
-    def _got_on(self, ask: Question, waiting: Collection[str], *, all_of_it: bool = False) -> None:
+    def _got_on(self, ask: PrefixQuestion, waiting: Collection[str], *, all_of_it: bool = False) -> None:
         """This request has got something, or ends and gives back what it had: those behind it in line that wait for one
         of these reasons are not stalled. Under the lock."""
         now = self._clock()
@@ -154,13 +154,13 @@ class SchedulerClient:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
 
-    def offer(self, ask: Question) -> int:
+    def offer(self, ask: PrefixQuestion) -> int:
         """Blocks that may be offered now. From here on the pins do not give way to other requests."""
         with self._lock:
             ask.offered = ask.blocks > 0
             return ask.blocks
 
-    def recall(self, ask: Question, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
+    def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
         the ask. `compare`: they are only looked at."""
         transfer = next(self._numbers)
@@ -174,7 +174,7 @@ class SchedulerClient:
                 self._got_on(ask, FOR_ROOM)
         return transfer, refs
 
-    def release(self, ask: Question) -> None:
+    def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
@@ -183,7 +183,7 @@ class SchedulerClient:
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
-    def finish(self, ask: Question) -> None:
+    def finish(self, ask: PrefixQuestion) -> None:
         """The request needs no recall, but the well is to know that its blocks were used, and we which it has: released
         when the answer is final or would have to wait, which makes it final. Idempotent."""
         with self._lock:

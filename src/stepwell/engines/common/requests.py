@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.block.digest import Chain
 from stepwell.block.tier import HOST
-from stepwell.client.questions import Question, Spill
+from stepwell.client.questions import PrefixQuestion, Spill
 from stepwell.engines.common.adapters import Adapter
 from stepwell.engines.common.plan import Load, Ref, Save
 
@@ -85,8 +85,8 @@ class Tracked:
     epoch: int
     life: int
     adapter: Adapter | None = None
-    ask: Question | None = None
-    answer: Question | None = None  # of an ask that is finished: its blocks need not be offered to the well
+    ask: PrefixQuestion | None = None
+    answer: PrefixQuestion | None = None  # of an ask that is finished: its blocks need not be offered to the well
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     offered_from: int = 0
     canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask

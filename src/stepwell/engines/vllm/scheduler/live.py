@@ -15,7 +15,7 @@ from typing import Any
 
 from stepwell.block.digest import Chain, adapter_extras, salt_extras
 from stepwell.block.namespace import LOADED_FROM_FILES
-from stepwell.client.questions import Question
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.adapters import Adapter, Adapters, Unread
 from stepwell.engines.common.canaries import Canaries
@@ -99,7 +99,7 @@ class LiveRequests:
         self.drop(tracked.request.request_id)
         return False
 
-    def ask(self, tracked: Tracked, chain: Chain) -> Question | None:
+    def ask(self, tracked: Tracked, chain: Chain) -> PrefixQuestion | None:
         """Posts the question for its whole chain."""
         request = tracked.request
         return self._client.ask(chain.digests, tracked.epoch, tracked.order, request.num_tokens, recall_wish(request))
