@@ -137,7 +137,7 @@ except Exception as error:
 def test_a_sweep_that_is_killed_leaves_nobody_and_a_file_to_go_on_from(tmp_path: Path) -> None:
     keep = tmp_path / "rows"
     command = [sys.executable, "-m", "stepwell", "simulate", "agentic:conversations=40", "--processes", "2", "--json"]
-    arguments = ["--policy", "lru,default", "--capacity-tokens", "1%,50%", "--keep", str(keep)]
+    arguments = ["--policy", "lru,auto", "--capacity-tokens", "1%,50%", "--keep", str(keep)]
     # What it leaves would hold its ends of these pipes.
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and not (keep.exists() and keep.stat().st_size):
