@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 from stepwell.demo.engine import EngineFailed, EngineProcess
 from stepwell.demo.wire import Answer, Question
 
-from .wells import Well, config, eventually, forget, recalled, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, recalled, receipt, start, warm_up
 
 PAGE = 32
 PROMPT, WHOLE = 530, 512
@@ -138,9 +138,14 @@ def test_clients_that_leave_are_not_answered_and_leave_nothing(
 
 def test_a_killed_engine_leaves_nothing_but_blocks(lives: Lives, well: Well, texts: list[list[int]]) -> None:
     """The last request's blocks are spilled with no other request behind it."""
-    before = well.stats()["spilled_blocks"]
-    lives.engine.ask(texts[7][:PROMPT], 1)
-    eventually(lambda: well.stats()["spilled_blocks"] >= before + BLOCKS, "the idle engine has spilled")
+    upto = well.stats()["spilled_blocks"] + BLOCKS
+    for _ in range(RECALL_ATTEMPTS):  # spills of a machine that is far too busy are given up
+        forget(lives.engine)
+        lives.engine.ask(texts[7][:PROMPT], 1)
+        with suppress(AssertionError):
+            eventually(lambda: well.stats()["spilled_blocks"] >= upto, "the idle engine has spilled", seconds=20.0)
+            break
+    assert well.stats()["spilled_blocks"] >= upto
     lives.engine.kill()
     eventually(well.is_alone, "the dead engine holds nothing")
     assert well.stats()["blocks"] >= BLOCKS

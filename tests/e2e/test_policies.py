@@ -69,7 +69,8 @@ def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iter
     """Its engine never starts a well."""
     folder.chmod(0o700)
     connector = well.connector(canary=0, block_tokens=PAGE)
-    connector["kv_connector_extra_config"] = {"socket": str(folder / "socket"), "canary": 0, "receipts": True}
+    connector["kv_connector_extra_config"] |= {"socket": str(folder / "socket")}
+    del connector["kv_connector_extra_config"]["home"], connector["kv_connector_extra_config"]["host"]
     settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
     with start(in_one_process(settings), folder, "engine") as engine:
         yield Story(well, engine, folder, texts)

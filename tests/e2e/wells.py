@@ -19,10 +19,10 @@ PATIENCE_S = 120.0  # until a test gives up on what must happen; never waited fo
 RECALL_ATTEMPTS = 5
 
 
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def eventually(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.1)
 
 
