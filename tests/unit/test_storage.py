@@ -1,4 +1,4 @@
-"""What the well's log says of its disk tier's directories at the start."""
+"""The tiers that a well makes of its settings, and what its log says of the disk's directories at the start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from stepwell.config import Settings
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.io.clock import MonotonicClock
 from stepwell.serve import storage
-from stepwell.serve.storage import take_sites, warn_of_space
+from stepwell.serve.executor import Wakeup
+from stepwell.serve.storage import make_storage, take_sites, warn_of_space
+from stepwell.vault.keyring import Keyring
 
 
 def said(tmp_path: Path, caplog: pytest.LogCaptureFixture, *sizes: str) -> str:
@@ -55,3 +59,22 @@ def test_a_directory_on_an_overlay_is_told_of(
     monkeypatch.setattr(storage, "filesystem", lambda path: "overlay")
     text = said(tmp_path, caplog, "64MiB")
     assert text.count("is on an overlay") == 1 and "SW-507" in text
+
+
+@pytest.mark.parametrize("directories", [0, 2])
+def test_each_tier_has_threads_and_enough_reads_to_keep_them_busy(tmp_path: Path, directories: int) -> None:
+    disk = [f"{tmp_path / str(n)}:64MiB" for n in range(directories)]
+    settings = Settings.model_validate({"disk": disk, "disk_threads": 3})
+    sealing, wakeup = Sealing(Keyring.ephemeral(), sealed=True, wall=lambda: 1.0), Wakeup()
+    made = make_storage(settings, take_sites(settings), wakeup, MonotonicClock(), sealing)
+    try:
+        assert [tier.name for tier in made.tiers] == ["disk"][: len(disk)]
+        assert made.readers == 2 * 3 * directories
+        made.add_threads(wakeup, 2)
+        assert len(made.executors) == len(made.tiers) + 1
+        assert made.readers == max(4, 2 * 3 * directories), "of a tier with fewer threads some reads wait"
+    finally:
+        assert all(executor.close(10.0) for executor in made.executors)
+        for tier in made.tiers:
+            tier.close()
+        wakeup.close()

@@ -16,7 +16,6 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from stepwell import __version__
@@ -47,8 +46,7 @@ from stepwell.serve.options import judge
 from stepwell.serve.reload import Reloading
 from stepwell.serve.server.admin import Shell
 from stepwell.serve.server.gates import Gate, gate_plans, opened
-from stepwell.serve.storage import make_tier, take_sites, warn_of_space
-from stepwell.tiers.base import Tier
+from stepwell.serve.storage import make_storage, take_sites
 from stepwell.tiers.disk.tier import Site
 from stepwell.units import format_size
 from stepwell.vault.keyring import Keyring
@@ -154,22 +152,17 @@ def _serve(
     clock = MonotonicClock()
     wakeup = Wakeup()
     executor = ThreadExecutor(wakeup)
-    executors = [executor]
     sealing = Sealing(keyring, sealed=settings.seal != "plain", wall=time.time)
-    tiers: list[Tier] = []
-    if sites:
-        executors.append(ThreadExecutor(wakeup, settings.disk_threads * len(sites)))
-        tiers.append(make_tier(sites, executors[-1], clock, sealing))
-        executors[-1].submit(partial(warn_of_space, settings, sites), lambda error: None)  # only for the log
+    storage = make_storage(settings, sites, wakeup, clock, sealing)
+    executors = [executor, *storage.executors]
     store = HomeStore(home)
-    readers = 2 * settings.disk_threads * len(sites)  # so that no thread waits for us to hand it the next
     hierarchy = Hierarchy(
-        Limits(host, queue_bytes(settings, host), readers),
+        Limits(host, queue_bytes(settings, host), storage.readers),
         System(clock, executor, SystemMemory()),
         sealing,
         options(settings, host),
         well=__version__,
-        tiers=tiers,
+        tiers=storage.tiers,
         policy=POLICIES[settings.policy],
         tenants=1 + len(settings.tenants),
         saved=store.load(),
@@ -202,7 +195,7 @@ def _serve(
             if learned := hierarchy.costs.learned:
                 store.save_calibrations(learned)
             if not loop.drain(_DRAIN_SECONDS):
-                log.warning("what still waited to be written to disk is given up")
+                log.warning("what still waited to be written is given up")
             if not store.close(_HOME_SECONDS):
                 log.warning("home does not answer: what was learned lately is not kept for the next well")
         except Exception:

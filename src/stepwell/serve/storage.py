@@ -1,17 +1,23 @@
-"""The disk tier of a well: its directories, the threads that its I/O blocks, and what it says in the log."""
+"""The tiers of a well below host memory, each with the threads that its I/O blocks; and what the log is told of them.
+
+A tier that settings name is made here.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from stepwell.config import Settings
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.clock import Clock
-from stepwell.io.executor import Executor
 from stepwell.io.paths import OVERLAY, filesystem
 from stepwell.log import RateLimited
+from stepwell.serve.executor import ThreadExecutor, Wakeup
+from stepwell.tiers.base import Tier
 from stepwell.tiers.disk.site import take, usable_bytes
 from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.units import format_size
@@ -61,8 +67,29 @@ def warn_of_space(settings: Settings, sites: Sequence[Site]) -> None:
             )
 
 
-def make_tier(sites: Sequence[Site], executor: Executor, clock: Clock, sealing: Sealing) -> DiskTier:
-    return DiskTier(sites, executor, clock, time.time, sealing, trouble=_log_trouble)
+@dataclass(slots=True)
+class Storage:
+    """`tiers`: the uppermost first. `executors` run their jobs. `readers`: batches read at the same time from each."""
+
+    tiers: list[Tier] = field(default_factory=list)
+    executors: list[ThreadExecutor] = field(default_factory=list)
+    readers: int = 0
+
+    def add_threads(self, wakeup: Wakeup, threads: int) -> ThreadExecutor:
+        """An executor for one more tier. Raises OSError where the system gives no thread."""
+        self.executors.append(ThreadExecutor(wakeup, threads))
+        self.readers = max(self.readers, 2 * threads)  # so that no thread waits for us to hand it the next
+        return self.executors[-1]
+
+
+def make_storage(settings: Settings, sites: Sequence[Site], wakeup: Wakeup, clock: Clock, sealing: Sealing) -> Storage:
+    """The tiers that the settings name; `sites` are the disk's directories. Raises OSError."""
+    storage = Storage()
+    if sites:
+        executor = storage.add_threads(wakeup, settings.disk_threads * len(sites))
+        storage.tiers.append(DiskTier(sites, executor, clock, time.time, sealing, trouble=_log_trouble))
+        executor.submit(partial(warn_of_space, settings, sites), lambda error: None)  # only for the log
+    return storage
 
 
 def _log_trouble(kind: str, error: BaseException) -> None:
