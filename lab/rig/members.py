@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import DEFAULT_TENANT
+from stepwell.codecs.base import Codec
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
@@ -56,6 +57,7 @@ class Rig:
         write: WritePolicy | None = None,
         prefetch: bool = False,
         tenants: int = 1,
+        codec: Codec | None = None,
     ) -> None:
         self.clock = SetClock()
         self.executor = SeededExecutor(seed)
@@ -66,7 +68,7 @@ class Rig:
         self.hierarchy = Hierarchy(
             Limits(host_bytes, queue_bytes=queue_bytes),
             System(self.clock, self.executor, self.memory),
-            Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0),
+            Sealing(self.keyring, sealed=sealed, wall=lambda: 1_800_000_000.0, codec=codec),
             Options(placement=PLACEMENTS[placement](), write=write or Through(), prefetch=prefetch),
             well="rig",
             tiers=self.tiers,
@@ -227,6 +229,11 @@ class Model:
     shard_bytes: int = SLOT
     pins: bool = False
     replicas: int = 1
+    dtype: str = ""  # of its one cache group; empty: it says nothing of groups
+
+    @property
+    def groups(self) -> list[m.CacheGroup]:
+        return [m.CacheGroup("full", 1, 1, 1, self.dtype, self.block_tokens, self.shard_bytes)] if self.dtype else []
 
     @property
     def shards(self) -> int:
@@ -266,7 +273,7 @@ class FakeEngine:
     def scheduler_hello(self, protocol: int = m.PROTOCOL) -> m.Hello:
         k = self.model
         return m.Hello(protocol, "scheduler", self.name, 0, k.world, k.shard_bytes, k.layout, k.weights, k.model,
-                       k.block_tokens, replicas=k.replicas)  # fmt: skip
+                       k.block_tokens, replicas=k.replicas, groups=k.groups)  # fmt: skip
 
     def worker_hello(self, rank: int, acknowledges: Sequence[int] = ()) -> m.Hello:
         k = self.model

@@ -15,6 +15,7 @@ from blake3 import blake3
 import golden
 from stepwell.block.layout import PAGE, SlabLayout
 from stepwell.block.namespace import BlockId
+from stepwell.codecs.base import Codec, name_of
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.io.files import Files, SystemFile, SystemFiles
@@ -152,19 +153,21 @@ class Life:
         recovers: bool = True,
         simulated: Sequence[Files] = (),
         segment: int | None = None,
+        codec: Codec | None = None,
     ) -> None:
         """`simulated`: files of another kind, in place of folders."""
         self.executor, self.clock = SeededExecutor(seed), SetClock()
         self.files = [FaultyFiles(folder) for folder in folders]
         for files in self.files:
             fault(files)
-        self.sealing = Sealing(keyring, sealed=sealed, wall=lambda: golden.NOW)
+        self.sealing = Sealing(keyring, sealed=sealed, wall=lambda: golden.NOW, codec=codec)
         self.troubles: list[tuple[str, BaseException]] = []
         sites = [Site(files, limit, reserve, segment) for files in [*self.files, *simulated]]
         self.tier = DiskTier(
             sites, self.executor, self.clock, lambda: golden.NOW, self.sealing, lambda *trouble: self.note(*trouble)
         )
-        self.origins = [self.sealing.origins("default", golden.NAMESPACE.at_epoch(n))[0] for n in range(_SPACES)]
+        namespace = replace(golden.NAMESPACE, codec=b"" if codec is None else name_of(codec))
+        self.origins = [self.sealing.origins("default", namespace.at_epoch(n))[0] for n in range(_SPACES)]
         layout = SlabLayout(SHARD, 64)
         self._memory = SystemMemory().make(layout.nbytes)
         self._slab = Slab(1, _OWNER, layout, self._memory)

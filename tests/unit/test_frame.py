@@ -72,7 +72,7 @@ def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused() -> None
         {"raw": golden.PAYLOAD + 1},
         {"algorithm": 2},
         {"expires": 1 << 32},
-        {"codec": 1},
+        {"codec": 65535},
         {"parameters": b"p" * 16},
         {"position": 1 << 32},
     ],

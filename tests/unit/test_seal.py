@@ -91,7 +91,7 @@ def test_every_field_is_bound_to_the_payload(field: str, sealed: bool) -> None:
     changed = value[:-1] + bytes([value[-1] ^ 1]) if isinstance(value, bytes) else value + 1
     other = dataclasses.replace(header, **{field: changed})
     frame[:PAGE] = np.frombuffer(other.pack(), np.uint8)
-    expected = dataclasses.replace(expected_of(other), raw=golden.PAYLOAD)
+    expected = dataclasses.replace(expected_of(other), payload=golden.PAYLOAD)
     key = SegmentKey(golden.key().key, other.commitment)
     assert opened(frame, expected, key, sealed=sealed, now=0) is not Opened.GOOD
     assert opened(frame, sealed=sealed) is not Opened.GOOD
@@ -106,10 +106,12 @@ def test_every_field_is_bound_to_the_payload(field: str, sealed: bool) -> None:
         ({"namespace": b"another model..."}, Opened.FOREIGN),
         ({"shard": 1}, Opened.FOREIGN),
         ({"shards": 3}, Opened.FOREIGN),
-        ({"raw": golden.PAYLOAD - 1}, Opened.FOREIGN),
+        ({"payload": golden.PAYLOAD - 1}, Opened.FOREIGN),
         ({"group": 1}, Opened.FOREIGN),
+        ({"codec": 1}, Opened.FOREIGN),
+        ({"parameters": b"p" * 16}, Opened.FOREIGN),
     ],
-    ids=["segment", "block", "namespace", "shard", "shards", "length", "group"],
+    ids=["segment", "block", "namespace", "shard", "shards", "length", "group", "codec", "parameters"],
 )
 def test_it_opens_only_as_what_it_is(change: dict[str, bytes | int], verdict: Opened, sealed: bool) -> None:
     frame = golden.frame(sealed=sealed)

@@ -91,7 +91,7 @@ def test_a_hot_block_of_a_later_release_keeps_its_segment_from_eviction(tmp_path
     life.end()
 
 
-@pytest.mark.parametrize("named", [(68, b"\3"), (72, b"\1")], ids=["codec", "flag"])
+@pytest.mark.parametrize("named", [(68, b"\x81"), (72, b"\1")], ids=["codec", "flag"])
 def test_a_segment_says_which_codecs_and_flags_its_frames_have(named: tuple[int, bytes], tmp_path: Path) -> None:
     path, _ = later(tmp_path, 7, "codec")
     rewrite(path, path.stat().st_size // PAGE - 1, *named)

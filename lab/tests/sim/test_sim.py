@@ -187,8 +187,8 @@ def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> 
     def believes(self: Opener, page: bytes) -> Opened:
         """Whatever the header says is what was expected."""
         header = seal.FrameHeader.parse(page)
-        if header is not None and header.raw == self._expected.raw:
-            names = (header.segment, header.block, header.namespace, header.shard, header.shards, header.raw)
+        if header is not None and header.payload == self._expected.payload:
+            names = (header.segment, header.block, header.namespace, header.shard, header.shards, header.payload)
             self._expected = seal.ExpectedFrame(*names)
         return examine(self, page)
 

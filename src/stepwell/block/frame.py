@@ -30,8 +30,11 @@ MAGIC = b"stepwell"
 VERSION = 2
 """Version that is written. Version 1, which is read too, has no codec, group and position."""
 
-NO_CODEC = 0
-"""The payload is as the engine gave it: the only codec so far."""
+NO_CODEC, NO_PARAMETERS = 0, bytes(16)
+"""The payload is as the engine gave it."""
+
+CODECS = (NO_CODEC,)
+"""Numbers of the codecs that this release knows, each below 32. A frame with any other is unknown."""
 
 PLAIN, AES_256_GCM = 0, 1
 """Algorithms: xxh3-128 over header and payload (accidents only), or sealed."""
@@ -39,7 +42,6 @@ PLAIN, AES_256_GCM = 0, 1
 _ALGORITHMS = (PLAIN, AES_256_GCM)
 _VERSIONS = (1, VERSION)
 _FIELDS = struct.Struct("<8sHBBHH16s32s32s16s12sHHQQQQQ16s")
-_NO_PARAMETERS = bytes(16)
 _CRC = struct.Struct("<I")
 _CRC_AT = PAGE - _CRC.size
 _ZEROS = bytes(_CRC_AT - _FIELDS.size)
@@ -67,7 +69,7 @@ class FrameHeader:
     created: int
     expires: int = 0
     codec: int = NO_CODEC
-    parameters: bytes = _NO_PARAMETERS
+    parameters: bytes = NO_PARAMETERS
     group: int = 0
     position: int = -1
 
@@ -94,13 +96,13 @@ class FrameHeader:
             and version in _VERSIONS
             and algorithm in _ALGORITHMS
             and flags == 0
-            and codec == NO_CODEC
-            and parameters == _NO_PARAMETERS
+            and codec in CODECS
+            and (codec != NO_CODEC or (parameters == NO_PARAMETERS and raw == payload))
             and position <= MAX_POSITION
             and (version > 1 or not (group or position))
             and shard < shards <= MAX_SHARDS
             and 0 < payload <= MAX_PAYLOAD
-            and raw == payload
+            and 0 < raw <= MAX_PAYLOAD
             and expires <= MAX_TIME
             and page[_FIELDS.size : _CRC_AT] == _ZEROS
         )
@@ -123,7 +125,7 @@ def is_unknown(page: bytes, segment: bytes) -> bool:
     if not _is_whole(page):
         return False
     magic, version, algorithm, flags, codec, _, written_for, *_ = _FIELDS.unpack_from(page)
-    unknown = algorithm not in _ALGORITHMS or flags != 0 or codec != NO_CODEC
+    unknown = algorithm not in _ALGORITHMS or flags != 0 or codec not in CODECS
     return magic == MAGIC and (version not in _VERSIONS or (unknown and written_for == segment))
 
 

@@ -33,6 +33,7 @@ class Namespace:
     layout: shape, order, ranks, backend or ISA, engine version: what the bytes of a shard look like.
     epoch: 0 as loaded from files, random after each update in memory.
     block_tokens: tokens in a block.
+    codec: how its blocks are encoded on tiers; empty: not at all.
     """
 
     weights: bytes
@@ -40,6 +41,7 @@ class Namespace:
     layout: bytes
     block_tokens: int
     epoch: int = LOADED_FROM_FILES
+    codec: bytes = b""
 
     def at_epoch(self, epoch: int) -> Namespace:
         return replace(self, epoch=epoch)
@@ -47,7 +49,8 @@ class Namespace:
     def encode(self) -> bytes:
         """Unambiguous bytes: every variable part is length-prefixed."""
         numbers = self.epoch.to_bytes(8, "big") + self.block_tokens.to_bytes(4, "big")
-        return lp(self.weights) + lp(self.model) + lp(self.layout) + lp(numbers)
+        coded = lp(self.codec) if self.codec else b""
+        return lp(self.weights) + lp(self.model) + lp(self.layout) + lp(numbers) + coded
 
 
 def layout_of_session(scheduler: bytes, workers: Sequence[bytes], shard_bytes: int, replicas: int = 1) -> bytes:

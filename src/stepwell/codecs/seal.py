@@ -15,7 +15,17 @@ import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stepwell.block.frame import AES_256_GCM, CHUNK, PLAIN, TAG, FrameHeader, frame_parts, is_unknown
+from stepwell.block.frame import (
+    AES_256_GCM,
+    CHUNK,
+    NO_CODEC,
+    NO_PARAMETERS,
+    PLAIN,
+    TAG,
+    FrameHeader,
+    frame_parts,
+    is_unknown,
+)
 from stepwell.block.layout import PAGE
 from stepwell.io.memory import Bytes
 
@@ -49,8 +59,10 @@ class ExpectedFrame:
     namespace: bytes
     shard: int
     shards: int
-    raw: int
+    payload: int
     group: int = 0
+    codec: int = NO_CODEC
+    parameters: bytes = NO_PARAMETERS
 
 
 class Sealer:
@@ -87,7 +99,7 @@ class Opener:
     have written. `now`: Unix seconds, to tell whether it has expired."""
 
     def __init__(self, expected: ExpectedFrame, key: SegmentKey, *, sealed: bool, now: int) -> None:
-        self.parts = frame_parts(expected.raw)
+        self.parts = frame_parts(expected.payload)
         self._expected = expected
         self._key = key
         self._sealed = sealed
@@ -147,8 +159,9 @@ class Opener:
 def expected_of(header: FrameHeader) -> ExpectedFrame:
     """What a frame with this header is."""
     return ExpectedFrame(
-        header.segment, header.block, header.namespace, header.shard, header.shards, header.raw, header.group
-    )
+        header.segment, header.block, header.namespace, header.shard, header.shards, header.payload, header.group,
+        header.codec, header.parameters,
+    )  # fmt: skip
 
 
 def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Bytes) -> None:
@@ -160,7 +173,7 @@ def seal(header: FrameHeader, key: SegmentKey | None, payload: Bytes, into: Byte
 
 
 def unseal(frame: Bytes, expected: ExpectedFrame, key: SegmentKey, into: Bytes, *, sealed: bool, now: int) -> Opened:
-    """Opens the whole frame into `into`, which has `expected.raw` bytes; they are zeros unless the answer is GOOD."""
+    """Opens the whole frame into `into`, which has `expected.payload` bytes: zeros unless the answer is GOOD."""
     opener, at, verdict = Opener(expected, key, sealed=sealed, now=now), 0, Opened.GOOD
     for part, nbytes in enumerate(opener.parts):
         whole = at + nbytes <= len(frame)

@@ -214,15 +214,15 @@ class _Examination:
         if key is None or sealed == (header.commitment == NO_COMMITMENT):
             return (BlockVerdict.NO_KEY if sealed else BlockVerdict.DAMAGED), header
         nbytes = frame_bytes(header.payload)
-        with self._staging.lend(nbytes) as frame, self._staging.lend(header.raw) as plain:
+        with self._staging.lend(nbytes) as frame, self._staging.lend(header.payload) as payload:
             if file.read(frame[:nbytes], page * PAGE) != nbytes:
                 return BlockVerdict.DAMAGED, header
-            return _verdict(frame[:nbytes], segment, header, key, plain[: header.raw]), header
+            return _verdict(frame[:nbytes], segment, header, key, payload[: header.payload]), header
 
 
-def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, plain: Bytes) -> BlockVerdict:
-    opened = unseal(frame, replace(expected_of(header), segment=segment), key, plain, sealed=False, now=0)
-    plain[:] = 0
+def _verdict(frame: Bytes, segment: bytes, header: FrameHeader, key: SegmentKey, payload: Bytes) -> BlockVerdict:
+    opened = unseal(frame, replace(expected_of(header), segment=segment), key, payload, sealed=False, now=0)
+    payload[:] = 0
     if opened is not Opened.GOOD:
         return BlockVerdict.DAMAGED
     return BlockVerdict.EXPIRED if header.expires and header.expires <= int(time.time()) else BlockVerdict.GOOD

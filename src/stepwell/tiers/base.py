@@ -54,9 +54,9 @@ class Outgoing:
     of `parts[n]` bytes (whole pages), for the block's place.
 
     `namespace` (16 bytes) and `commit` (a function of the segment's id: the commitment to the key, 32 bytes) go into
-    the tier's own index, so that a later life can tell whose a block is without reading it. `position`: blocks before
-    it in its prefix, -1 where that is not known; `parent`: the block before it, where that is known. Tiers that lay out
-    or name blocks by runs go by them."""
+    the tier's own index, so that a later life can tell whose a block is without reading it. `codec`: number of the
+    codec of its frames. `position`: blocks before it in its prefix, -1 where that is not known; `parent`: the block
+    before it, where that is known. Tiers that lay out or name blocks by runs go by them."""
 
     id: BlockId
     namespace: bytes
@@ -64,6 +64,7 @@ class Outgoing:
     commit: Callable[[bytes], bytes]
     make: Callable[[int, Bytes, Place], None]
     expires: int = 0
+    codec: int = 0
     position: int = -1
     parent: BlockId | None = None
 

@@ -6,6 +6,7 @@ from blake3 import blake3
 
 from stepwell.block.facts import lp
 from stepwell.block.namespace import BlockId, Namer, Namespace
+from stepwell.codecs.base import Codec
 from stepwell.codecs.seal import SegmentKey
 from stepwell.vault.keyring import Epoch
 
@@ -30,13 +31,15 @@ class SegmentKeys:
 
 
 class Origin:
-    """One namespace under one key epoch of its tenant: names its blocks and has the keys of their frames."""
+    """One namespace under one key epoch of its tenant: names its blocks and has the keys of their frames. `codec`: the
+    namespace's; None: blocks lie on tiers as engines gave them."""
 
-    __slots__ = ("_namer", "keys", "tag")
+    __slots__ = ("_namer", "codec", "keys", "tag")
 
-    def __init__(self, epoch: Epoch, keys: SegmentKeys, namespace: Namespace) -> None:
+    def __init__(self, epoch: Epoch, keys: SegmentKeys, namespace: Namespace, codec: Codec | None = None) -> None:
         self._namer = Namer(epoch.id_key, namespace)
         self.keys = keys
+        self.codec = codec
         self.tag = blake3(b"stepwell namespace tag 1" + lp(namespace.encode()), key=epoch.id_key).digest()[:16]
 
     def name(self, digest: bytes) -> BlockId:

@@ -106,7 +106,8 @@ class SessionRegistry:
                 fix="ranks with shards of different sizes are not supported; run without stepwell",
             )
         layout = layout_of_session(first.layout, [w.layout for w in workers], first.shard_bytes, first.replicas)
-        namespace = Namespace(first.weights, first.model, layout, first.block_tokens)
+        codec = self._sealing.codec_name(first.groups)
+        namespace = Namespace(first.weights, first.model, layout, first.block_tokens, codec=codec)
         session.keyed = KeyedNamespace(self._sealing, session.tenant, namespace)
         session.owner = Owner(session.tenant, namespace.encode(), first.shard_bytes)
         session.copiers = frozenset(m.number for m in session.workers.values())

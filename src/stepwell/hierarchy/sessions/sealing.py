@@ -13,9 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepwell.block.frame import AES_256_GCM, PLAIN, FrameHeader, frame_bytes, frame_parts, is_unknown
+from stepwell.block.frame import (
+    AES_256_GCM,
+    NO_CODEC,
+    NO_PARAMETERS,
+    PLAIN,
+    FrameHeader,
+    frame_bytes,
+    frame_parts,
+    is_unknown,
+)
 from stepwell.block.layout import PAGE
 from stepwell.block.namespace import Namespace
+from stepwell.codecs.base import Codec, name_of
 from stepwell.codecs.seal import (
     NO_COMMITMENT,
     ExpectedFrame,
@@ -31,6 +41,7 @@ from stepwell.hierarchy.arena.origin import Origin, SegmentKeys
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Entropy
 from stepwell.io.memory import Bytes
+from stepwell.protocol.messages import CacheGroup
 from stepwell.tiers.base import Incoming, Outgoing, Place, Reading
 from stepwell.vault.keyring import Keyring
 
@@ -53,15 +64,21 @@ class _Parts:
 
 
 def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
-    """The entry's origin, its slots, one a shard, and the parts of their frames."""
+    """The entry's origin, its slots, one a shard, and the parts of their frames, which have payloads of its codec."""
     assert entry.origin is not None
-    slots = [slab.payload(slot) for slab, slot in entry.slots]
-    return entry.origin, slots, _Parts([len(slot) for slot in slots])
+    codec, slots = entry.origin.codec, [slab.payload(slot) for slab, slot in entry.slots]
+    return entry.origin, slots, _Parts([codec.payload_bytes(len(s)) if codec is not None else len(s) for s in slots])
+
+
+def _coded(origin: Origin) -> tuple[Codec | None, int, bytes]:
+    """The codec of the origin's blocks, with its number and parameters."""
+    codec = origin.codec
+    return (None, NO_CODEC, NO_PARAMETERS) if codec is None else (codec, codec.number, codec.parameters)
 
 
 class Sealing:
     """Makes what a tier writes and opens what it reads; also the tier's `KeyResolver`. `wall`: Unix seconds.
-    `entropy(n)`: n random bytes, for nonces."""
+    `entropy(n)`: n random bytes, for nonces. `codec` encodes on tiers the blocks that it serves; None: none."""
 
     def __init__(
         self,
@@ -70,7 +87,9 @@ class Sealing:
         sealed: bool,
         wall: Callable[[], float],
         entropy: Entropy = secrets.token_bytes,
+        codec: Codec | None = None,
     ) -> None:
+        self._codec = codec
         self._sealed = sealed
         self._wall = wall
         self._entropy = entropy
@@ -80,14 +99,24 @@ class Sealing:
     def origins(self, tenant: str, namespace: Namespace) -> tuple[Origin, ...]:
         """One for each key epoch of the tenant, newest first, of which new blocks are. Raises AccessDenied SW-607."""
         epochs = self._keyring.tenant(tenant).epochs
-        return tuple(Origin(epoch, self._keys[tenant, epoch.number], namespace) for epoch in epochs)
+        codec = self._codec if namespace.codec else None
+        return tuple(Origin(epoch, self._keys[tenant, epoch.number], namespace, codec) for epoch in epochs)
+
+    def codec_name(self, groups: Sequence[CacheGroup]) -> bytes:
+        """Name of the codec of blocks whose KV is in these groups, for their namespace; empty: they have none."""
+        codec = self._codec
+        if codec is None or not groups or not all(codec.serves(group.dtype) for group in groups):
+            return b""
+        return name_of(codec)
 
     # blocks -----------------------------------------------------------------------------------------------------------
 
     def outgoing(self, entry: Entry) -> Outgoing:
         """The entry's slots must not change until it is written: it is leased."""
         origin, slots, parts = _taken_apart(entry)
+        codec, number, parameters = _coded(origin)
         sealers: list[Sealer] = []
+        payload: list[Bytes] = []  # of the shard that is being made
 
         def commit(segment: bytes) -> bytes:
             return origin.keys.of(segment).commitment if self._sealed else NO_COMMITMENT
@@ -97,25 +126,38 @@ class Sealing:
             if not n:
                 key = origin.keys.of(place.segment) if self._sealed else None
                 identity = (entry.id, origin.tag, shard, len(slots))
-                header = self._header(place, part, len(slots[shard]), identity, key, entry.position)
+                payload[:] = [codec.encode(slots[shard]) if codec is not None else slots[shard]]
+                header = self._header(place, part, len(payload[0]), identity, key, entry.position)
+                if codec is not None:
+                    header = replace(header, raw=len(slots[shard]), codec=number, parameters=parameters)
                 sealers.append(Sealer(header, key))
-            sealers[shard].make(n, slots[shard], into)
+            sealers[shard].make(n, payload[0], into)
 
         parent = entry.parent.id if entry.parent is not None else None
-        return Outgoing(entry.id, origin.tag, parts.nbytes, commit, make, position=entry.position, parent=parent)
+        return Outgoing(
+            entry.id, origin.tag, parts.nbytes, commit, make, codec=number, position=entry.position, parent=parent
+        )
 
     def incoming(self, entry: Entry) -> Incoming:
         """The entry is FILLING, and only this reads or writes its slots. They are zeros unless all is good."""
         origin, slots, parts = _taken_apart(entry)
+        codec, number, parameters = _coded(origin)
         openers: list[Opener] = []
+        payload: list[Bytes] = []  # of the shard that is being opened
 
         def open(part: int, frame: Bytes, segment: bytes) -> Reading:
             shard, n = parts.of[part]
             if not n:
-                expected = ExpectedFrame(segment, entry.id, origin.tag, shard, len(slots), len(slots[shard]))
+                nbytes = len(slots[shard])
+                payload[:] = [slots[shard] if codec is None else np.empty(codec.payload_bytes(nbytes), np.uint8)]
+                expected = ExpectedFrame(
+                    segment, entry.id, origin.tag, shard, len(slots), len(payload[0]), 0, number, parameters
+                )
                 key, now = origin.keys.of(segment), int(self._wall())
                 openers[shard:] = [Opener(expected, key, sealed=self._sealed, now=now)]  # it may be begun again
-            opened = openers[shard].open(n, frame, slots[shard])
+            opened = openers[shard].open(n, frame, payload[0])
+            if opened is Opened.GOOD and codec is not None and n + 1 == len(openers[shard].parts):
+                codec.decode(payload[0], slots[shard])
             if opened is Opened.GOOD and openers[shard].position >= 0:
                 entry.position = openers[shard].position
             return _READINGS[opened]
@@ -179,12 +221,13 @@ class Sealing:
         old = keys.of(segment) if keys is not None else SegmentKey(b"", NO_COMMITMENT)
         new = keys.of(place.segment) if keys is not None else None
         expected = replace(expected_of(header), segment=segment)
-        plain = np.empty(header.raw, np.uint8)
-        if unseal(frame, expected, old, plain, sealed=self._sealed, now=int(self._wall())) is not Opened.GOOD:
+        payload = np.empty(header.payload, np.uint8)
+        if unseal(frame, expected, old, payload, sealed=self._sealed, now=int(self._wall())) is not Opened.GOOD:
             return False
         identity = (header.block, header.namespace, header.shard, header.shards)
         made = self._header(place, part, header.payload, identity, new, header.position)
-        seal(replace(made, group=header.group), new, plain, into)
+        coded = replace(made, group=header.group, raw=header.raw, codec=header.codec, parameters=header.parameters)
+        seal(coded, new, payload, into)
         return True
 
     def _find(self, commitment: bytes, segment: bytes) -> SegmentKeys | None:

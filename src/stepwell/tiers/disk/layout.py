@@ -19,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from stepwell.block.frame import CODECS, NO_CODEC
 from stepwell.block.layout import PAGE
 
 VERSION = 2
 """Version that is written, with frames of version 2; 1 is read too. A segment of any other is left alone as a whole."""
 
 _VERSIONS = (1, VERSION)
-CODECS, FLAGS = 1, 0
-"""What frames of this release have: bit n of CODECS is codec n, FLAGS all of their flags."""
+KNOWN_CODECS, FLAGS = sum(1 << codec for codec in CODECS), 0
+"""What frames that this release reads may have: bit n of KNOWN_CODECS is codec n, FLAGS all of their flags."""
 
 MAX_SEQUENCE = 1 << 63
 """Exclusive. No clock reaches it, and a segment after it could not be numbered."""
@@ -83,13 +84,13 @@ class Footer:
     segment: bytes
     records: Records
     commitments: tuple[bytes, ...]
-    codecs: int = CODECS
+    codecs: int = 1 << NO_CODEC
     flags: int = FLAGS
 
     @property
     def understood(self) -> bool:
         """This release reads all frames of the segment."""
-        return not (self.codecs & ~CODECS or self.flags & ~FLAGS)
+        return not (self.codecs & ~KNOWN_CODECS or self.flags & ~FLAGS)
 
     @staticmethod
     def nbytes(count: int) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stepwell.block.frame import MAGIC, FrameHeader, frame_bytes, is_unknown
+from stepwell.block.frame import MAGIC, NO_CODEC, FrameHeader, frame_bytes, is_unknown
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -130,7 +130,7 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> tuple[Fo
     sweep leaves zeros, up to the whole segment. And whether there are frames of a later release."""
     records: list[tuple[bytes, bytes, int, int, int, int]] = []
     keys: dict[bytes, int] = {}
-    page, first, shards, unknown = 1, 1, 0, False
+    page, first, shards, unknown, codecs = 1, 1, 0, False, 1 << NO_CODEC
     with staging.lend(PAGE) as buffer:
         while (page + 1) * PAGE <= nbytes and file.read(buffer[:PAGE], page * PAGE) == PAGE:
             raw = buffer[:PAGE].tobytes()
@@ -150,8 +150,9 @@ def _scan(file: File, segment: bytes, nbytes: int, staging: Staging) -> tuple[Fo
                 break
             key = keys.setdefault(header.commitment, len(keys))
             records.append((header.block, header.namespace, first, page - first, key, header.expires))
+            codecs |= 1 << header.codec
             first, shards = page, 0
-    return Footer(segment, np.array(records, RECORD), tuple(keys)), unknown
+    return Footer(segment, np.array(records, RECORD), tuple(keys), codecs), unknown
 
 
 def _beyond_gap(file: File, segment: bytes, page: int, nbytes: int, staging: Staging) -> tuple[int, bool]:

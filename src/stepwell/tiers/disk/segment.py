@@ -10,6 +10,7 @@ from enum import Enum
 
 import numpy as np
 
+from stepwell.block.frame import NO_CODEC
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File, Files
 from stepwell.tiers.disk.layout import MAX_KEYS, RECORD, Footer
@@ -30,10 +31,10 @@ class SegmentPhase(Enum):
 class Segment:
     """One life of a segment file. `id`: 16 bytes, never used twice. `end`: next free page. `ordinal`: number of the
     next part. `busy`: jobs that use the file, which begins no other life meanwhile. `torn`: a write has failed.
-    `unknown`: a later release wrote some of its frames.
+    `codecs`: bit n is set if frames of codec n may be in it. `unknown`: a later release wrote some of its frames.
     """
 
-    __slots__ = ("blocks", "busy", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
+    __slots__ = ("blocks", "busy", "codecs", "commitments", "end", "id", "name", "nbytes", "number", "ordinal", "phase",
                  "records", "sequence", "torn", "unknown")  # fmt: skip
 
     def __init__(self, number: int, name: str, id: bytes, sequence: int, nbytes: int, phase: SegmentPhase) -> None:
@@ -47,6 +48,7 @@ class Segment:
         self.ordinal = 0
         self.busy = 0
         self.blocks = 0
+        self.codecs = 1 << NO_CODEC
         self.records: list[tuple[bytes, bytes, int, int, int, int]] = []  # fields of RECORD, until it is closed
         self.commitments: dict[bytes, int] = {}
         self.torn = False
@@ -74,7 +76,7 @@ class Segment:
 
     def footer(self) -> Footer:
         self.records.sort(key=lambda record: record[2])
-        return Footer(self.id, np.array(self.records, RECORD), tuple(self.commitments))
+        return Footer(self.id, np.array(self.records, RECORD), tuple(self.commitments), self.codecs)
 
     @property
     def room(self) -> float:

@@ -254,7 +254,7 @@ class DiskTier:
         footer = found.footer
         known = [self._key_resolver.knows(commitment, segment.id) for commitment in footer.commitments]
         records = footer.records
-        segment.unknown = found.unknown
+        segment.unknown, segment.codecs = found.unknown, footer.codecs
         if not all(known):
             records = records[[known[key] for key in records["key"].tolist()]]
         if found.unknown or not all(known):

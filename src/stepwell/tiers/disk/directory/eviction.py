@@ -118,6 +118,7 @@ class Evictor:
                 directory.keep_unknown(victim)
             elif Reading.GOOD in answers:
                 shared.counts.device_bytes += nbytes
+                target.codecs |= victim.codecs
                 target.record(id, bytes(record["namespace"]), page, nbytes, commitment, int(record["expires"]))
                 if shared.index.find(id) == (victim.number, source):
                     shared.counts.reinserted_blocks += 1

@@ -104,6 +104,7 @@ class Placing:
         in any case, since a sweep must miss nothing that lies in the segment. A block that was cleared while it was
         being written must not hide a newer copy of the same block."""
         index = self._directory.shared.index
+        segment.codecs |= 1 << block.codec
         segment.record(block.id, block.namespace, page, block.nbytes, commitment, block.expires)
         if self._directory.is_leaving(segment, block.namespace) and index.find(block.id) is not None:
             return Writing.STORED
