@@ -552,7 +552,7 @@ def test_back_with_nothing_above_and_tiers_below_a_block_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing would ever be written"):
         described(EXAMPLE, ["engine.prefix_caching=false", "tiers.host.write=back"])
     with pytest.raises(ConfigError, match=r"tiers.disk.capacity is 1MiB.*SW-126"):
-        play(described(EXAMPLE, ["tiers.disk.capacity=1MiB"]), made())
+        play(described(EXAMPLE, ["tiers.disk.capacity=1MiB"]).settings, made())
 
 
 @pytest.mark.parametrize(
@@ -594,4 +594,15 @@ def test_the_example_runs_on_the_command_line(tmp_path: Path) -> None:
     assert len(lines) == 300 and sum(line["recomputed"] for line in lines) == row["recomputed_tokens"]
     assert row["gpu_saved_s"] == pytest.approx(row["gpu_without_tiers_s"] - row["gpu_s"], abs=2e-3) and row["gpu_s"] > 0
     text = CliRunner().invoke(app, arguments).stdout
-    assert source in text and "first token after" in text
+    assert source in text and "first token after" in text and not done.stderr
+
+
+def test_a_word_that_was_replaced_is_named_with_the_new_one() -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from stepwell.cli.commands import app
+
+    source = "zipf:requests=30,documents=3"
+    done = CliRunner().invoke(app, ["simulate-fleet", str(EXAMPLE), source, "--set", "decide=default"])
+    assert done.exit_code == 0 and done.stderr.startswith("stepwell: --set decide: decide: `default` is `auto` now")

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from stepwell.cli.options import Json
-from stepwell.cli.output import emit
+from stepwell.cli.output import emit, warn
 from stepwell.units import format_size
 
 if TYPE_CHECKING:
@@ -44,13 +44,14 @@ def simulate_fleet(
     from stepwell.simulate.traces.load import load
 
     described = description.load(fleet, set_ or ())
+    warn(described.warnings)
     rows = []
     lines: list[bytes] = []
     for source in traces:
         loaded = load(source, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_)
         for told in loaded.problems.summary():
             typer.echo(f"{source}: {told}", err=True)
-        row, of_requests = simulate(described, loaded.trace)
+        row, of_requests = simulate(described.settings, loaded.trace)
         rows.append(row)
         if requests is not None:
             lines += [msgspec.json.encode({"trace": row.trace, **asdict(one)}) for one in of_requests]

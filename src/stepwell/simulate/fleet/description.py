@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stepwell.config import document
 from stepwell.config.document import SettingEntry
-from stepwell.config.loader import merge
+from stepwell.config.loader import Loaded, merge
 from stepwell.config.settings import Duration, Size
 from stepwell.errors import ConfigError
 from stepwell.policies.costs.hardware import MODELS, preset
@@ -153,14 +153,14 @@ class Fleet(_Part):
         return self.model_copy(update={"tiers": {}, "failures": kept})
 
 
-def load(path: Path, settings: Iterable[str] = ()) -> Fleet:
+def load(path: Path, settings: Iterable[str] = ()) -> Loaded[Fleet]:
     """The fleet described in the YAML file at `path`; each of `settings`, KEY=VALUE with dotted keys, replaces a value.
 
     Raises ConfigError: SW-101, SW-102, SW-103, SW-105 as settings of the well do; SW-126 for what cannot be."""
     entries = [*document.read(path), *map(_given, settings)]
-    fleet = merge(Fleet, entries).settings
-    _possible(fleet)
-    return fleet
+    loaded = merge(Fleet, entries)
+    _possible(loaded.settings)
+    return loaded
 
 
 def fits(fleet: Fleet, trace: Trace) -> None:
