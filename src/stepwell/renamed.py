@@ -47,6 +47,12 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "clear": ("cache", "clear"),
     "namespaces": ("cache", "namespaces"),
     "fsck": ("cache", "fsck"),
-    "bench": (),  # `bench fidelity` and `bench indexes`: the two are commands of their own
+    "bench fidelity": ("fidelity",),
+    "bench indexes": ("indexes",),
 }
 """First words of a command line, and the words that replace them."""
+
+NO_BENCH = (
+    "benchmarks are no command any more: run `python -m lab.bench` in a clone of stepwell; "
+    "`bench fidelity` and `bench indexes` are `stepwell fidelity` and `stepwell indexes`"
+)

@@ -71,3 +71,10 @@ def test_an_old_spelling_is_the_new_command_and_says_so(old: str, new: str) -> N
     )
     assert "the old spelling goes with the next version" in told.stderr
     assert "old spelling" not in CliRunner().invoke(app, [*new.split(), "--help"]).stderr
+
+
+@pytest.mark.parametrize("rest", ["", "--help", "stop", "config check", "uninstall --yes", "bench fidelity"])
+def test_other_benchmarks_are_no_command_and_it_says_how_they_run(rest: str) -> None:
+    told = CliRunner().invoke(app, ["bench", *rest.split()])
+    assert told.exit_code == 2 and not told.stdout
+    assert "python -m lab.bench" in told.stderr and "stepwell fidelity" in " ".join(told.stderr.split())

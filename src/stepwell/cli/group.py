@@ -29,13 +29,12 @@ class SectionedGroup(TyperGroup):
                     [(f"{name:{wide}}", self.commands[name].get_short_help_str(limit)) for name in names]
                 )
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in renamed.COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        new = renamed.COMMANDS[cmd_name]
-        typer.echo(f"stepwell: `stepwell {cmd_name}` is `{' '.join(['stepwell', *new])}` now, with the same options; "
-                   "the old spelling goes with the next version", err=True)  # fmt: skip
-        command: Any = self
-        for name in new:
-            command = command.commands[name]
-        return command
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for words in (1, 2):
+            if new := renamed.COMMANDS.get(old := " ".join(args[:words])):
+                typer.echo(f"stepwell: `stepwell {old}` is `stepwell {' '.join(new)}` now, with the same options; "
+                           "the old spelling goes with the next version", err=True)  # fmt: skip
+                return super().resolve_command(ctx, [*new, *args[words:]])
+        if args[0] == "bench":
+            ctx.fail(renamed.NO_BENCH)
+        return super().resolve_command(ctx, args)
