@@ -11,6 +11,7 @@ from deep import chain
 
 from lab.rig.members import FakeEngine, FakeMember, Model, Rig
 from stepwell.block.facts import MAX_FACTS, differences, facts_of, facts_text
+from stepwell.cli.cache import differing as differing_rows
 from stepwell.cli.cache import identities
 from stepwell.errors import ProtocolError
 from stepwell.hierarchy.requests.clearing import NamespaceSum
@@ -162,6 +163,9 @@ def test_the_field_that_keeps_an_engine_from_stored_blocks_is_named_after_their_
     assert line.startswith("second finds nothing in ") and line.endswith(
         "which holds 3 blocks: group.0.dtype: float16 here, bfloat16 there"
     )
+    (shown,) = differing_rows(rows)
+    assert shown["engines"] == ["second"] and shown["blocks"] == 3 and shown["nearest"] in line
+    assert shown["differs"] == [("group.0.dtype", "float16", "bfloat16")]
 
 
 def test_what_workers_and_digests_say_is_compared_too() -> None:

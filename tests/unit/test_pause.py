@@ -533,6 +533,7 @@ def test_a_real_well_is_paused_and_stays_so_in_its_next_life_until_it_is_resumed
                 assert check.status == "warn" and "stepwell resume" in check.fix
                 assert check.text.startswith("recalls since "), "what it is about is said before it"
                 assert "recalls are paused" in invoke("explain", "--home", str(home))[1]
+                assert json.loads(invoke("explain", "--home", str(home), "--json")[1])["differing"] == []
                 assert "spills since" in invoke("resume", "recalls", "--home", str(home))[1]
                 assert invoke("resume", "--home", str(home)) == (0, "nothing is paused\n")
                 assert invoke("resume", "--home", str(home)) == (0, "nothing is paused\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -116,8 +116,8 @@ def fsck(
     Nothing is changed. The exit status is 1 if something is damaged. The keys are those of --home.
 
     JSON: {"ok": bool, "directory": path, "in_use": bool, "keyring": bool, "segments": {"closed", "open", "empty",
-    "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired", "no_key", "damaged": n},
-    "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
+    "other_version", "damaged", "unreadable": n}, "bytes": n, "blocks": {"good", "expired", "no_key", "unknown",
+    "damaged": n}, "block_bytes": n, "moved_blocks": n, "foreign_files": n}.
     """
     from stepwell.ops.fsck import examine, shape, text
     from stepwell.serve.process import KEYRING_NAME
@@ -130,14 +130,22 @@ def fsck(
         raise typer.Exit(1)
 
 
-def identities(rows: list[NamespaceRow]) -> list[str]:
-    """What keeps live engines from blocks that their tenant has stored, a line for each namespace with engines."""
+def differing(rows: list[NamespaceRow]) -> list[dict[str, Any]]:
+    """What keeps live engines from blocks that their tenant has stored, for each namespace with engines, as JSON."""
     blocks = {row.tag: row.blocks for row in rows}
     return [
-        f"{', '.join(r.engines)} finds nothing in {r.nearest.hex()}, which holds {blocks.get(r.nearest, 0)} blocks: "
-        + "; ".join(f"{name}: {here} here, {there} there" for name, here, there in r.differs)
+        {"engines": r.engines, "nearest": r.nearest.hex(), "blocks": blocks.get(r.nearest, 0), "differs": r.differs}
         for r in rows
         if r.differs
+    ]
+
+
+def identities(rows: list[NamespaceRow]) -> list[str]:
+    """What `differing` says, a line for each namespace."""
+    return [
+        f"{', '.join(d['engines'])} finds nothing in {d['nearest']}, which holds {d['blocks']} blocks: "
+        + "; ".join(f"{name}: {here} here, {there} there" for name, here, there in d["differs"])
+        for d in differing(rows)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from stepwell.cli.cache import identities
+from stepwell.cli.cache import differing, identities
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
 from stepwell.protocol.messages import DecisionRow
@@ -41,7 +41,9 @@ def explain(
 
     JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
     "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",
-    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}], "paused": [kind]}; seconds, null where nothing was known.
+    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}], "paused": [kind], "differing": [{"engines": [label],
+    "nearest", "blocks", "differs": [[name, here, there]]}]}; seconds, null where nothing was known. `differing`: what
+    keeps engines from the blocks of the nearest namespace.
     """
     from stepwell.client import control
 
@@ -53,8 +55,9 @@ def explain(
     if any(row.kind == "recalls" for row in paused):
         parts.insert(0, "recalls are paused, so nothing is decided: every request is answered `paused` and computed")
     parts += identities(known)
+    made = list(map(msgspec.structs.asdict, rows))
     emit(
-        {"decisions": [msgspec.structs.asdict(row) for row in rows], "paused": [row.kind for row in paused]},
+        {"decisions": made, "paused": [row.kind for row in paused], "differing": differing(known)},
         as_json=as_json,
         text="\n\n".join(parts),
     )
