@@ -28,6 +28,8 @@ TABLES = {
     "fidelity-yakv": "Ours and YAKV's at small budgets",
     "fidelity-disk": "Cold pages on disk, in extents of a page with all KV heads",
 }
+RENAMED = {"stepwell bench fidelity": "stepwell fidelity", "python -m stepwell.bench": "python -m lab.bench"}
+"""Commands as results have them, and as they are run now."""
 
 Kept = dict[str, Any]
 
@@ -170,6 +172,8 @@ def _facts(kept: Kept) -> str:
     revision = (facts.get("revision") or "outside of git")[:7]
     load = (facts.get("load_average") or facts.get("load_average_before") or [0.0])[0]
     command = kept.get("command") or facts.get("command", "")
+    for old, new in RENAMED.items():
+        command = command.replace(old, new)
     return f"`{command}` at {revision}, {facts.get('cores', '?')} shared cores, load {load:.1f}."
 
 

@@ -50,9 +50,10 @@ def trust(kept: dict[str, Any]) -> str:
     for row in rows:
         whose = "a peer, for comparison: " if row["comparison"] else ""
         lines.append(f"| {whose}{row['promise']} | {row['cases']:,} | {row['violations']:,} | {row['seed']} |")
+    command = kept["command"].replace("python -m stepwell.trust", "python -m lab.trust")  # as it is run now
     lines += [
         "",
-        f"`{kept['command']}` at {machine['revision'][:7]}, {machine['seconds'] / 60:.0f} minutes on "
+        f"`{command}` at {machine['revision'][:7]}, {machine['seconds'] / 60:.0f} minutes on "
         f"{machine['cores']} shared cores: {cases:,} cases of ours, {violations:,} violations.",
         "What a case is, and why a row has none: `remark` in the file.",
     ]
