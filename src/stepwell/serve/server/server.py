@@ -217,9 +217,9 @@ class Server:
         if not connection.operator:
             raise AccessDenied(
                 "SW-606",
-                what=f"{type(message).__name__} is not for user {connection.uid} at this socket",
-                why=f"only user {self._uid}, who runs the well, and root may see all of it, change or end it, and that"
-                " not at a tenant's own socket",
+                what=f"user {connection.uid} may not give this command at this socket",
+                why="it concerns the whole well, so it is only for the well's main socket, and there for root and for"
+                f" user {self._uid}, who runs the well",
                 fix=f"run the command as user {self._uid}, for example with sudo, and with the well's main socket",
             )
         return admin.handle(self._hierarchy, self._shell, message, connection.uid, answer, self._stop)
