@@ -195,7 +195,7 @@ def pid(home: Path) -> int | None:
 
 
 def pid_at(path: Path) -> int | None:
-    """As `pid`, of whoever listens at `path`."""
+    """As `pid`, for the process that listens at `path`."""
     try:
         sock = connect(path)
     except BackendDown:

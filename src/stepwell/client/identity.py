@@ -25,7 +25,7 @@ class EngineIdentity:
 
     @property
     def shards(self) -> int:
-        """Of a block."""
+        """Number of shards that a block has."""
         return self.world // self.replicas
 
 

@@ -83,7 +83,7 @@ class KvModel:
         return {"library.block_shape": repr(self.block_shape), "library.dtype": f"{dtype.str} {dtype.name}"}
 
     def digests(self, tokens: Tokens, salt: str | None) -> bytes:
-        """Of all full blocks of these tokens, 32 bytes each. Raises ConfigError SW-136."""
+        """The digests of all full blocks of these tokens, 32 bytes each. Raises ConfigError SW-136."""
         if salt is not None and not isinstance(salt, str):
             raise unusable(f"salt = {salt!r}", "it must be a text or None", "give a text for each namespace")
         chain = Chain(self.block_tokens, salt_extras(salt))

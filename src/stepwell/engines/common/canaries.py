@@ -27,7 +27,7 @@ from stepwell.engines.common.tasks import Handover
 from stepwell.engines.paged.compare import KINDS
 
 EVERY = 1000
-"""Of so many prefixes that could be recalled one is a canary, by default."""
+"""Number of prefixes that could be recalled, of which one is a canary, by default."""
 
 MAX_BLOCKS, MAX_BYTES = 4, 4 << 20
 """Most blocks that a canary leases while its request computes them, and their bytes on one rank (one block at
