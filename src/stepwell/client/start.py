@@ -144,8 +144,8 @@ def absent_at(socket: Path) -> BackendDown:
     )
 
 
-def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> FoundWell:
-    """Joins the live well of `home`, or starts one with the settings `wishes`. Blocks for up to `seconds`.
+def find_or_start(home: Path, options: Mapping[str, str | int | float], seconds: float = START_SECONDS) -> FoundWell:
+    """Joins the live well of `home`, or starts one with the settings `options`. Blocks for up to `seconds`.
 
     Raises what kept the well from starting, as the well itself reports it (ConfigError, AccessDenied, ...), and
     BackendDown SW-502 if it reports nothing in time.
@@ -157,7 +157,7 @@ def find_or_start(home: Path, wishes: Mapping[str, str | int | float], seconds: 
             if taken is not None:
                 if (well := holder_of(home)) is not None:
                     raise held_by(home, well)
-                _start(home, wishes, taken, deadline)
+                _start(home, options, taken, deadline)
                 return FoundWell(place.socket, started=True)
         if time.monotonic() >= deadline:
             raise BackendDown(
@@ -251,7 +251,7 @@ def _listens(path: Path) -> bool:
     return True
 
 
-def _start(home: Path, wishes: Mapping[str, str | int | float], locked: int, deadline: float) -> None:
+def _start(home: Path, options: Mapping[str, str | int | float], locked: int, deadline: float) -> None:
     report, write = os.pipe()
     try:
         try:
@@ -272,7 +272,7 @@ def _start(home: Path, wishes: Mapping[str, str | int | float], locked: int, dea
             os.close(write)
         assert starter.stdin is not None
         with contextlib.suppress(BrokenPipeError), starter.stdin:
-            starter.stdin.write(json.dumps(dict(wishes)).encode())
+            starter.stdin.write(json.dumps(dict(options)).encode())
         trouble = _await(report, home, deadline)
         with contextlib.suppress(subprocess.TimeoutExpired):
             starter.wait(timeout=1.0)  # it has exited long ago, unless something holds it

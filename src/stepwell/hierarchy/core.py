@@ -33,7 +33,7 @@ Entropy = Callable[[int], bytes]
 """A function that returns so many random bytes."""
 
 Judge = Callable[[Mapping[str, str | int | float]], list[str]]
-"""Checks what a joining engine wished for: returns warnings, raises ConfigError for nonsense."""
+"""Checks the options of a joining engine: returns warnings, raises ConfigError for nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings that an operator may change while the well serves. recall: how requests without a wish of their own are
-    decided. placement: where blocks are to lie. write: when blocks are written to tiers. prefetch: blocks are promoted
+    """Settings that an operator may change while the well serves. recall: the mode of requests that ask
+    for none. placement: where blocks are to lie. write: when blocks are written to tiers. prefetch: blocks are promoted
     before a request asks for them. pin_waiting: share of host memory that waiting requests may pin together. judge:
-    checks wishes of engines that join."""
+    checks the options of engines that join."""
 
     recall: RecallMode = RecallMode.AUTO
     placement: Placement = field(default_factory=ByWorth)
     write: WritePolicy = field(default_factory=Through)
     prefetch: bool = False
     pin_waiting: float = 0.5
-    judge: Judge = lambda wishes: []
+    judge: Judge = lambda options: []
 
 
 @dataclass(frozen=True, slots=True)

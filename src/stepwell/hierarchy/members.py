@@ -37,7 +37,7 @@ class Members:
     _tiers: list[str]
 
     def follow(self, judge: Judge) -> None:
-        """Puts this check of joining engines' wishes in force."""
+        """Puts this check of joining engines' options in force."""
         self._judge = judge
 
     def join(self, peer: Peer, hello: m.Hello, channel: Channel) -> Member | None:

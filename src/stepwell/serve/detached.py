@@ -1,7 +1,7 @@
 """A well without a parent process: `python -m stepwell.serve.detached HOME LOCK`, run by `client.start`.
 
 The process forks and exits at once, so that its child is an orphan that no engine counts among its descendants. LOCK is
-the number of the inherited descriptor that holds the home's lock; standard input carries the engine's wishes as JSON.
+the number of the inherited descriptor that holds the home's lock; standard input carries the engine's options as JSON.
 Until the well serves, standard error is the starter's pipe: one JSON line says that it does, or why it cannot.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> None:
+def _serve(home: Path, options: dict[str, str | int | float], locked: int) -> None:
     from stepwell.config import Loaded, Settings, load
     from stepwell.io.paths import prepare_home
     from stepwell.serve.process import run
@@ -38,7 +38,7 @@ def _serve(home: Path, wishes: dict[str, str | int | float], locked: int) -> Non
     prepare_home(home)
 
     def read() -> Loaded[Settings]:
-        return load(home, os.environ, overrides=wishes, origin="kv_connector_extra_config")
+        return load(home, os.environ, overrides=options, origin="kv_connector_extra_config")
 
     loaded = read()
     settings = loaded.settings

@@ -25,23 +25,23 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
     """
     in_force = settings if host is None else settings.model_copy(update={"host": Amount(size=host)})
 
-    def warnings(wishes: Mapping[str, str | int | float]) -> list[str]:
-        if private := sorted({name.partition(".")[0] for name in wishes} & _PRIVATE):
+    def warnings(options: Mapping[str, str | int | float]) -> list[str]:
+        if private := sorted({name.partition(".")[0] for name in options} & _PRIVATE):
             raise ConfigError(
                 "SW-102",
                 what=f"kv_connector_extra_config: {private[0]} is not for an engine to set",
                 why="it decides who else may use the well",
                 fix="write it into the well's stepwell.yaml",
             )
-        loaded = merge(Settings, from_overrides(wishes, "kv_connector_extra_config"))
-        wished, ours, theirs = loaded.settings, texts(in_force), texts(loaded.settings)
+        loaded = merge(Settings, from_overrides(options, "kv_connector_extra_config"))
+        asked, ours, theirs = loaded.settings, texts(in_force), texts(loaded.settings)
         return [
             *loaded.warnings,
             *(
                 f"the running well has {name} = {ours[name]}, not {theirs[name]} as asked for;"
                 " `stepwell stop` ends it, and the next engine starts a new one [SW-111]"
-                for name, of in ((name, attrgetter(name)) for name in sorted(wishes))
-                if of(wished) not in (of(settings), of(in_force))
+                for name, of in ((name, attrgetter(name)) for name in sorted(options))
+                if of(asked) not in (of(settings), of(in_force))
             ),
         ]
 

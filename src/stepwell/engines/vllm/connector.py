@@ -75,7 +75,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     their own device, and `lanes` to say themselves when copies that run are looked after."""
 
     dialler: Callable[[settings.ConnectorSettings], Callable[[], Any]] = staticmethod(
-        lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes)
+        lambda wanted: finder(wanted.home, wanted.socket, wanted.options)
     )
     copier: Callable[[Mapping[str, Any], int], Copies] = staticmethod(open_copies)
     threaded = True

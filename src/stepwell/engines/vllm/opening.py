@@ -104,7 +104,7 @@ class Opening:
             who,
             self._weights,
             self._dialler(),
-            options=self._settings.wishes,
+            options=self._settings.options,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
             counted=tally.counted,
@@ -162,7 +162,7 @@ class Opening:
             who,
             self._dialler(),
             trouble=log_messages.worker_trouble,
-            options=self._settings.wishes,
+            options=self._settings.options,
             threaded=self._threaded,
             prepare=copies.prepare,
         )

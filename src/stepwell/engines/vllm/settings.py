@@ -12,8 +12,6 @@ from stepwell.engines.common.canaries import EVERY
 from stepwell.errors import ConfigError
 from stepwell.io.paths import Rendezvous, home_dir
 
-Wishes = dict[str, str | int | float]
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
@@ -21,7 +19,7 @@ class ConnectorSettings:
     never started, and home then only keeps the fingerprints of weights. strict: refuse to start the engine where
     stepwell cannot serve it. block_tokens: tokens a block, a multiple of the engine's page (None: decided by size).
     weights_id: names the weights instead of their fingerprint. canary: of so many prefixes that could be recalled, one
-    is left to be recomputed and compared (0: none). receipts: responses say what was recalled for them. wishes:
+    is left to be recomputed and compared (0: none). receipts: responses say what was recalled for them. options:
     settings for a well that may have to be started; checked by the well."""
 
     home: Path
@@ -31,7 +29,7 @@ class ConnectorSettings:
     weights_id: str | None = None
     canary: int = EVERY
     receipts: bool = False
-    wishes: Wishes = field(default_factory=dict)
+    options: dict[str, str | int | float] = field(default_factory=dict)
 
 
 def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
