@@ -159,3 +159,33 @@ def test_frames_say_how_many_blocks_come_before() -> None:
     assert other.found(digests) == 4
     entries = list(again.hierarchy.index.values())
     assert sorted(entry.position for entry in entries) == [0, 1, 7, 8], "what is promoted knows it from its frames"
+
+
+# what an earlier release began ---------------------------------------------------------------------------------------
+
+
+def test_the_footer_that_a_segment_of_version_1_lacked_is_as_its_own_release_writes_it(tmp_path: Path) -> None:
+    """That release reads nothing of a segment whose trailer has a later version."""
+    path = tmp_path / golden.SEGMENT_NAME
+    path.write_bytes(golden.segment(1, closed=False))
+    Life(tmp_path).end()
+    assert path.read_bytes() == (golden.FOLDER / "closed-1.seg").read_bytes()
+
+
+def test_a_footer_without_a_cleared_namespace_has_the_version_of_its_segment(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.put_all(range(20))
+    life.put_all(range(SPACE, SPACE + 20))
+    life.end()
+    (path,) = segments(tmp_path)
+    whole = path.read_bytes()
+    head = golden.of_version_1(whole[:PAGE], 160, 160)
+    path.write_bytes(head + whole[PAGE:-PAGE] + golden.of_version_1(whole[-PAGE:], 68, 76))
+    life = Life(tmp_path)
+    assert life.clear(1).whole
+    life.end()
+    after = path.read_bytes()
+    trailer = after[-PAGE:]
+    assert after[:PAGE] == head and Trailer.parse(trailer) is not None
+    assert (trailer[8:10], trailer[68:76]) == (b"\1\0", bytes(8))
+    assert Life(tmp_path).good(range(20)) == set(range(20))

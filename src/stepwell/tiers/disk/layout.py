@@ -60,9 +60,10 @@ class Head:
     sequence: int
     nbytes: int
     created: int
+    version: int = VERSION
 
     def pack(self) -> bytes:
-        return _page(_HEAD.pack(_HEAD_MAGIC, VERSION, self.id, self.sequence, self.nbytes, self.created))
+        return _page(_HEAD.pack(_HEAD_MAGIC, self.version, self.id, self.sequence, self.nbytes, self.created))
 
     @classmethod
     def parse(cls, page: bytes) -> Head | None:
@@ -79,13 +80,15 @@ class OtherVersion(Exception):
 @dataclass(frozen=True, slots=True)
 class Footer:
     """The index of a closed segment. `commitments`: 32 bytes for each key. `codecs`, `flags`: those of its frames; 0
-    for segments of version 1."""
+    on disk in segments of version 1. `version`: that of the segment's head, so that the release that began the segment
+    reads all of it."""
 
     segment: bytes
     records: Records
     commitments: tuple[bytes, ...]
     codecs: int = 1 << NO_CODEC
     flags: int = FLAGS
+    version: int = VERSION
 
     @property
     def understood(self) -> bool:
@@ -101,9 +104,10 @@ class Footer:
         """The footer's bytes, to be written at the very end of the file."""
         raw = self.records.tobytes()
         padded = raw + bytes(-len(raw) % PAGE)
+        codecs, flags = (self.codecs, self.flags) if self.version > 1 else (0, 0)
         head = _TRAILER.pack(
-            _TRAILER_MAGIC, VERSION, self.segment, len(self.records), len(padded), xxhash.xxh3_128_digest(padded),
-            len(self.commitments), self.codecs, self.flags,
+            _TRAILER_MAGIC, self.version, self.segment, len(self.records), len(padded), xxhash.xxh3_128_digest(padded),
+            len(self.commitments), codecs, flags,
         )  # fmt: skip
         return padded + _page(head.ljust(_KEYS_AT, b"\0") + b"".join(self.commitments))
 
@@ -126,7 +130,7 @@ class Trailer:
         fields = _checked(page, _TRAILER, _TRAILER_MAGIC)
         if fields is None:
             return None
-        segment, count, nbytes, checksum, keys, codecs, flags = fields
+        segment, count, nbytes, checksum, keys, codecs, flags, _ = fields
         if keys > MAX_KEYS or nbytes != Footer.nbytes(count) - PAGE:
             return None
         commitments = tuple(page[_KEYS_AT + 32 * n : _KEYS_AT + 32 * n + 32] for n in range(keys))
@@ -163,6 +167,7 @@ def _page(fields: bytes) -> bytes:
 
 
 def _checked(page: bytes, fields: struct.Struct, magic: bytes) -> tuple[Any, ...] | None:
+    """The fields behind the version, then the version."""
     if len(page) != PAGE or zlib.crc32(page[:_CRC_AT]) != _CRC.unpack_from(page, _CRC_AT)[0]:
         return None
     found, version, *rest = fields.unpack_from(page)
@@ -170,4 +175,4 @@ def _checked(page: bytes, fields: struct.Struct, magic: bytes) -> tuple[Any, ...
         return None
     if version not in _VERSIONS:
         raise OtherVersion
-    return tuple(rest)
+    return (*rest, version)

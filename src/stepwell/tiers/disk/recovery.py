@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -94,8 +94,10 @@ def _look(file: File, name: str, nbytes: int, staging: Staging) -> FoundFile:
     if head.nbytes == nbytes:
         footer = read_footer(file, head.id, staging)
         if footer is not None:
-            return FoundFile(name, FileKind.GOOD, nbytes, head, footer, closed=True, unknown=not footer.understood)
+            unknown, footer = not footer.understood, replace(footer, version=head.version)
+            return FoundFile(name, FileKind.GOOD, nbytes, head, footer, closed=True, unknown=unknown)
     footer, unknown = _scan(file, head.id, nbytes, staging)
+    footer = replace(footer, version=head.version)
     return FoundFile(name, FileKind.GOOD, nbytes, head, footer, unknown=unknown)
 
 
