@@ -79,6 +79,9 @@ def test_a_segment_that_a_later_release_wrote_is_not_evicted(tmp_path: Path) -> 
     life.put_all(range(200, 600))
     assert path in segments(tmp_path) and path.read_bytes() == before
     assert life.tier.figures()["kept_segments"] == 1
+    assert life.good(range(PER_SEGMENT)) == set(range(1, PER_SEGMENT)), "its known blocks stay readable"
+    stored = life.tier.figures()["blocks"]
+    assert life.tier.counts.evicted_blocks == len(OURS) + 400 - stored - 1, "the unknown one was found missing"
     life.end()
 
 

@@ -82,7 +82,8 @@ class Evictor:
             if target is not None and again is not None and target.fits(int(record["pages"]) * PAGE, again):
                 self._copy(victim, target, hot, at, again)
                 return
-        shared.counts.evicted_blocks += shared.index.drop_segment(victim.number)
+        if victim.phase is not SegmentPhase.KEPT:  # else it stays where it is, and its known blocks are readable
+            shared.counts.evicted_blocks += shared.index.drop_segment(victim.number)
         self.busy = False
         self._emptied(victim)
 
