@@ -25,3 +25,14 @@ def test_a_tier_that_is_not_asked_for_now_is_told_of_and_not_every_time(
         log_event(e.TierBreakerMoved("disk", "read", "closed", "it answers"))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "disk tier: no reads for now: no answer for 1 s [SW-507]" in caplog.text
+
+
+def test_a_block_of_a_later_release_is_warned_of_and_not_every_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_messages, "_limited", RateLimited(log_messages.log))
+    for reason in ("damaged", "unknown", "unknown"):
+        log_event(e.BlockNotRead("disk", reason))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "of a later release" in record.getMessage() and "`stepwell cache clear --tier disk`" in record.getMessage()

@@ -39,10 +39,19 @@ def log_event(event: e.Event) -> None:
             if kept:
                 log.warning(
                     "%s tier: %d segments cannot be read: their keys are not in the keyring, or they are of another"
-                    " version or damaged (`stepwell cache fsck DIR` says which). They are kept and take room: restore"
-                    " the keyring, or delete them with `stepwell cache clear --tier %s` [SW-507]",
+                    " version, have blocks of a later release or are damaged (`stepwell cache fsck DIR` says which)."
+                    " They are kept and take room: restore the keyring, or delete them with"
+                    " `stepwell cache clear --tier %s` [SW-507]",
                     *(tier, kept, tier),
                 )
+        case e.BlockNotRead(tier, "unknown"):
+            _limited.log(
+                logging.WARNING,
+                f"{tier}-unknown",
+                "%s tier: a block that was asked for is of a later release: it is kept, with its segment, and computed"
+                " again. Return to that release, or delete all with `stepwell cache clear --tier %s` [SW-507]",
+                *(tier, tier),
+            )
         case e.TierBreakerMoved(tier, operation, "open", why):
             _limited.log(
                 logging.WARNING,
