@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from deep import DeepRig, chain
-from disks import BLOCK, MIB, PER_SEGMENT, SPACE, Life, segments
+from disks import BLOCK, MIB, PER_SEGMENT, SHARDS, SPACE, Life, segments
 
 import golden
 from lab.rig.members import Model
@@ -51,6 +51,14 @@ def later(folder: Path, block: int, ahead: str = "version") -> tuple[Path, bytes
     return path, path.read_bytes()
 
 
+def without(before: bytes, kept: set[int]) -> bytes:
+    """The segment with zeros in place of all blocks but these."""
+    made = bytearray(before)
+    for block in set(range(PER_SEGMENT)) - kept:
+        made[page_of(block) * PAGE : page_of(block + 1) * PAGE] = bytes(BLOCK)
+    return bytes(made)
+
+
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_a_block_of_a_later_release_is_kept_by_all_but_a_clear_of_everything(ahead: str, tmp_path: Path) -> None:
     path, before = later(tmp_path, 5, ahead)
@@ -63,11 +71,12 @@ def test_a_block_of_a_later_release_is_kept_by_all_but_a_clear_of_everything(ahe
     assert life.tier.capacity().used <= 64 * MIB
     assert path in segments(tmp_path) and path.read_bytes() == before
     assert not life.clear(0).whole
-    assert path.read_bytes() == before
     assert life.here(OURS) == set(), "what could be read of it is found no more"
     life.end()
-    assert path.read_bytes() == before
+    kept = without(before, kept={5})
+    assert path.read_bytes() == kept, "known frames of the namespace are zeros, and nothing else is"
     again = Life(tmp_path)
+    assert again.good(OURS) == set() and path.read_bytes() == kept
     assert again.clear().whole and not segments(tmp_path)
     again.end()
 
@@ -104,7 +113,7 @@ def test_a_segment_says_which_codecs_and_flags_its_frames_have(named: tuple[int,
     assert life.get(8) is Reading.GOOD and life.get(7) is Reading.UNKNOWN
     life.put_all(range(200, 600))
     assert not life.clear(0).whole
-    assert path.read_bytes() == before
+    assert path.read_bytes() == without(before, kept={7})
     life.end()
 
 
@@ -125,6 +134,43 @@ def test_an_open_segment_with_frames_of_a_later_release_gets_no_footer(tmp_path:
     life.put_all(range(SPACE, SPACE + 3))
     assert life.clear(1).whole is False, "some of it may be of this namespace"
     assert path.read_bytes() == before
+    assert life.clear(0).whole is False
+    assert path.read_bytes() == without(before, kept={9}), "and it still gets no footer"
+    life.end()
+    assert Life(tmp_path).here(OURS) == set()
+
+
+def test_a_clear_leaves_other_namespaces_and_shards_beside_blocks_of_a_later_release(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.put_all(range(20))
+    life.put_all(range(SPACE, SPACE + 20))
+    life.end()
+    (path,) = segments(tmp_path)
+    rewrite(path, page_of(0) + BLOCK // PAGE // SHARDS, *AHEAD["codec"])
+    rewrite(path, page_of(25), *AHEAD["flag"])
+    before = path.read_bytes()
+    life = Life(tmp_path)
+    assert life.get(0) is Reading.UNKNOWN
+    assert not life.clear(0).whole
+    second = page_of(0) * PAGE + BLOCK // SHARDS
+    zeros = bytes(BLOCK // SHARDS) + before[second : page_of(1) * PAGE] + bytes(19 * BLOCK)
+    assert path.read_bytes() == before[:PAGE] + zeros + before[page_of(20) * PAGE :]
+    ours = range(SPACE, SPACE + 20)
+    assert life.good(ours) == set(ours) - {SPACE + 5}
+    life.end()
+
+
+def test_frames_are_not_zeroed_on_the_word_of_a_footer(tmp_path: Path) -> None:
+    """It names pages of another block: what lies there says whose it is."""
+    path, _ = later(tmp_path, 5)
+    life = Life(tmp_path)
+    assert life.get(5) is Reading.UNKNOWN
+    rewrite(path, page_of(6), 80, b"x")
+    rewrite(path, page_of(7), 16, b"x")
+    rewrite(path, page_of(9), 128, (1 << 20).to_bytes(8, "little") * 2)
+    before = path.read_bytes()
+    assert not life.clear(0).whole
+    assert path.read_bytes() == without(before, kept={5, 6, 7, 9})
     life.end()
 
 

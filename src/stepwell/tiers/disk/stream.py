@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from stepwell.block.frame import FrameHeader, frame_bytes
 from stepwell.block.layout import PAGE
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
@@ -51,6 +52,27 @@ def blank(file: File, records: Records, end: int) -> int:
     written = sum(file.zero(page * PAGE, pages * PAGE) for page, pages in stretches)
     if stretches:
         file.sync()
+    return written
+
+
+def blank_known(file: File, records: Records, segment: bytes, staging: Staging) -> int:
+    """Overwrites frames of these blocks with zeros, in a segment that a later release wrote to: those whose headers are
+    known here and say that they are of that block, namespace and segment. Of a block, what follows a frame that is not
+    known stays. Returns the bytes written. Raises OSError."""
+    written = 0
+    with staging.lend(PAGE) as buffer:
+        for record in records:
+            page, end = int(record["page"]), int(record["page"]) + int(record["pages"])
+            of = (segment, bytes(record["block"]), bytes(record["namespace"]))
+            while page < end and file.read(buffer[:PAGE], page * PAGE) == PAGE:
+                header = FrameHeader.parse(buffer[:PAGE].tobytes())
+                if header is None or (header.segment, header.block, header.namespace) != of:
+                    break
+                nbytes = frame_bytes(header.payload)
+                if nbytes > (end - page) * PAGE:
+                    break
+                written += file.zero(page * PAGE, nbytes)
+                page += nbytes // PAGE
     return written
 
 

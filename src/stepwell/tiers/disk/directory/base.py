@@ -99,7 +99,7 @@ class Directory(Protocol):
         """Deletes the segment's file, with all that it holds, once no job uses it."""
 
     def keep_unknown(self, segment: Segment) -> None:
-        """A later release wrote some of the segment's frames: nothing but a clear of all blocks touches it any more."""
+        """A later release wrote some of the segment's frames: only a clear touches it any more (see `Sweep`)."""
 
     def enter(self, segment: Segment) -> None:
         """Makes a segment known here and in the tier."""

@@ -10,9 +10,10 @@ for segments that are being evicted or begun, and an eviction does not copy bloc
 they would outlive their segment.
 
 Segments are swept one by one, each for all clears that concern it. Every page but those of the blocks that stay becomes
-zeros: without a footer, a frame whose header was misread is in none of the records, and must go all the same. Zeros are
-written before the footer: a sweep that is interrupted leaves frames that do not open, or none, but never a footer that
-lists less than the frames hold.
+zeros: without a footer, a frame whose header was misread is in none of the records, and must go all the same. Where a
+later release wrote some of the frames only known ones of the namespace do, and the footer stays (`blank_known`). Zeros
+are written before the footer: a sweep that is interrupted leaves frames that do not open, or none, but never a footer
+that lists less than the frames hold.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from stepwell.tiers.disk.index import distinct
 from stepwell.tiers.disk.layout import Footer
 from stepwell.tiers.disk.recovery import FoundFile, ids_of, look
 from stepwell.tiers.disk.segment import Segment, SegmentPhase
-from stepwell.tiers.disk.stream import blank, write_bytes
+from stepwell.tiers.disk.stream import blank, blank_known, write_bytes
 
 Mask = npt.NDArray[np.bool_]
 
@@ -201,13 +202,10 @@ class Sweep:
             blocks = self._shared.index.remove_many(ids_of(records[of]), segment.number, records["page"][of])
             clear.gone += Forgotten(blocks, int(records["pages"][of].sum()) * PAGE)
             mine |= of
-        if found.unknown or segment.unknown:
-            for clear in clears:
-                clear.gone += Forgotten(whole=False)
+        segment.unknown = segment.unknown or found.unknown
+        if (found.closed or segment.unknown) and not mine.any():
             self._swept(segment, clears)
-        elif found.closed and not mine.any():
-            self._swept(segment, clears)
-        elif mine.all():
+        elif mine.all() and not segment.unknown:
             self._directory.discard(segment)
             self._swept(segment, clears)
         else:
@@ -217,7 +215,8 @@ class Sweep:
 
     def _rewrite(self, segment: Segment, clears: list[_Clear], found: FoundFile, mine: Mask) -> None:
         """No job reads the blocks any more: overwrites their frames, and writes the footer without them. A segment that
-        had no footer gets none: the other blocks are found by their frames."""
+        had no footer gets none: the other blocks are found by their frames. Where a later release wrote, nothing but
+        known frames of the blocks is overwritten."""
         footer = found.footer
         assert footer is not None
         end = found.nbytes - (Footer.nbytes(len(footer.records)) if found.closed else 0)
@@ -225,6 +224,9 @@ class Sweep:
 
         def job() -> None:
             with self._directory.handles.use(segment.name) as file:
+                if segment.unknown:
+                    written.append(blank_known(file, footer.records[mine], segment.id, self._shared.staging))
+                    return
                 written.append(blank(file, footer.records[~mine], end // PAGE))
                 if found.closed:
                     written.append(self._write_footer(file, found.nbytes, footer, ~mine))
@@ -264,6 +266,8 @@ class Sweep:
     def _swept(self, segment: Segment, clears: list[_Clear]) -> None:
         for clear in clears:
             clear.left.discard(segment.number)
+            if segment.unknown and segment.phase is not SegmentPhase.DOOMED:
+                clear.gone += Forgotten(whole=False)
         self._sweeping = False
         self._directory.ended(segment)
         self._directory.wake()
