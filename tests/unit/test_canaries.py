@@ -8,6 +8,7 @@ import logging
 import random
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,10 @@ from test_clear import (
 from test_hierarchy import _keys
 from wells import eventually
 
+import golden
 from lab.rig.members import FakeEngine, Model, Rig
 from stepwell import events as e
+from stepwell.block.layout import PAGE
 from stepwell.client import control
 from stepwell.client.socket import dial
 from stepwell.client.start import rendezvous
@@ -119,7 +122,7 @@ def test_the_second_mismatch_is_the_alarm() -> None:
     assert kept == [[(b"new", b"old")]]
     assert [type(event) for event in events] == [e.CanaryHeard] * 4 + [e.NamespaceQuarantined]
     assert not judge.heard(of, BF16, OFF), "it is in quarantine already"
-    judge.lift(b"old")
+    judge.lift(b"old", judge.barred)
     assert not judge.bars(of) and kept[-1] == []
     assert not judge.heard(of, BF16, OFF), "and begins anew"
 
@@ -157,10 +160,10 @@ def test_one_namespace_is_lifted_and_no_other() -> None:
     for tag in (b"a", b"b", b"c"):
         for _ in range(2):
             judge.heard(origins(tag), BF16, OFF)
-    judge.lift(b"b")
+    judge.lift(b"b", judge.barred)
     assert [judge.bars(origins(tag)) for tag in (b"a", b"b", b"c")] == [True, False, True]
     assert kept[-1] == [(b"a",), (b"c",)]
-    judge.lift(b"")
+    judge.lift(b"", judge.barred)
     assert kept[-1] == []
     assert [event.tag for event in events if isinstance(event, e.QuarantineLifted)] == [b"b", b"a", b"c"]
 
@@ -196,7 +199,7 @@ def test_the_quarantine_of_an_earlier_well_is_nobodys_to_push_out() -> None:
         for _ in range(2):
             judge.heard(origins(b"%d" % n), BF16, OFF)
     assert judge.bars(origins(b"earlier")) and len(judge.barred) == 1 + MAX_NAMESPACES
-    judge.lift(b"earlier")
+    judge.lift(b"earlier", judge.barred)
     assert not judge.bars(origins(b"earlier")) and len(judge.barred) == MAX_NAMESPACES
 
 
@@ -256,6 +259,33 @@ def test_a_namespace_in_quarantine_is_empty_and_stays_so(tmp_path: Path) -> None
     assert rig.hierarchy.stats()["quarantined_namespaces"] == 0
     assert one.spill(digests(4)) == 1
     assert one.found(digests(4)) == 1
+
+
+def test_a_clear_that_is_not_whole_lifts_no_quarantine(tmp_path: Path) -> None:
+    """What a later release wrote may be of the namespace."""
+    head = golden.segment(closed=True)
+    page = head[:8] + b"\3\0" + head[10 : PAGE - 4]
+    (tmp_path / golden.SEGMENT_NAME).write_bytes(page + zlib.crc32(page).to_bytes(4, "little") + head[PAGE:])
+    rig = rig_with_disk(tmp_path)
+    engine = engine_of(rig)
+    engine.spill(digests(1))
+    alarm(engine)
+    assert not cleared(rig, ALL, tag_of(engine))["disk"].whole
+    assert rig.hierarchy.stats()["quarantined_namespaces"] == 1
+    assert engine.spill(digests(2)) == 0
+    assert cleared(rig, ALL)["disk"].whole
+    assert rig.hierarchy.stats()["quarantined_namespaces"] == 0
+    assert engine.spill(digests(2)) == 1
+
+
+def test_a_clear_lifts_no_quarantine_that_began_after_it(tmp_path: Path) -> None:
+    rig = rig_with_disk(tmp_path)
+    engine = engine_of(rig)
+    engine.spill(digests(1))
+    answers: list[object] = []
+    rig.hierarchy.operator.clear(ALL, tag_of(engine), answers.append)
+    alarm(engine)
+    assert answers and rig.hierarchy.stats()["quarantined_namespaces"] == 1
 
 
 def test_what_is_under_way_when_the_alarm_comes_goes_nowhere(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from stepwell.hierarchy.work import TURN_BLOCKS
 from stepwell.io.executor import Executor
 from stepwell.io.files import SystemFiles
 from stepwell.protocol import messages as m
+from stepwell.protocol.admin import Cleared
 from stepwell.testing.arena_kit import SLAB, SLOT
 from stepwell.testing.clock import SetClock
 from stepwell.tiers.base import Tier
@@ -336,6 +337,15 @@ def test_a_clear_that_a_disk_holds_up_goes_on_and_its_receipt_is_in_the_log(
         goes_on.set()
         eventually(lambda: "cleared: 2 blocks of disk" in caplog.text)
     well.close()
+
+
+def test_a_clear_that_is_not_whole_says_why_and_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(control, "tiers", lambda *_: ["host", "disk"])
+    answer = Cleared({"host": 0, "disk": 3}, {"host": 0, "disk": 9}, ["disk"])
+    monkeypatch.setattr(control, "clear", lambda *_, socket: answer)
+    said = invoke("cache", "clear", "--home", str(tmp_path), "--namespace", "ab" * 16)[1]
+    assert "blocks of a later release, which only a clear of the whole tier removes" in said
+    assert "A namespace in quarantine stays in it" in said and "host tier: some" not in said
 
 
 def test_the_commands_with_a_real_well(tmp_path: Path) -> None:

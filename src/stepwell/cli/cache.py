@@ -60,7 +60,8 @@ def clear(
     ]
     lines += [
         f"{name} tier: some of it may come back: its storage has failed, or holds a file that may be one of ours and"
-        " cannot be read (`stepwell stats`, `stepwell cache fsck`)"
+        " cannot be read, or blocks of a later release, which only a clear of the whole tier removes (`stepwell stats`,"
+        " `stepwell cache fsck`). A namespace in quarantine stays in it"
         for name in cleared.partial
     ]
     emit(

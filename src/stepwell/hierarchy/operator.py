@@ -33,10 +33,16 @@ class Operator:
 
     def clear(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Drops the blocks of these tiers; of one `namespace`, by its tag, or empty for all. `done` is called from
-        `turn`, with what went. Tiers that are not there are left out. Cleared from all, it leaves quarantine."""
-        if tiers >= self.tiers:
-            self._canaries.lift(namespace)
-        self.drop(tiers, namespace, done)
+        `turn`, with what went. Tiers that are not there are left out. Cleared from all, and whole, it leaves the
+        quarantine that it was in before."""
+        barred = self._canaries.barred if tiers >= self.tiers else []
+
+        def cleared(sums: dict[str, clearing.Sum]) -> None:
+            if all(each.whole for each in sums.values()):
+                self._canaries.lift(namespace, barred)
+            done(sums)
+
+        self.drop(tiers, namespace, cleared)
 
     def drop(self, tiers: frozenset[str], namespace: bytes, done: clearing.Cleared) -> None:
         """Clears as `clear` does, but lifts no quarantine."""

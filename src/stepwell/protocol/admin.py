@@ -92,8 +92,8 @@ class Namespaces(Message, frozen=True):
 
 
 class Cleared(Message, frozen=True):
-    """What was dropped, by tier. `partial`: tiers whose storage has failed, or holds a file that may be a segment
-    and cannot be read, so that some may come back."""
+    """What was dropped, by tier. `partial`: tiers whose storage has failed, or holds blocks of a later release or a
+    file that may be a segment and cannot be read, so that some may come back."""
 
     blocks: dict[str, int]
     nbytes: dict[str, int]

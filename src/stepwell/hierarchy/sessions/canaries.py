@@ -138,9 +138,10 @@ class CanaryJudge:
         self._emit(NamespaceQuarantined(tag, excess))
         return True
 
-    def lift(self, namespace: bytes) -> None:
-        """Ends the quarantine of this namespace, or of all (empty), which an operator has cleared."""
-        lifted = [tags for tags in self.barred if not namespace or namespace in tags]
+    def lift(self, namespace: bytes, barred: Iterable[Tags]) -> None:
+        """Ends the quarantine of this namespace, or of all (empty), which an operator has cleared. `barred`: those in
+        quarantine when the clear began."""
+        lifted = [tags for tags in barred if tags in self.barred and (not namespace or namespace in tags)]
         if not lifted:
             return
         self._earlier = [tags for tags in self._earlier if tags not in lifted]
