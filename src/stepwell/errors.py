@@ -77,6 +77,7 @@ CODES = _table(
     ("SW-405", "requests with an adapter bypass stepwell (warning)"),
     ("SW-406", "a namespace has blocks of other weights and is in quarantine (alarm)"),
     ("SW-407", "a saved context is of another model, or of another version of the format"),
+    ("SW-408", "the engine's block hashes differ from start to start (warning)"),
     # 5xx BackendDown: the well or a tier does not serve
     ("SW-501", "a well is already running for this home"),
     ("SW-502", "the well did not start"),

@@ -54,7 +54,8 @@ class PrefixQuestion:
 
 @dataclass(slots=True, eq=False)
 class Spill:
-    """Blocks that are to be filled: `leases` (0 = refused) and `refs` (a row per lease) once `granted`."""
+    """Blocks that are to be filled: `leases` (0 = refused), `refs` (a row per lease) and `reason` (why the last ones
+    were refused, "" if all that were are there) once `granted`."""
 
     number: int
     session: int
@@ -63,3 +64,4 @@ class Spill:
     cancelled: bool = False
     leases: list[int] = field(default_factory=list)
     refs: SlotRefs | None = None
+    reason: str = ""

@@ -318,7 +318,7 @@ class SchedulerClient:
             spill = self._spills.pop(granted.spill, None)
             if spill is None:
                 return
-            spill.leases = granted.leases
+            spill.leases, spill.reason = granted.leases, granted.reason
             spill.refs = np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self._identity.shards)
             spill.granted = True
             cancelled = spill.cancelled
@@ -344,7 +344,7 @@ class SchedulerClient:
                 ask.final, ask.reason, ask.blocks = True, "well_lost", 0
             self._asks.clear()
             for spill in self._spills.values():
-                spill.leases = [0] * spill.blocks  # before `granted`, which others read without the lock
+                spill.leases, spill.reason = [0] * spill.blocks, "well_lost"  # before `granted`, which others read without the lock
                 spill.granted = True
             self._spills.clear()
             self._news.notify_all()

@@ -62,11 +62,13 @@ class GiveWay(Message, frozen=True):
 
 
 class Granted(Message, frozen=True):
-    """Answer to Reserve: a lease number per digest, 0 where refused; `slots` has one row per lease that is not 0."""
+    """Answer to Reserve: a lease number per digest, 0 where refused; `slots` has one row per lease that is not 0.
+    `reason`: why the last ones were refused; "" if all that were not leased are there or being filled."""
 
     spill: int
     leases: list[int]
     slots: bytes
+    reason: str = ""
 
 
 class SlabShared(Message, frozen=True):

@@ -142,7 +142,7 @@ class Spills:
         for _ in range(blocks):
             self._emit(SpillRefused(reason))
         if session.scheduler is not None:
-            session.scheduler.channel.send(Granted(message.spill, [0] * blocks, b""))
+            session.scheduler.channel.send(Granted(message.spill, [0] * blocks, b"", reason))
 
     def _lease(self, session: Session, entry: Entry) -> int:
         self._leases += 1

@@ -1,0 +1,277 @@
+"""Which chunks can be loaded: one question to the well for each run of keys, answered key by key.
+
+vLLM looks up a request's keys one at a time, all of them in a pass, and passes over them again at every step until none
+is answered RETRY. The first pass gathers the keys; at the end of the step they go to the well as one question. When its
+answer is final, or has taken too long, the leading blocks that it has pinned are hits, and vLLM loads them in that
+step. What was pinned and is not loaded is given back at the end of the step.
+
+No request waits for ever, and none is sent round in circles: a question has the client's own time limits, a chunk is
+promoted at most once for a request (one that is looked up again was evicted from vLLM's host memory since, or could not
+be loaded), and a request is promoted no more rows than that memory holds beside what others need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from blake3 import blake3
+
+from stepwell.client.scheduler import FOR_ROOM, Ask, SchedulerClient
+from stepwell.protocol.messages import MAX_DIGESTS
+
+MAX_PROMOTED = 0.75
+"""Share of vLLM's rows that one request may be promoted, and that all jobs together may hold."""
+
+HELD_S = 1.0
+"""Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
+
+MAX_ROUNDS = 64
+"""Questions that one request may put for one cache group."""
+
+
+class Verdict(Enum):
+    HIT = auto()
+    MISS = auto()
+    RETRY = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones are
+    pinned, once that is settled."""
+
+    keys: list[bytes] = field(default_factory=list)
+    at: dict[bytes, int] = field(default_factory=dict)
+    digests: bytearray = field(default_factory=bytearray)
+    end_token: int = 0
+    ask: Ask | None = None
+    blocks: int = -1
+    reason: str = ""
+    looked: int = -1  # step in which the answer was last looked at
+    settled_at: float = 0.0
+
+    def add(self, key: bytes, end_token: int) -> None:
+        self.at[key] = len(self.keys)
+        self.keys.append(key)
+        self.digests += digest_of_key(key)
+        self.end_token = max(self.end_token, end_token)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One cache group of a request. `closed`: keys that are misses from now on."""
+
+    window: int | None  # chunks that a load of this group needs; None: all from the prompt's beginning
+    run: Run | None = None
+    closed: set[bytes] = field(default_factory=set)
+    rounds: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Looking:
+    """One request. `promoted`: rows that it was given. `loading`: jobs that fill some of them now."""
+
+    order: int
+    groups: dict[int, Group] = field(default_factory=dict)
+    promoted: int = 0
+    loading: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pinned blocks [first, first + count) of an ask of this epoch, now a job's. `wanted`: which of them go to which
+    row, as (number in the ask, key, row)."""
+
+    ask: Ask
+    epoch: int
+    first: int
+    count: int
+    digests: bytes
+    wanted: tuple[tuple[int, bytes, int], ...]
+
+
+def digest_of_key(key: bytes) -> bytes:
+    """The digest under which the well knows a chunk: of vLLM's hash of the prefix and the cache group's number."""
+    return blake3(key).digest()
+
+
+def group_of(key: bytes) -> int:
+    return int.from_bytes(key[-4:], "big")
+
+
+class Lookups:
+    """For one thread, the scheduler's. `rows`: chunks that vLLM's host memory holds. `windows`: for each cache group
+    that needs the last chunks only, how many. `busy_rows`: rows that jobs hold now."""
+
+    def __init__(
+        self,
+        client: SchedulerClient,
+        rows: int,
+        windows: Mapping[int, int],
+        busy_rows: Callable[[], int],
+        answered: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._limit = max(1, int(rows * MAX_PROMOTED))
+        self._windows = windows
+        self._busy_rows = busy_rows
+        self._answered = answered
+        self._clock = clock
+        self._requests: dict[str, Looking] = {}
+        self._open: dict[str, Looking] = {}  # those with a run
+        self._orders = 0
+        self._step = 0
+        self._promised = 0  # rows, in this step
+        self.epoch = 0
+
+    def begin(self, request_id: str) -> None:
+        self._orders += 1
+        self.end(request_id)  # its id is used again
+        self._requests[request_id] = Looking(self._orders)
+
+    def lookup(self, request_id: str, key: bytes, end_token: int) -> Verdict:
+        request = self._requests.get(request_id)
+        if request is None:
+            return Verdict.MISS
+        number = group_of(key)
+        group = request.groups.get(number)
+        if group is None:
+            group = request.groups[number] = Group(self._windows.get(number))
+        if key in group.closed:
+            return Verdict.MISS
+        run = group.run
+        if run is None:
+            return self._gathered(request_id, request, group, key, end_token)
+        if run.ask is None:
+            if key not in run.at and len(run.keys) < self._most(group):
+                run.add(key, end_token)
+            return Verdict.RETRY
+        return self._answer(request, group, run, key)
+
+    def _most(self, group: Group) -> int:
+        return MAX_DIGESTS if group.window is None else group.window
+
+    def _gathered(self, request_id: str, request: Looking, group: Group, key: bytes, end_token: int) -> Verdict:
+        """The first key of a new run. A group that needs a window only is asked for when it is known how far the
+        others reach: until then its keys are those of a window too far back or too far on."""
+        if not self._client.live or group.rounds >= MAX_ROUNDS or request.promoted >= self._limit:
+            return Verdict.MISS
+        if group.window is not None and (
+            request.loading or any(other.run for other in request.groups.values() if other.window is None)
+        ):
+            return Verdict.RETRY
+        group.run = Run()
+        group.run.add(key, end_token)
+        self._open[request_id] = request
+        return Verdict.RETRY
+
+    def _answer(self, request: Looking, group: Group, run: Run, key: bytes) -> Verdict:
+        if run.blocks < 0 and not self._settled(run):
+            return Verdict.RETRY
+        at = run.at.get(key, len(run.keys))
+        if at < run.blocks:
+            return self._hit(request, group, key)
+        if run.reason in FOR_ROOM and run.blocks:
+            return Verdict.RETRY  # more of it can be pinned when these have been copied
+        if group.window is not None and at > run.blocks:
+            return Verdict.RETRY  # a window that ends farther back is asked for next
+        group.closed.add(key)
+        return Verdict.MISS
+
+    def _settled(self, run: Run) -> bool:
+        assert run.ask is not None
+        if run.looked == self._step:
+            return False
+        run.looked = self._step
+        if not self._client.settle(run.ask, 0.0):
+            return False
+        run.blocks = self._client.offer(run.ask)
+        run.reason = run.ask.reason if run.ask.final else "late"
+        run.settled_at = self._clock()
+        if run.blocks < len(run.keys):
+            self._answered(run.reason)
+        return True
+
+    def _hit(self, request: Looking, group: Group, key: bytes) -> Verdict:
+        run = group.run
+        assert run is not None
+        if request.promoted >= self._limit:
+            group.closed.add(key)
+            return Verdict.MISS
+        if self._busy_rows() + self._promised >= self._limit:
+            if self._clock() - run.settled_at < HELD_S:
+                return Verdict.RETRY
+            group.closed.add(key)
+            return Verdict.MISS
+        self._promised += 1
+        request.promoted += 1
+        return Verdict.HIT
+
+    def take(self, request_id: str, keys: Sequence[bytes], rows: Sequence[int]) -> list[Part]:
+        """Hands the pinned blocks of these keys over to a job, with the row for each. Keys that were not promised are
+        left out: the job has nothing to load for them."""
+        request = self._requests.get(request_id)
+        by_group: dict[int, list[tuple[int, bytes, int]]] = {}
+        for key, row in zip(keys, rows, strict=True):
+            group = request.groups.get(group_of(key)) if request is not None else None
+            if group is not None and group.run is not None and group.run.at.get(key, 1 << 62) < group.run.blocks:
+                by_group.setdefault(group_of(key), []).append((group.run.at[key], key, row))
+                group.closed.add(key)
+        parts: list[Part] = []
+        for number, wanted in by_group.items():
+            assert request is not None
+            group = request.groups[number]
+            run, group.run = group.run, None
+            assert run is not None and run.ask is not None
+            first, last = min(wanted)[0], max(wanted)[0]
+            digests = bytes(run.digests[32 * first : 32 * (last + 1)])
+            parts.append(Part(run.ask, self.epoch, first, last + 1 - first, digests, tuple(sorted(wanted))))
+        if request is not None:
+            request.loading += 1
+        return parts
+
+    def loaded(self, request_id: str) -> None:
+        """A job that was given blocks of this request has ended."""
+        if (request := self._requests.get(request_id)) is not None:
+            request.loading = max(0, request.loading - 1)
+
+    def end_of_step(self) -> None:
+        """Puts what was gathered in this step as questions, and gives back what was pinned and not taken."""
+        self._step += 1
+        self._promised = 0
+        for request_id, request in list(self._open.items()):
+            for group in request.groups.values():
+                if group.run is not None:
+                    self._advance(request, group, group.run)
+            if not any(group.run for group in request.groups.values()):
+                del self._open[request_id]
+
+    def _advance(self, request: Looking, group: Group, run: Run) -> None:
+        if run.ask is None:
+            group.rounds += 1
+            run.ask = self._client.ask(bytes(run.digests), self.epoch, request.order, run.end_token)
+            if run.ask is None:
+                group.closed.update(run.keys)
+                group.run = None
+        elif run.blocks >= 0 and (run.blocks == 0 or self._clock() - run.settled_at >= HELD_S):
+            self._client.release(run.ask)
+            group.run = None
+
+    def end(self, request_id: str) -> None:
+        """The request is over. Jobs that were given its blocks have them still."""
+        self._open.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        for group in request.groups.values() if request is not None else ():
+            if group.run is not None and group.run.ask is not None:
+                self._client.release(group.run.ask)
+
+    def reset(self, epoch: int) -> None:
+        """A new epoch: what was stored before it is never found. Questions of before are given up."""
+        self.epoch = epoch
+        for request_id, request in list(self._requests.items()):
+            self.end(request_id)
+            self._requests[request_id] = Looking(request.order)

@@ -1,0 +1,212 @@
+"""From what vLLM's offloading gives a tier to a session with a well.
+
+A tier is told of the offloading alone, not of the engine: which weights it runs, how its pages lie, which hash names
+its blocks. All of that decides whether bytes may be shared, so it is taken from the engine's own configuration, which
+lies in the frames that are constructing the tier (ADR 26).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepwell.block.facts import digest_of
+from stepwell.client import scheduler, worker
+from stepwell.client.finder import finder
+from stepwell.engines.common import voice
+from stepwell.engines.vllm import identity, settings
+from stepwell.engines.vllm.opening import Opening
+from stepwell.engines.vllm.settings import ConnectorSettings
+from stepwell.errors import ConfigError, IdentityMismatch, StepwellError, Unsupported
+from stepwell.protocol.link import Dial
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+T = TypeVar("T")
+
+_CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
+
+LABEL = "{} (below vLLM's offloading)"
+
+
+def of_callers(kind: type[T]) -> T | None:
+    """The nearest local variable of this type in the frames that have led here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, kind):
+                return value
+        frame = frame.f_back
+    return None
+
+
+def parse(given: Mapping[str, Any]) -> ConnectorSettings:
+    """The tier's keys but those that vLLM knows itself. Raises ConfigError."""
+    for key in _CONNECTORS_ONLY:
+        if key in given:
+            raise ConfigError(
+                "SW-102",
+                what=f"secondary_tiers: {key} = {given[key]!r}",
+                why=f"{key} is a setting of StepwellConnector; here chunks are what vLLM makes them",
+                fix=f"remove {key}; vLLM's block_size or blocks_per_chunk sets the size of a chunk",
+            )
+    return settings.parse(given, page=1)
+
+
+def unsupported(config: VllmConfig) -> StepwellError | None:
+    """The first thing about this engine that its chunks do not tell apart, or None."""
+    model, parallel = config.model_config, config.parallel_config
+    if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
+        where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
+        return identity.refused("SW-705", where, "all rows must lie in one host's memory", "run the engine on one host")
+    if config.lora_config is not None:
+        why = "vLLM's hashes name an adapter and say nothing of its weights"
+        return identity.refused("SW-712", "LoRA below vLLM's offloading", why, "use StepwellConnector, or no adapters")
+    if config.speculative_config is not None:
+        why = "chunks hold KV of the draft model, whose weights are not identified yet"
+        return identity.refused("SW-708", "speculative decoding", why, "switch it off")
+    if model.is_encoder_decoder:
+        why = "its KV depends on more than the tokens before"
+        return identity.refused("SW-712", "an encoder-decoder model", why, "use a decoder-only model")
+    if (whole := identity.computed_whole(config)) is not None:
+        return whole
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        why = "scales found at run time differ from start to start"
+        return identity.refused("SW-712", "calculate_kv_scales", why, "use scales from the checkpoint")
+    return None
+
+
+def unseeded(config: VllmConfig) -> IdentityMismatch | None:
+    """Why no later start finds what this one stores; None: it does."""
+    algorithm = str(config.cache_config.prefix_caching_hash_algo)
+    if algorithm.startswith("sha256") or os.environ.get("PYTHONHASHSEED", "random") != "random":
+        return None
+    return IdentityMismatch(
+        "SW-408",
+        what=f"vLLM's block hashes ({algorithm}) differ from start to start",
+        why="this algorithm is seeded at random, so nothing is found again after a restart",
+        fix="use --prefix-caching-hash-algo sha256, or set PYTHONHASHSEED to the same number at every start",
+    )
+
+
+def chunk_facts(spec: Any, config: VllmConfig, chunk_bytes: int) -> dict[str, str]:
+    """What a row holds, in which order, and what names it, beside what `identity.layout_facts` says of pages."""
+    offloading = spec.config
+    parallel = {
+        name: getattr(offloading.parallel, name)
+        for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
+    }
+    return {
+        "door": "vllm secondary tier",
+        "chunk.bytes": str(chunk_bytes),
+        "chunk.blocks": identity.canonical(offloading.cache.blocks_per_chunk),
+        "chunk.tokens_per_hash": identity.canonical(offloading.cache.tokens_per_hash),
+        "chunk.groups": identity.canonical(offloading.groups),
+        "chunk.ranks": identity.canonical(parallel),
+        "chunk.replicated": identity.canonical(offloading.replicated_layout),
+        "chunk.canonical": identity.canonical(getattr(offloading, "canonical_layout", False)),
+        "chunk.layout": identity.canonical(getattr(offloading, "kv_cache_layout", None)),
+        "hash": identity.canonical(str(config.cache_config.prefix_caching_hash_algo)),
+    }
+
+
+def windows(spec: Any, kv_cache_config: KVCacheConfig) -> dict[int, int]:
+    """For each cache group of which a load needs the last chunks only, how many that are at most: those that a window
+    overlaps, one more for a prompt that ends inside a chunk, and one for a draft model's."""
+    found: dict[int, int] = {}
+    for number, group in enumerate(spec.config.groups):
+        of_engine = kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec
+        chunk_tokens = group.tokens_per_block * spec.blocks_per_chunk
+        window = getattr(of_engine, "sliding_window", None) or getattr(of_engine, "attention_chunk_size", None)
+        if window:
+            found[number] = -(-int(window) // chunk_tokens) + 2
+        elif "Mamba" in type(of_engine).__name__:
+            found[number] = 2
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Both members of one tier's session, in the scheduler's process: vLLM's rows are of all ranks, so there is one
+    shard and one worker."""
+
+    client: scheduler.SchedulerClient
+    worker: worker.WorkerClient
+    opening: Opening
+
+    def close(self) -> None:
+        self.worker.close()
+        self.client.close()
+        self.opening.close()
+
+
+def open_session(
+    spec: Any,
+    config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    wanted: ConnectorSettings,
+    chunk_bytes: int,
+    *,
+    dialler: Callable[[ConnectorSettings], Callable[[], Dial]] | None = None,
+    counted: Callable[[str, int], None] = lambda name, n: None,
+    threaded: bool = True,
+) -> Session:
+    """Raises StepwellError for what keeps the tier from serving."""
+    if (error := unsupported(config)) is not None:
+        raise error
+    find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes))
+    if wanted.strict:
+        find(wanted)()
+    facts = identity.layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
+    engine = f"{config.kv_transfer_config.engine_id}-tier"
+    group = spec.config.groups[0]
+    layout = digest_of(facts)
+    who = scheduler.Identity(
+        engine=engine,
+        world=1,
+        shard_bytes=chunk_bytes,
+        block_tokens=group.tokens_per_block * spec.blocks_per_chunk,
+        layout=layout,
+        model=digest_of(identity.model_facts(config)),
+        label=LABEL.format(Path(str(config.model_config.model)).name),
+    )
+    opening = Opening(config, kv_cache_config, wanted, lambda: find(wanted), threaded=threaded)
+    member = worker.WorkerClient(
+        worker.Identity(engine, 0, 1, chunk_bytes, layout),
+        find(wanted),
+        trouble=voice.tell_of_worker,
+        wishes=wanted.wishes,
+        threaded=threaded,
+    )
+    try:
+        client = scheduler.SchedulerClient(
+            who,
+            opening.weights(),
+            find(wanted),
+            wishes=wanted.wishes,
+            trouble=voice.tell,
+            joined=lambda welcome: voice.welcome(welcome, who),
+            counted=counted,
+            threaded=threaded,
+        )
+    except BaseException:
+        member.close()
+        opening.close()
+        raise
+    return Session(client, member, opening)
+
+
+def not_found(kind: str) -> Unsupported:
+    return Unsupported(
+        "SW-710",
+        what="this vLLM lacks something that stepwell needs",
+        why=f"no {kind} was found where the tier is constructed, so the model cannot be identified",
+        fix="use StepwellConnector, or report the version of vLLM to stepwell",
+    )

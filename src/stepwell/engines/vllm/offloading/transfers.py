@@ -1,0 +1,240 @@
+"""The copies between slots of the arena and rows of vLLM's host memory, in threads of their own.
+
+Every job ends once, with what became of it, whatever happens: until it is reported its rows stay pinned and the engine
+keeps stepping. A load's bytes were verified when the well brought them into the arena, and a slot is looked at again
+behind its copy: a row counts as loaded only if it holds what was leased.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
+from stepwell.client.worker import WorkerClient
+from stepwell.engines.vllm.offloading.lookups import Part, digest_of_key, group_of
+from stepwell.errors import IntegrityError
+
+Rows = npt.NDArray[np.uint8]
+"""vLLM's host memory, of shape (chunks, bytes of a chunk)."""
+
+LOADERS = 2
+
+STORE_S = 2.0
+"""Seconds that a store may wait for slots: they become free as blocks are written below the arena."""
+
+MAX_STORING = 0.5
+"""Share of vLLM's rows that stores may hold; more are refused, or nothing could be evicted there."""
+
+_POLLS_S = (0.0002, 0.005)
+
+Copied = tuple[list[bytes], int]
+"""Keys that are where they were to go, and the bytes that were copied for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of vLLM's: these chunks are to be loaded into these rows, or stored from them, for a request."""
+
+    number: int
+    request: str
+    load: bool
+    keys: tuple[bytes, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a job. `done`: the keys whose bytes were copied, or are in the well already."""
+
+    job: Job
+    done: tuple[bytes, ...] = ()
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.done) == len(self.job.keys)
+
+
+class Transfers:
+    """`submit_load`, `submit_store` and `ended` are for one thread, the scheduler's, and never wait."""
+
+    def __init__(self, client: SchedulerClient, worker: WorkerClient, rows: Rows) -> None:
+        self._client = client
+        self._worker = worker
+        self._rows: Rows | None = rows
+        self._chunk_bytes = rows.shape[1]
+        self._most_storing = max(1, int(rows.shape[0] * MAX_STORING))
+        self._loaders = ThreadPoolExecutor(LOADERS, "stepwell-load")
+        self._storer = ThreadPoolExecutor(1, "stepwell-store")
+        self._results: SimpleQueue[Ended] = SimpleQueue()
+        self._hurried = threading.Event()  # who waits for slots is to give up
+        self._idle = threading.Condition()
+        self._jobs = 0  # that wait or run
+        self.busy_rows = 0  # that they hold
+        self._storing = 0  # those of stores
+
+    @property
+    def unreported(self) -> bool:
+        """There is a job whose end `ended` has not told yet."""
+        return self._jobs > 0 or not self._results.empty()
+
+    def submit_load(self, job: Job, parts: Sequence[Part]) -> None:
+        self._submit(self._loaders, job, lambda: self._load(parts))
+
+    def submit_store(self, job: Job, epoch: int) -> None:
+        if self._storing and self._storing + len(job.keys) > self._most_storing:
+            self._results.put(Ended(job))
+        else:
+            self._submit(self._storer, job, lambda: self._store(job, epoch))
+
+    def _submit(self, threads: ThreadPoolExecutor, job: Job, copy: Callable[[], Copied]) -> None:
+        began = time.monotonic()
+        self._count(1, len(job.keys), job.load)
+
+        def over(future: Future[Copied]) -> None:
+            failed = future.cancelled() or future.exception() is not None
+            done, nbytes = ([], 0) if failed else future.result()
+            self._results.put(Ended(job, tuple(done), nbytes, time.monotonic() - began))
+            self._count(-1, -len(job.keys), job.load)
+
+        threads.submit(copy).add_done_callback(over)
+
+    def _count(self, jobs: int, rows: int, load: bool) -> None:
+        with self._idle:
+            self._jobs += jobs
+            self.busy_rows += rows
+            self._storing += 0 if load else rows
+            self._idle.notify_all()
+
+    def ended(self) -> Iterator[Ended]:
+        """Jobs that have ended since the last call."""
+        while True:
+            try:
+                yield self._results.get_nowait()
+            except Empty:
+                return
+
+    def drain(self) -> None:
+        """Returns when no thread touches a row. Whatever waits for slots gives up; a copy that runs ends."""
+        self._hurried.set()
+        try:
+            with self._idle:
+                self._idle.wait_for(lambda: self._jobs == 0)
+        finally:
+            self._hurried.clear()
+
+    def close(self) -> None:
+        """Ends the threads, and then refers to vLLM's memory no more."""
+        self._hurried.set()
+        for threads in (self._loaders, self._storer):
+            threads.shutdown(wait=True, cancel_futures=True)
+        self._rows = None
+
+    # in a thread ------------------------------------------------------------------------------------------------------
+
+    def _load(self, parts: Iterable[Part]) -> Copied:
+        loaded: list[bytes] = []
+        for part in parts:
+            self._load_part(part, loaded)
+        return loaded, len(loaded) * self._chunk_bytes
+
+    def _load_part(self, part: Part, loaded: list[bytes]) -> None:
+        assert self._rows is not None
+        session = part.ask.session
+        transfer, refs = self._client.recall(part.ask, part.first, part.count)
+        try:
+            with self._worker.copying() as hold:
+                for number, key, row in part.wanted:
+                    at = number - part.first
+                    try:
+                        ref = refs[at].tolist()[0]
+                        self._rows[row] = hold.slot(session, *ref).bytes
+                        self._worker.verify(session, *ref)
+                    except IntegrityError:  # one bad chunk is one miss
+                        self._client.forget(session, part.digests[32 * at : 32 * at + 32], part.epoch)
+                        continue
+                    loaded.append(key)
+        finally:
+            self._worker.recalled(session, [transfer])
+
+    def _store(self, job: Job, epoch: int) -> Copied:
+        by_group: dict[int, list[tuple[bytes, int]]] = {}
+        for key, row in zip(job.keys, job.rows, strict=True):
+            by_group.setdefault(group_of(key), []).append((key, row))
+        stored: list[bytes] = []
+        copied = 0
+        for chunks in by_group.values():
+            copied += self._store_run(chunks, epoch, stored)
+        return stored, copied * self._chunk_bytes
+
+    def _store_run(self, chunks: Sequence[tuple[bytes, int]], epoch: int, stored: list[bytes]) -> int:
+        """Appends the keys that are in the well now to `stored`; how many chunks were copied for that."""
+        deadline = time.monotonic() + STORE_S
+        digests = b"".join(digest_of_key(key) for key, _ in chunks)
+        at = copied = 0
+        waits = _pauses()
+        while at < len(chunks):
+            upto = min(at + MOST_RESERVED, len(chunks))
+            spill = self._client.reserve(digests[32 * max(0, at - 1) : 32 * at], digests[32 * at : 32 * upto], epoch)
+            if spill is None or not self._granted(spill, deadline):
+                break
+            filled, whole = self._fill(spill, chunks[at:upto])
+            copied += filled
+            if not whole:
+                break
+            # Behind the last lease of an answer with a reason, all were refused for it.
+            last = max((number for number, lease in enumerate(spill.leases) if lease), default=-1)
+            settled = last + 1 if spill.reason else upto - at
+            stored += [key for key, _ in chunks[at : at + settled]]
+            at += settled
+            if spill.reason and (spill.reason != "no_room" or not self._wait(next(waits), deadline)):
+                break
+        return copied
+
+    def _granted(self, spill: Spill, deadline: float) -> bool:
+        for pause in _pauses():
+            if spill.granted:
+                return True
+            if not self._wait(pause, deadline):
+                self._client.abandon(spill, 0)
+                return False
+        return False
+
+    def _wait(self, seconds: float, deadline: float) -> bool:
+        """False: it is time to give up."""
+        left = deadline - time.monotonic()
+        return left > 0 and not self._hurried.wait(min(seconds, left))
+
+    def _fill(self, spill: Spill, chunks: Sequence[tuple[bytes, int]]) -> tuple[int, bool]:
+        """How many chunks were copied into the slots that were granted, and whether those are all."""
+        assert self._rows is not None
+        if spill.refs is None:
+            return 0, False
+        leased = [(lease, row) for lease, (_, row) in zip(spill.leases, chunks, strict=True) if lease]
+        filled: list[int] = []
+        try:
+            with self._worker.copying() as hold:
+                for (lease, row), ref in zip(leased, spill.refs.tolist(), strict=True):
+                    hold.slot(spill.session, *ref[0]).bytes[:] = self._rows[row]
+                    filled.append(lease)
+        except IntegrityError:  # the session has ended, or the slab is none of ours any more
+            pass
+        finally:
+            self._worker.filled(spill.session, filled, [lease for lease, _ in leased[len(filled) :]])
+        return len(filled), len(filled) == len(leased)
+
+
+def _pauses() -> Iterator[float]:
+    wait, longest = _POLLS_S
+    while True:
+        yield wait
+        wait = min(2 * wait, longest)
