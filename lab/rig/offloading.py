@@ -1,4 +1,4 @@
-"""vLLM's own KV offloading on a CPU: the same scheduler, managers, policies and tiers, with a memory copy for the GPU's.
+"""vLLM's own KV offloading on a CPU: its scheduler, managers and tiers, with a copy in memory for the GPU's.
 
 vLLM refuses to offload on a CPU, though only the copy between pages and rows needs a device. Here that copy is made at
 once, by memmove, on streams and events that are always done; on a GPU copies run beside the model, so times of a run
@@ -76,7 +76,7 @@ class _Platform:
         return nullcontext()
 
 
-class _OnDevice(torch.Tensor):
+class _OnDevice(torch.Tensor):  # type: ignore[misc]
     """Pages that pass for those of a GPU."""
 
     is_cuda = True
@@ -87,9 +87,10 @@ def _copy(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, **h
         ctypes.memmove(target, source, size)
 
 
-class TieringOnCpu(TieringOffloadingSpec):
+class TieringOnCpu(TieringOffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: Any) -> Any:
-        if self._worker is None:
+        worker: Any = self._worker
+        if worker is None:
             if not isinstance(gpu_worker.current_platform, _Platform):
                 vars(gpu_worker).update(
                     torch=_Torch("torch"),
@@ -98,5 +99,5 @@ class TieringOnCpu(TieringOffloadingSpec):
                 )
             for cache in kv_caches.tensors:
                 cache.tensor = cache.tensor.as_subclass(_OnDevice)
-            self._worker = self.create_worker(kv_caches)
-        return self._worker
+            worker = self._worker = self.create_worker(kv_caches)
+        return worker

@@ -30,7 +30,7 @@ LOADERS = 2
 STORE_S = 2.0
 """Seconds that a store may wait for slots: they become free as blocks are written below the arena."""
 
-MAX_STORING = 0.5
+MAX_STORING = 0.75
 """Share of vLLM's rows that stores may hold; more are refused, or nothing could be evicted there."""
 
 _POLLS_S = (0.0002, 0.005)

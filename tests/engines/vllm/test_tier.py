@@ -1,0 +1,220 @@
+"""Requests of a real scheduler whose offloading has our tier below it: every byte that attention reads is looked at."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
+
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+
+from stepwell.engines.vllm import plugin
+from stepwell.hierarchy.local import LocalWell, open_threaded
+
+from .harness import Harness
+from .local import open_well, prompt
+from .offloading import Offloading, joining, keys_of, offloading, offloading_setup
+
+
+@contextmanager
+def engine(folder: Path, well: LocalWell, *, rows: int = 64, **fields: Any) -> Iterator[Harness]:
+    """One engine on this well, whose CPU tier has fewer rows than two of its prompts have chunks."""
+    with joining(well), Harness(offloading_setup(folder, rows=rows, **fields)) as harness:
+        yield harness
+        assert not harness.wrong_kv and not harness.wrong_tokens
+
+
+def settle(harness: Harness) -> None:
+    """Stores under way have ended."""
+    while harness.connector.has_pending_push_work():
+        harness.step()
+
+
+def external(harness: Harness, tokens: list[int]) -> int:
+    """Tokens that offloading has brought for a prompt that the engine's own prefix cache has forgotten."""
+    assert harness.reset_prefix_cache()
+    outcome = harness.serve(tokens)
+    assert outcome.finish_reason == "length"
+    settle(harness)
+    return int(outcome.external)
+
+
+def test_what_the_cpu_tier_has_evicted_is_recalled(tmp_path: Path) -> None:
+    prompts = [prompt(401, seed) for seed in range(5)]
+    with open_well() as well, engine(tmp_path, well) as harness:
+        for tokens in prompts:
+            harness.serve(tokens)
+            settle(harness)
+        assert [external(harness, tokens) for tokens in prompts] == [400] * 5
+        assert harness.hits["disk"] >= 1600  # where a tier of storage brings it, vLLM counts it there
+        assert well.stats()["recalled_blocks"] >= 100
+
+
+def test_an_engine_that_starts_again_finds_what_it_had(tmp_path: Path) -> None:
+    tokens = prompt(401)
+    with open_well() as well:
+        with engine(tmp_path, well) as harness:
+            harness.serve(tokens)
+            settle(harness)
+        with engine(tmp_path, well) as harness:
+            assert external(harness, tokens) == 400
+
+
+def test_a_well_that_starts_again_reads_it_from_disk(tmp_path: Path) -> None:
+    tokens = prompt(401)
+    for life, found in enumerate((0, 400)):
+        well = open_threaded("32MiB", home=tmp_path / "home", disk=tmp_path / "disk", disk_size="1GiB")
+        with well, engine(tmp_path, well) as harness:
+            assert external(harness, tokens) == found, f"life {life}"
+
+
+def test_two_engines_share_what_they_store(tmp_path: Path) -> None:
+    tokens = prompt(401)
+    with open_well() as well, engine(tmp_path, well) as one, engine(tmp_path, well) as other:
+        one.serve(tokens)
+        settle(one)
+        assert external(other, tokens) == 400
+
+
+def test_many_requests_at_once_on_a_cpu_tier_that_is_too_small(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    prompts = [prompt(rng.randrange(33, 700), seed) for seed in range(8)]
+    with open_well() as well, engine(tmp_path, well, rows=48, num_pages=129) as harness:
+        for _ in range(4):
+            names = [harness.add(tokens) for tokens in rng.sample(prompts, 6)]
+            harness.run()
+            settle(harness)
+            assert all(harness.requests[name].finish_reason == "length" for name in names)
+            harness.reset_prefix_cache()
+        well.check()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_chunk_holds_the_shards_of_all_ranks(tmp_path: Path, ranks: int) -> None:
+    prompts = [prompt(201, seed) for seed in range(4)]
+    with open_well() as well, engine(tmp_path, well, rows=16 * ranks, ranks=ranks) as harness:
+        for tokens in prompts:
+            harness.serve(tokens)
+            settle(harness)
+        assert sum(external(harness, tokens) for tokens in prompts) > 400
+
+
+def test_a_well_that_is_lost_costs_no_request(tmp_path: Path) -> None:
+    prompts = [prompt(401, seed) for seed in range(4)]
+    well = open_well()
+    with engine(tmp_path, well) as harness:
+        for tokens in prompts:
+            harness.serve(tokens)
+            settle(harness)
+        well.close()
+        for tokens in prompts:
+            external(harness, tokens)
+
+
+# --- what a user may get wrong ----------------------------------------------------------------------------------------
+
+
+def _inert(caplog: pytest.LogCaptureFixture, code: str) -> str:
+    lines = [r.getMessage() for r in caplog.records if r.name == "stepwell" and code in r.getMessage()]
+    assert len(lines) == 1, [r.getMessage() for r in caplog.records]
+    return lines[0]
+
+
+def _serves(engine: Offloading) -> bool:
+    keys = keys_of("a", 3)
+    engine.store(keys)
+    engine.forget()
+    return engine.hits(keys, engine.request("r")) == 3
+
+
+@pytest.mark.parametrize(
+    ("tier", "code", "says"),
+    [
+        ({"block_tokens": 64}, "SW-102", "vLLM's block_size"),
+        ({"weights_id": 7}, "SW-102", "weights_id"),
+        ({"disk_sise": {}}, "SW-102", "disk_sise"),
+    ],
+)
+def test_a_key_that_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tier: dict[str, Any], code: str, says: str
+) -> None:
+    with caplog.at_level(logging.INFO), offloading(tmp_path, tier=tier) as engine:
+        assert not _serves(engine)
+    assert says in _inert(caplog, code)
+
+
+def test_strict_refuses_to_start(tmp_path: Path) -> None:
+    with open_well() as well, pytest.raises(Exception, match="SW-102"), joining(well):
+        Offloading(tmp_path, tier={"strict": True, "block_tokens": 64})
+
+
+def test_the_tier_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    twice = {"secondary_tiers": [{"type": "stepwell", "home": str(tmp_path), "weights_id": "w"}] * 2}
+    with caplog.at_level(logging.INFO), open_well() as well, joining(well):
+        manager = Offloading._manager
+        engine = object.__new__(Offloading)
+        from .build import build
+
+        built = build(offloading_setup(tmp_path, rows=16, extra=twice))
+        engine.manager = manager(built.vllm_config, built.scheduler_kv)
+        assert isinstance(engine.manager, TieringOffloadingManager)
+        engine.manager.shutdown()
+    assert "more than once" in _inert(caplog, "SW-110")
+
+
+def test_hashes_that_differ_from_start_to_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from stepwell.engines.vllm.offloading import opening
+
+    class Config:
+        class cache_config:
+            prefix_caching_hash_algo = "xxhash"
+
+    with patch.dict(os.environ):
+        os.environ.pop("PYTHONHASHSEED", None)
+        assert "sha256" in str(opening.unseeded(Config))  # type: ignore[arg-type]
+        os.environ["PYTHONHASHSEED"] = "0"
+        assert opening.unseeded(Config) is None  # type: ignore[arg-type]
+        del os.environ["PYTHONHASHSEED"]
+        Config.cache_config.prefix_caching_hash_algo = "sha256_cbor"
+        assert opening.unseeded(Config) is None  # type: ignore[arg-type]
+
+
+def test_adapters_leave_the_tier_inert(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), offloading(tmp_path, lora=True) as engine:
+        assert not _serves(engine)
+    assert "adapter" in _inert(caplog, "SW-712")
+
+
+def test_a_row_that_the_well_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = {"cpu_bytes_to_use": 64 << 20}
+    with (
+        caplog.at_level(logging.INFO),
+        open_well("2MiB") as well,
+        offloading(tmp_path, well, rows=16, head_size=8 << 10, extra=rows) as engine,
+    ):
+        assert engine.rows.shape[1] > 2 << 20
+        assert not _serves(engine)
+    assert "cannot hold" in _inert(caplog, "SW-107")
+
+
+def test_it_is_known_by_name_where_vllm_takes_tiers() -> None:
+    plugin.register()
+    plugin.register()
+    tier = SecondaryTierFactory.get_tier_class({"type": "stepwell"})
+    by_path = {"type": plugin.TIER_CLASS, "module_path": "stepwell.engines.vllm.tier"}
+    assert SecondaryTierFactory.get_tier_class(by_path) is tier
+
+
+def test_a_vllm_without_the_interface_has_the_connector_all_the_same() -> None:
+    with patch.dict("sys.modules", {"vllm.v1.kv_offload.tiering.factory": None}):
+        plugin.register()
