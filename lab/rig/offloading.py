@@ -88,16 +88,17 @@ def _copy(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, **h
 
 
 class TieringOnCpu(TieringOffloadingSpec):  # type: ignore[misc]
+    def create_worker(self, kv_caches: Any) -> Any:
+        if not isinstance(gpu_worker.current_platform, _Platform):
+            vars(gpu_worker).update(
+                torch=_Torch("torch"),
+                current_platform=_Platform(gpu_worker.current_platform),
+                _select_swap_blocks_fn=lambda *args, **kwargs: _copy,
+            )
+        for cache in kv_caches.tensors:
+            cache.tensor = cache.tensor.as_subclass(_OnDevice)
+        return super().create_worker(kv_caches)
+
     def get_worker(self, kv_caches: Any) -> Any:
-        worker: Any = self._worker
-        if worker is None:
-            if not isinstance(gpu_worker.current_platform, _Platform):
-                vars(gpu_worker).update(
-                    torch=_Torch("torch"),
-                    current_platform=_Platform(gpu_worker.current_platform),
-                    _select_swap_blocks_fn=lambda *args, **kwargs: _copy,
-                )
-            for cache in kv_caches.tensors:
-                cache.tensor = cache.tensor.as_subclass(_OnDevice)
-            worker = self._worker = self.create_worker(kv_caches)
-        return worker
+        self._worker: Any = self._worker or self.create_worker(kv_caches)
+        return self._worker
