@@ -23,7 +23,7 @@ from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, start
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
 
-ROOT = Path(__file__).parents[2]
+SHIM = Path(__file__).parents[2] / "benchmarks" / "peers"
 PAGE, WHOLE, TEXTS = 32, 672, 4
 ROW_BYTES = 30 * 2 * 3 * 64 * 4 * PAGE
 
@@ -75,14 +75,14 @@ def story(model: Path, folder: Path, well: Well, tmp_path_factory: pytest.TempPa
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "spec_name": "TieringOnCpu",
-            "spec_module_path": "lab.rig.offloading",
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "peers_cpu_shim",
             "cpu_bytes_to_use": 40 * ROW_BYTES,
             "secondary_tiers": [tier],
         },
     }
     settings = config(model, offloading, page=PAGE, pool_pages=50, dtype="float32")
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(SHIM))))
     settings.env["PYTHONPATH"] = path
     with ExitStack() as stack:
         story = Story(well, settings, folder, disk, start(settings, folder, "engine"))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from lab.bench.compared.systems import DISK, HOST, LIMIT, ON_DISK, SYSTEMS, VLLM_CPU, VLLM_FS
 from lab.bench.report import Row, Target
+from lab.bench.compared.systems import DISK, HOST, LIMIT, ON_DISK, SYSTEMS, TIER, VLLM_CPU, VLLM_FS
 from stepwell.demo.results import stats
 from stepwell.demo.results.measure import ratio
 from stepwell.demo.results.stats import Estimate
@@ -60,6 +60,9 @@ ALONE_TARGETS = {128: 1.25, 32: 1.45}
 """Of the disk over an engine hit, by tokens of an engine page."""
 TOGETHER_P50, TOGETHER_P95, HOST_OVER_PEER, HITS_AFTER_RESTART = 1.65, 1.6, 1.03, 0.98
 
+TIER_OVER_FS, TIER_CPU_OVER_FS = 1.05, 1.15
+"""Of a well below vLLM's offloading over vLLM's own filesystem tier: time, and CPU seconds to the first token."""
+
 Value = Callable[[Sample], float | None]
 
 
@@ -78,6 +81,8 @@ def rows(samples: Sequence[Sample], reads: Sequence[Read], page: int) -> list[Ro
         found += _of_system(there, reads, name, page)
     found += _between(there, HOST, VLLM_CPU, page, Target("<=", HOST_OVER_PEER))
     found += _between(there, DISK, VLLM_FS, page, Target("<", 1.0))
+    found += _between(there, TIER, VLLM_FS, page, Target("<=", TIER_OVER_FS))
+    found += _cpu_between(there, TIER, VLLM_FS, page)
     return found
 
 
@@ -218,9 +223,18 @@ def _between(samples: Sequence[Sample], name: str, other: str, page: int, target
     if mine and theirs:
         for percent in (50, 95):
             estimate = stats.ratio_of_percentiles(mine, theirs, percent)
-            judged = target if name == DISK else None
+            judged = target if name in ON_DISK else None
             found.append(Row(f"{where}, several at a time: TTFT, p{percent}", "", estimate, judged))
     return found
+
+
+def _cpu_between(samples: Sequence[Sample], name: str, other: str, page: int) -> list[Row]:
+    values = ratio(paired(samples, name, other, Kind.FIRST, lambda sample: sample.cpu_s))
+    if values is None:
+        return []
+    estimate = Estimate(values.median, values.low, values.high, values.count)
+    what = f"{name} over {other}, page {page}: CPU to the first token"
+    return [Row(what, "", estimate, Target("<=", TIER_CPU_OVER_FS))]
 
 
 def _ratio(samples: Sequence[Sample], name: str, other: str, kind: Kind, what: str, target: Target | None) -> Row:

@@ -15,13 +15,18 @@ from typing import Any
 
 from stepwell.demo.well import MIB
 from stepwell.engines.vllm.plugin import NAME
+from stepwell.engines.vllm.plugin import TIER as TIER_TYPE
 from stepwell.errors import ConfigError
 
 LIMIT, VLLM_CPU, VLLM_FS, HOST, DISK = "limit", "vllm-cpu", "vllm-fs", "stepwell-host", "stepwell-disk"
-SYSTEMS = (LIMIT, VLLM_CPU, VLLM_FS, HOST, DISK)
-ON_DISK = (VLLM_FS, DISK)
+TIER = "stepwell-tier"
+SYSTEMS = (LIMIT, VLLM_CPU, VLLM_FS, HOST, DISK, TIER)
+ON_DISK = (VLLM_FS, DISK, TIER)
 SHIM = Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
 DISK_CAPACITY = 4 << 30
+
+WINDOW_SHARE = 4
+"""Of the memory that a system with a disk has, the part that is the arena where vLLM's own CPU tier has the rest."""
 
 _PEERS = (VLLM_CPU, VLLM_FS)
 _SHIM_MODULE = "peers_cpu_shim"
@@ -52,6 +57,9 @@ def system(name: str, folder: Path, memory: Memory) -> System:
     disk = folder / f"{name}-files" if name in ON_DISK else None
     if disk is not None:
         disk.mkdir(mode=0o700)
+    if name == TIER:
+        home = folder / f"{name}-home"
+        return System(name, _tier(home, memory, disk), home, disk, {"PYTHONPATH": _python_path()})
     if name in _PEERS:
         return System(name, _offloading(memory, disk), None, disk, {"PYTHONPATH": _python_path()})
     if name in (HOST, DISK):
@@ -73,7 +81,7 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
             fix=f"choose from {', '.join(SYSTEMS)}",
         )
     chosen = tuple(name for name in SYSTEMS if name == LIMIT or name in names)
-    if set(chosen) & set(_PEERS):
+    if set(chosen) & {*_PEERS, TIER}:
         _check_shim()
     return chosen
 
@@ -109,6 +117,14 @@ def _offloading(memory: Memory, disk: Path | None) -> dict[str, Any]:
             "secondary_tiers": [{"type": "fs", "root_dir": str(disk)}],
         }
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+
+
+def _tier(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
+    window = memory.small // WINDOW_SHARE
+    offloading = _offloading(Memory(memory.large, memory.small - window), disk)
+    tier = {"type": TIER_TYPE, "home": str(home), "host": f"{window // MIB}MiB"}
+    offloading["kv_connector_extra_config"]["secondary_tiers"] = [{**tier, "disk": f"{disk}:{DISK_CAPACITY >> 30}GiB"}]
+    return offloading
 
 
 def _stepwell(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ scheduler and connector do the same for requests.
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ from stepwell.io.memory import Mapping
 from .build import Setup, build
 from .local import open_well
 
-CHUNK_TOKENS = 16
+SHIM = Path(__file__).parents[3] / "benchmarks" / "peers"
+sys.path.insert(0, str(SHIM))  # vLLM imports the module by its name
+
 LOOKS_S = 0.0002
 AT_MOST_S = 60.0
 
@@ -36,8 +39,8 @@ def offloading_setup(folder: Path, *, rows: int, tier: dict[str, Any] | None = N
     """An engine whose CPU tier has so many rows of one page each."""
     settings = {"type": "stepwell", "home": str(folder / "home"), "weights_id": "w", **(tier or {})}
     extra = {
-        "spec_name": "TieringOnCpu",
-        "spec_module_path": "lab.rig.offloading",
+        "spec_name": "CpuTieringSpec",
+        "spec_module_path": "peers_cpu_shim",
         "cpu_bytes_to_use": rows * 4096,
         "offload_prompt_only": False,
         "secondary_tiers": [settings],
