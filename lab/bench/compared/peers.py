@@ -111,6 +111,8 @@ def _remarks(work: Workload, names: Sequence[str]) -> list[str]:
         "a disk; page cache of the disks' files dropped before every pass (fdatasync, posix_fadvise DONTNEED).",
         "CPU seconds of all processes of engine and well, those that spin while they wait for others included.",
     ]
+    if systems.TIER in names:
+        remarks.append(f"{systems.TIER} has {systems.WINDOW // MIB} MiB more than {systems.VLLM_FS}: its arena.")
     if set(names) & {systems.VLLM_CPU, systems.VLLM_FS}:
         remarks.append(
             "vLLM's tiers run here with a memcpy in place of their GPU copy (benchmarks/peers): their times say "

@@ -25,8 +25,9 @@ ON_DISK = (VLLM_FS, DISK, TIER)
 SHIM = Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
 DISK_CAPACITY = 4 << 30
 
-WINDOW_SHARE = 4
-"""Of the memory that a system with a disk has, the part that is the arena where vLLM's own CPU tier has the rest."""
+WINDOW = 64 * MIB
+"""Arena of a well below vLLM's offloading, the least that there can be: its chunks only pass through. vLLM's CPU tier
+in front of it is as large as in front of vLLM's own filesystem tier."""
 
 _PEERS = (VLLM_CPU, VLLM_FS)
 _SHIM_MODULE = "peers_cpu_shim"
@@ -120,9 +121,8 @@ def _offloading(memory: Memory, disk: Path | None) -> dict[str, Any]:
 
 
 def _tier(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
-    window = memory.small // WINDOW_SHARE
-    offloading = _offloading(Memory(memory.large, memory.small - window), disk)
-    tier = {"type": TIER_TYPE, "home": str(home), "host": f"{window // MIB}MiB"}
+    offloading = _offloading(memory, disk)
+    tier = {"type": TIER_TYPE, "home": str(home), "host": f"{WINDOW // MIB}MiB"}
     offloading["kv_connector_extra_config"]["secondary_tiers"] = [{**tier, "disk": f"{disk}:{DISK_CAPACITY >> 30}GiB"}]
     return offloading
 

@@ -192,7 +192,7 @@ class Lookups:
         run.blocks = self._client.offer(run.ask)
         run.reason = run.ask.reason if run.ask.final else "late"
         run.settled_at = self._clock()
-        if run.blocks < len(run.keys):
+        if run.blocks < len(run.keys) and run.reason not in FOR_ROOM:
             self._answered(run.reason)
         return True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 T = TypeVar("T")
+
+MIN_WINDOW, WINDOW_CHUNKS = 256 << 20, 32
+"""Arena of a well that a tier starts, if its user says nothing: at least so many bytes, and room for so many chunks.
+They only pass through it, since vLLM's own host memory is what keeps the hot ones."""
 
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
@@ -58,6 +62,16 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
                 fix=f"remove {key}; vLLM's block_size or blocks_per_chunk sets the size of a chunk",
             )
     return settings.parse(given, page=1)
+
+
+def wishes_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:
+    """Settings of a well that may have to be started. All of its arena may wait to be written: a chunk that had to
+    leave unwritten would not be offered again, and vLLM's rows wait as well."""
+    wishes = dict(wanted.wishes)
+    wishes.setdefault("host", f"{max(MIN_WINDOW, WINDOW_CHUNKS * chunk_bytes) >> 20}MiB")
+    if "disk" in wishes:
+        wishes.setdefault("disk_queue", wishes["host"])
+    return wishes
 
 
 def unsupported(config: VllmConfig) -> StepwellError | None:
@@ -161,6 +175,7 @@ def open_session(
     """Raises StepwellError for what keeps the tier from serving."""
     if (error := unsupported(config)) is not None:
         raise error
+    wanted = replace(wanted, wishes=wishes_of(wanted, chunk_bytes))
     find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes))
     if wanted.strict:
         find(wanted)()

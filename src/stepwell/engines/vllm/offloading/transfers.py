@@ -181,10 +181,10 @@ class Transfers:
         deadline = time.monotonic() + STORE_S
         digests = b"".join(digest_of_key(key) for key, _ in chunks)
         at = copied = 0
-        waits = _pauses()
+        waits, parent = _pauses(), b""
         while at < len(chunks):
             upto = min(at + MOST_RESERVED, len(chunks))
-            spill = self._client.reserve(digests[32 * max(0, at - 1) : 32 * at], digests[32 * at : 32 * upto], epoch)
+            spill = self._client.reserve(parent, digests[32 * at : 32 * upto], epoch)
             if spill is None or not self._granted(spill, deadline):
                 break
             filled, whole = self._fill(spill, chunks[at:upto])
@@ -196,6 +196,8 @@ class Transfers:
             settled = last + 1 if spill.reason else upto - at
             stored += [key for key, _ in chunks[at : at + settled]]
             at += settled
+            # A block keeps those before it in the arena. Where there is no room for both, it goes by itself.
+            parent = b"" if spill.reason == "no_room" else digests[32 * (at - 1) : 32 * at]
             if spill.reason and (spill.reason != "no_room" or not self._wait(next(waits), deadline)):
                 break
         return copied
