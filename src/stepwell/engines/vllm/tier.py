@@ -33,8 +33,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from stepwell.block.namespace import LOADED_FROM_FILES
-from stepwell.engines.common import voice
-from stepwell.engines.vllm.guarded import guarded
+from stepwell.engines.common import log_messages
+from stepwell.engines.vllm.hooks.guarded import guarded
 from stepwell.engines.vllm.offloading import opening
 from stepwell.engines.vllm.offloading.lookups import Lookups, Verdict
 from stepwell.engines.vllm.offloading.transfers import Ended, Job, Transfers
@@ -76,7 +76,7 @@ class StepwellTier(SecondaryTierManager):
         """Further keys are the connector's settings (home, socket, strict, weights_id) and those of a well that may
         have to be started. Raises only where `strict` asks for that."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        voice.adopt_engine_log("vllm")
+        log_messages.adopt_engine_log("vllm")
         self.locality = Locality(locality) if locality is not None else None
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
@@ -90,7 +90,7 @@ class StepwellTier(SecondaryTierManager):
         self._lookups: Lookups | None = None
         self._transfers: Transfers | None = None
         if not is_tested(vllm.__version__):
-            voice.untested("vLLM", vllm.__version__, TESTED)
+            log_messages.untested("vLLM", vllm.__version__, TESTED)
         try:
             self._open(opening.parse(given))
         except StepwellError as error:

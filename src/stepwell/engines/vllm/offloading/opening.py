@@ -18,9 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stepwell.block.facts import digest_of
 from stepwell.client import scheduler, worker
 from stepwell.client.finder import finder
-from stepwell.engines.common import voice
-from stepwell.engines.vllm import identity, settings
-from stepwell.engines.vllm.opening import Opening
+from stepwell.client.fingerprint import CACHE_NAME
+from stepwell.engines.common import log_messages
+from stepwell.engines.common.weights import WeightsIdentity
+from stepwell.engines.vllm import settings
+from stepwell.engines.vllm.identity.facts import layout_facts, model_facts
+from stepwell.engines.vllm.identity.unsupported import unrepeatable
+from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
+from stepwell.engines.vllm.identity.weights import weight_files
 from stepwell.engines.vllm.settings import ConnectorSettings
 from stepwell.errors import ConfigError, IdentityMismatch, StepwellError, Unsupported
 from stepwell.protocol.link import Dial
@@ -76,25 +81,17 @@ def wishes_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | in
 
 def unsupported(config: VllmConfig) -> StepwellError | None:
     """The first thing about this engine that its chunks do not tell apart, or None."""
-    model, parallel = config.model_config, config.parallel_config
+    parallel = config.parallel_config
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
-        return identity.refused("SW-705", where, "all rows must lie in one host's memory", "run the engine on one host")
+        return refusal("SW-705", where, "all rows must lie in one host's memory", "run the engine on one host")
     if config.lora_config is not None:
         why = "vLLM's hashes name an adapter and say nothing of its weights"
-        return identity.refused("SW-712", "LoRA below vLLM's offloading", why, "use StepwellConnector, or no adapters")
+        return no_option("LoRA below vLLM's offloading", why, "use StepwellConnector, or no adapters")
     if config.speculative_config is not None:
         why = "chunks hold KV of the draft model, whose weights are not identified yet"
-        return identity.refused("SW-708", "speculative decoding", why, "switch it off")
-    if model.is_encoder_decoder:
-        why = "its KV depends on more than the tokens before"
-        return identity.refused("SW-712", "an encoder-decoder model", why, "use a decoder-only model")
-    if (whole := identity.computed_whole(config)) is not None:
-        return whole
-    if getattr(config.cache_config, "calculate_kv_scales", False):
-        why = "scales found at run time differ from start to start"
-        return identity.refused("SW-712", "calculate_kv_scales", why, "use scales from the checkpoint")
-    return None
+        return refusal("SW-708", "speculative decoding", why, "switch it off")
+    return unrepeatable(config)
 
 
 def unseeded(config: VllmConfig) -> IdentityMismatch | None:
@@ -111,7 +108,7 @@ def unseeded(config: VllmConfig) -> IdentityMismatch | None:
 
 
 def chunk_facts(spec: Any, config: VllmConfig, chunk_bytes: int) -> dict[str, str]:
-    """What a row holds, in which order, and what names it, beside what `identity.layout_facts` says of pages."""
+    """What a row holds, in which order, and what names it, beside what `layout_facts` says of pages."""
     offloading = spec.config
     parallel = {
         name: getattr(offloading.parallel, name)
@@ -120,14 +117,14 @@ def chunk_facts(spec: Any, config: VllmConfig, chunk_bytes: int) -> dict[str, st
     return {
         "door": "vllm secondary tier",
         "chunk.bytes": str(chunk_bytes),
-        "chunk.blocks": identity.canonical(offloading.cache.blocks_per_chunk),
-        "chunk.tokens_per_hash": identity.canonical(offloading.cache.tokens_per_hash),
-        "chunk.groups": identity.canonical(offloading.groups),
-        "chunk.ranks": identity.canonical(parallel),
-        "chunk.replicated": identity.canonical(offloading.replicated_layout),
-        "chunk.canonical": identity.canonical(getattr(offloading, "canonical_layout", False)),
-        "chunk.layout": identity.canonical(getattr(offloading, "kv_cache_layout", None)),
-        "hash": identity.canonical(str(config.cache_config.prefix_caching_hash_algo)),
+        "chunk.blocks": canonical(offloading.cache.blocks_per_chunk),
+        "chunk.tokens_per_hash": canonical(offloading.cache.tokens_per_hash),
+        "chunk.groups": canonical(offloading.groups),
+        "chunk.ranks": canonical(parallel),
+        "chunk.replicated": canonical(offloading.replicated_layout),
+        "chunk.canonical": canonical(getattr(offloading, "canonical_layout", False)),
+        "chunk.layout": canonical(getattr(offloading, "kv_cache_layout", None)),
+        "hash": canonical(str(config.cache_config.prefix_caching_hash_algo)),
     }
 
 
@@ -153,12 +150,12 @@ class Session:
 
     client: scheduler.SchedulerClient
     worker: worker.WorkerClient
-    opening: Opening
+    weights: WeightsIdentity
 
     def close(self) -> None:
         self.worker.close()
         self.client.close()
-        self.opening.close()
+        self.weights.close()
 
 
 def open_session(
@@ -179,7 +176,7 @@ def open_session(
     find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes))
     if wanted.strict:
         find(wanted)()
-    facts = identity.layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
+    facts = layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
     engine = f"{config.kv_transfer_config.engine_id}-tier"
     group = spec.config.groups[0]
     layout = digest_of(facts)
@@ -189,33 +186,33 @@ def open_session(
         shard_bytes=chunk_bytes,
         block_tokens=group.tokens_per_block * spec.blocks_per_chunk,
         layout=layout,
-        model=digest_of(identity.model_facts(config)),
+        model=digest_of(model_facts(config)),
         label=LABEL.format(Path(str(config.model_config.model)).name),
     )
-    opening = Opening(config, kv_cache_config, wanted, lambda: find(wanted), threaded=threaded)
+    weights = WeightsIdentity(wanted.weights_id, lambda: weight_files(config), wanted.home / CACHE_NAME)
     member = worker.WorkerClient(
         worker.Identity(engine, 0, 1, chunk_bytes, layout),
         find(wanted),
-        trouble=voice.tell_of_worker,
+        trouble=log_messages.worker_trouble,
         wishes=wanted.wishes,
         threaded=threaded,
     )
     try:
         client = scheduler.SchedulerClient(
             who,
-            opening.weights(),
+            weights,
             find(wanted),
             wishes=wanted.wishes,
-            trouble=voice.tell,
-            joined=lambda welcome: voice.welcome(welcome, who),
+            trouble=log_messages.trouble,
+            joined=lambda welcome: log_messages.joined(welcome, who),
             counted=counted,
             threaded=threaded,
         )
     except BaseException:
         member.close()
-        opening.close()
+        weights.close()
         raise
-    return Session(client, member, opening)
+    return Session(client, member, weights)
 
 
 def not_found(kind: str) -> Unsupported:
