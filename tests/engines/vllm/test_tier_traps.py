@@ -15,6 +15,7 @@ pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from stepwell.client.patience import TOTAL_S
+from stepwell.client.slabs import Hold
 from stepwell.engines.vllm.offloading import lookups
 from stepwell.engines.vllm.offloading.lookups import MAX_PROMOTED
 
@@ -104,6 +105,28 @@ def test_a_chunk_that_failed_to_load_is_a_miss_and_no_livelock(tmp_path: Path) -
         engine.finish(context)
         again = engine.request("again")
         assert engine.hits(keys, again) == 2  # and it is not offered again
+
+
+def test_a_slot_that_changes_under_its_copy_is_not_loaded(tmp_path: Path) -> None:
+    """Trap 8: the well may take a slot back at any moment, as where it takes this engine for dead."""
+    keys = keys_of("a", 3)
+    with open_well() as well, offloading(tmp_path, well) as engine:
+        engine.store(keys)
+        engine.forget()
+        context = engine.request("r")
+        entry = list(well.hierarchy.index.values())[1]
+        slot, taken = Hold.slot, []
+
+        def then_renew(hold: Hold, session: int, slab: int, number: int, generation: int) -> Any:
+            found = slot(hold, session, slab, number, generation)
+            taken.append(number)
+            if len(taken) == 2:
+                entry.slots[0][0].renew(entry.slots[0][1])
+            return found
+
+        with patch.object(Hold, "slot", then_renew):
+            assert engine.hits(keys, context) == 1
+        assert len(taken) == 3
 
 
 def test_a_retry_has_a_deadline(tmp_path: Path) -> None:
