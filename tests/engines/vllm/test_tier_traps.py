@@ -18,6 +18,7 @@ from stepwell.client.patience import TOTAL_S
 from stepwell.client.slabs import Hold
 from stepwell.engines.vllm.offloading import lookups
 from stepwell.engines.vllm.offloading.lookups import MAX_PROMOTED
+from stepwell.errors import IntegrityError
 
 from .local import open_well
 from .offloading import content, keys_of, offloading
@@ -103,8 +104,26 @@ def test_a_chunk_that_failed_to_load_is_a_miss_and_no_livelock(tmp_path: Path) -
         engine.assert_loaded(keys[:2], context)
         assert engine.manager.primary_tier.lookup(keys[3], context) is LookupResult.HIT  # it was loaded all the same
         engine.finish(context)
-        again = engine.request("again")
-        assert engine.hits(keys, again) == 2  # and it is not offered again
+        assert entries[2].id not in well.hierarchy.index
+        assert engine.hits(keys, engine.request("again")) == 2  # and it is not offered again
+
+
+def test_a_chunk_that_fails_again_and_again_is_tried_once(tmp_path: Path) -> None:
+    """Trap 4: also where the well still has it."""
+    keys = keys_of("a", 2)
+    with open_well() as well, offloading(tmp_path, well) as engine:
+        engine.store(keys)
+        engine.forget()
+        session = engine.tier._session
+        assert session is not None
+        client, changed = session.client, IntegrityError("SW-301", what="changed", why="as a test", fix="none")
+        with (
+            patch.object(client, "forget", lambda *args: None),
+            patch.object(session.worker, "verify", side_effect=changed),
+            patch.object(client, "recall", wraps=client.recall) as recall,
+        ):
+            assert engine.hits(keys, engine.request("r")) == 0
+        assert recall.call_count == 1
 
 
 def test_a_slot_that_changes_under_its_copy_is_not_loaded(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Spills:
             depth += 1
             yield WorkStep.DONE
         if session.scheduler is not None:
-            session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted)))
+            session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted), ends))
         self._slabs.populate(session.owner)
 
     def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
