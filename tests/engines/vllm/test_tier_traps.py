@@ -116,7 +116,7 @@ def test_a_chunk_that_fails_again_and_again_is_tried_once(tmp_path: Path) -> Non
         engine.forget()
         session = engine.tier._session
         assert session is not None
-        client, changed = session.client, IntegrityError("SW-301", what="changed", why="as a test", fix="none")
+        client, changed = session.client, IntegrityError("SW-302", what="changed", why="as a test", fix="none")
         with (
             patch.object(client, "forget", lambda *args: None),
             patch.object(session.worker, "verify", side_effect=changed),
