@@ -344,7 +344,10 @@ class SchedulerClient:
                 ask.final, ask.reason, ask.blocks = True, "well_lost", 0
             self._asks.clear()
             for spill in self._spills.values():
-                spill.leases, spill.reason = [0] * spill.blocks, "well_lost"  # before `granted`, which others read without the lock
+                spill.leases, spill.reason = (
+                    [0] * spill.blocks,
+                    "well_lost",
+                )  # before `granted`, which others read without the lock
                 spill.granted = True
             self._spills.clear()
             self._news.notify_all()

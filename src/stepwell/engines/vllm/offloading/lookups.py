@@ -19,8 +19,9 @@ from enum import Enum, auto
 
 from blake3 import blake3
 
-from stepwell.client.scheduler import FOR_ROOM, Ask, SchedulerClient
-from stepwell.protocol.messages import MAX_DIGESTS
+from stepwell.client.questions import FOR_ROOM, Question
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.protocol.limits import MAX_DIGESTS
 
 MAX_PROMOTED = 0.75
 """Share of vLLM's rows that one request may be promoted, and that all jobs together may hold."""
@@ -47,7 +48,7 @@ class Run:
     at: dict[bytes, int] = field(default_factory=dict)
     digests: bytearray = field(default_factory=bytearray)
     end_token: int = 0
-    ask: Ask | None = None
+    ask: Question | None = None
     blocks: int = -1
     reason: str = ""
     looked: int = -1  # step in which the answer was last looked at
@@ -85,7 +86,7 @@ class Part:
     """Pinned blocks [first, first + count) of an ask of this epoch, now a job's. `wanted`: which of them go to which
     row, as (number in the ask, key, row)."""
 
-    ask: Ask
+    ask: Question
     epoch: int
     first: int
     count: int

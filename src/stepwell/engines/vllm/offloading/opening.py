@@ -19,10 +19,11 @@ from stepwell.block.facts import digest_of
 from stepwell.client import scheduler, worker
 from stepwell.client.finder import finder
 from stepwell.client.fingerprint import CACHE_NAME
+from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.vllm import settings
-from stepwell.engines.vllm.identity.facts import layout_facts, model_facts
+from stepwell.engines.vllm.identity.facts import layout_facts, model_facts, told
 from stepwell.engines.vllm.identity.unsupported import unrepeatable
 from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
 from stepwell.engines.vllm.identity.weights import weight_files
@@ -176,25 +177,27 @@ def open_session(
     find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes))
     if wanted.strict:
         find(wanted)()
-    facts = layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
+    pages = layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
+    model = model_facts(config)
     engine = f"{config.kv_transfer_config.engine_id}-tier"
     group = spec.config.groups[0]
-    layout = digest_of(facts)
-    who = scheduler.Identity(
+    layout = digest_of(pages)
+    who = EngineIdentity(
         engine=engine,
         world=1,
         shard_bytes=chunk_bytes,
         block_tokens=group.tokens_per_block * spec.blocks_per_chunk,
         layout=layout,
-        model=digest_of(model_facts(config)),
+        model=digest_of(model),
         label=LABEL.format(Path(str(config.model_config.model)).name),
+        facts=told(pages | model),
     )
     weights = WeightsIdentity(wanted.weights_id, lambda: weight_files(config), wanted.home / CACHE_NAME)
     member = worker.WorkerClient(
-        worker.Identity(engine, 0, 1, chunk_bytes, layout),
+        WorkerIdentity(engine, 0, 1, chunk_bytes, layout),
         find(wanted),
         trouble=log_messages.worker_trouble,
-        wishes=wanted.wishes,
+        options=wanted.wishes,
         threaded=threaded,
     )
     try:
@@ -202,7 +205,7 @@ def open_session(
             who,
             weights,
             find(wanted),
-            wishes=wanted.wishes,
+            options=wanted.wishes,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
             counted=counted,

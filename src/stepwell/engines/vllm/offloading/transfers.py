@@ -17,7 +17,8 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.client.scheduler import MOST_RESERVED, SchedulerClient, Spill
+from stepwell.client.questions import Spill
+from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.worker import WorkerClient
 from stepwell.engines.vllm.offloading.lookups import Part, digest_of_key, group_of
 from stepwell.errors import IntegrityError
@@ -183,7 +184,7 @@ class Transfers:
         at = copied = 0
         waits, parent = _pauses(), b""
         while at < len(chunks):
-            upto = min(at + MOST_RESERVED, len(chunks))
+            upto = min(at + MAX_RESERVED, len(chunks))
             spill = self._client.reserve(parent, digests[32 * at : 32 * upto], epoch)
             if spill is None or not self._granted(spill, deadline):
                 break
