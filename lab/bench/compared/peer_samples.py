@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from lab.bench.report import Row, Target
 from lab.bench.compared.systems import DISK, HOST, LIMIT, ON_DISK, SYSTEMS, TIER, VLLM_CPU, VLLM_FS
+from lab.bench.report import Row, Target
 from stepwell.demo.results import stats
 from stepwell.demo.results.measure import ratio
 from stepwell.demo.results.stats import Estimate
