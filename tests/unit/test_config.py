@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
@@ -481,6 +482,26 @@ def test_the_flag_for_an_engine_carries_sizes_and_directories() -> None:
         with pytest.raises(ConfigError) as caught:
             flag(*options)
         assert caught.value.code == code
+
+
+def test_the_flags_for_a_well_below_vllms_own_offloading() -> None:
+    def flags(*options: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["vllm-args", "--json", *options])
+        if done.exception:
+            raise done.exception
+        transfer: dict[str, Any] = json.loads(json.loads(done.output)["arguments"][1])
+        return transfer
+
+    found = flags("--second-door", "--cpu", "64GiB", "--disk", "/a:1TiB", "--strict")
+    assert found["kv_connector"] == "OffloadingConnector"
+    assert found["kv_connector_extra_config"] == {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 64 << 30,
+        "secondary_tiers": [{"type": "stepwell", "disk": "/a:1TiB", "strict": True}],
+    }
+    for wrong in (["--second-door"], ["--cpu", "1GiB"], ["--second-door", "--cpu", "1GiB", "--receipts"]):
+        with pytest.raises(ConfigError, match="SW-102"):
+            flags(*wrong)
 
 
 # --- words of an earlier version

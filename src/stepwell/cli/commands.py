@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from stepwell import __version__
-from stepwell.cli import cache, config, explain, switch
+from stepwell.cli import cache, config, explain, switch, vllm
 from stepwell.cli.group import SectionedGroup
 from stepwell.cli.options import (
     Config,
@@ -24,15 +22,14 @@ from stepwell.cli.options import (
     Json,
     Socket,
     home_of,
-    joined,
     options_of,
     settings_of,
     socket_of,
 )
 from stepwell.cli.output import emit, removed_table, stats_table, uninstall_table
 from stepwell.cli.study import fidelity, fleet, simulate
-from stepwell.errors import BackendDown, ConfigError
-from stepwell.io.paths import Rendezvous, prepare_home
+from stepwell.errors import BackendDown
+from stepwell.io.paths import prepare_home
 
 app = typer.Typer(
     name="stepwell",
@@ -50,6 +47,7 @@ app.command("simulate-fleet")(fleet.simulate_fleet)
 app.command()(fidelity.fidelity)
 app.command()(fidelity.indexes)
 app.command()(explain.explain)
+app.command("vllm-args")(vllm.vllm_args)
 app.command()(switch.pause)
 app.command()(switch.resume)
 app.command()(switch.reload)
@@ -223,53 +221,3 @@ def uninstall(
     of_tenants = [tenant.socket for tenant in settings.tenants.values()]
     removed = program.remove(place, parts, *(path for path in (at, *of_tenants) if path is not None))
     emit({"deleted": True, "parts": removed}, as_json=as_json, text=removed_table(removed))
-
-
-@app.command("vllm-args")
-def vllm_args(
-    host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
-    disk: Disk = None,
-    home: Annotated[Path | None, typer.Option(help="Home of the well, if it is not the default one.")] = None,
-    socket: Annotated[
-        Path | None, typer.Option(help="Join the well that listens at this path; never start one.")
-    ] = None,
-    strict: Annotated[bool, typer.Option(help="Let vLLM refuse to start where stepwell cannot serve.")] = False,
-    receipts: Annotated[bool, typer.Option(help="Let answers say what was recalled for their request.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Print the flags to add to `vllm serve MODEL`.
-
-    They may be for this host or for another one.
-    """
-    from stepwell.config import check_host
-    from stepwell.config.places import parse_places
-    from stepwell.engines.vllm.plugin import NAME
-    from stepwell.io.host import memory_allowed
-    from stepwell.units import parse_amount
-
-    extra: dict[str, Any] = {}
-    if host is not None:
-        allowed = memory_allowed()
-        try:
-            check_host(parse_amount(host).of(allowed), allowed)
-        except ConfigError as error:
-            if error.code != "SW-106":  # they may be for a larger machine
-                raise
-            typer.echo(f"stepwell: not on this machine: {error}", err=True)
-        extra["host"] = host
-    if (places := joined(disk)) is not None:
-        extra["disk"] = ",".join(map(str, parse_places(places)))
-    if home is not None:
-        extra["home"] = str(home.expanduser().absolute())
-    if socket is not None:
-        extra["socket"] = str(Rendezvous.named(socket.expanduser().absolute()).socket)
-    extra |= {name: True for name, on in (("strict", strict), ("receipts", receipts)) if on}
-    transfer: dict[str, Any] = {
-        "kv_connector": NAME,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-    }
-    if extra:
-        transfer["kv_connector_extra_config"] = extra
-    arguments = ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":")), "--shutdown-timeout", "10"]
-    emit({"arguments": arguments}, as_json=as_json, text=shlex.join(arguments))

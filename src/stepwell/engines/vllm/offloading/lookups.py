@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from blake3 import blake3
 
-from stepwell.client.questions import FOR_ROOM, Question
+from stepwell.client.questions import FOR_ROOM, PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.protocol.limits import MAX_DIGESTS
 
@@ -48,7 +48,7 @@ class Run:
     at: dict[bytes, int] = field(default_factory=dict)
     digests: bytearray = field(default_factory=bytearray)
     end_token: int = 0
-    ask: Question | None = None
+    ask: PrefixQuestion | None = None
     blocks: int = -1
     reason: str = ""
     looked: int = -1  # step in which the answer was last looked at
@@ -86,7 +86,7 @@ class Part:
     """Pinned blocks [first, first + count) of an ask of this epoch, now a job's. `wanted`: which of them go to which
     row, as (number in the ask, key, row)."""
 
-    ask: Question
+    ask: PrefixQuestion
     epoch: int
     first: int
     count: int
