@@ -121,6 +121,22 @@ def test_a_well_that_is_lost_costs_no_request(tmp_path: Path) -> None:
             external(harness, tokens)
 
 
+def test_the_disk_keeps_its_size_under_ten_times_as_much(tmp_path: Path) -> None:
+    disk, size, chunk = tmp_path / "disk", 128 << 20, 1 << 20
+    well = open_threaded("64MiB", home=tmp_path / "home", disk=disk, disk_size=size)
+    memory = {"cpu_bytes_to_use": 64 * chunk}
+    with well, offloading(tmp_path, well, rows=64, head_size=2048, extra=memory) as engine:
+        assert engine.rows.shape[1] == chunk
+        for number in range(10 * size // chunk // 16):
+            engine.store(keys_of(f"p{number}", 16), f"s{number}")
+            engine.forget()
+            assert sum(file.stat().st_size for file in disk.glob("*.seg")) <= size
+        newest = keys_of(f"p{number}", 16)
+        context = engine.request("r")
+        assert engine.hits(newest, context) == 16
+        engine.assert_loaded(newest, context)
+
+
 # --- what a user may get wrong ----------------------------------------------------------------------------------------
 
 
