@@ -2,7 +2,7 @@
 
 A tier is told of the offloading alone, not of the engine: which weights it runs, how its pages lie, which hash names
 its blocks. All of that decides whether bytes may be shared, so it is taken from the engine's own configuration, which
-lies in the frames that are constructing the tier (ADR 26).
+lies in the frames that are constructing the tier (ADR 27).
 """
 
 from __future__ import annotations
