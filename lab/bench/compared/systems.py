@@ -25,8 +25,8 @@ ON_DISK = (VLLM_FS, DISK, TIER)
 SHIM = Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
 DISK_CAPACITY = 4 << 30
 
-WINDOW = 64 * MIB
-"""Arena of a well below vLLM's offloading, the least that there can be: its chunks only pass through. vLLM's CPU tier
+WINDOW = 256 * MIB
+"""Arena of a well below vLLM's offloading, as it is by default: chunks only pass through. vLLM's CPU tier
 in front of it is as large as in front of vLLM's own filesystem tier."""
 
 _PEERS = (VLLM_CPU, VLLM_FS)

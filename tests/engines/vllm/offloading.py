@@ -115,18 +115,23 @@ class Offloading:
         """The CPU tier holds nothing any more, as after other prompts; the secondary tier is not told."""
         self.manager.primary_tier.reset_cache()
 
+    def look(self, keys: Sequence[bytes], context: ReqContext) -> int | None:
+        """One pass of the scheduler over a request's keys: leading hits, None if it is deferred."""
+        hits, deferred = 0, False
+        for key in keys:
+            result = self.manager.lookup(key, context)
+            deferred |= result in (LookupResult.RETRY, LookupResult.HIT_PENDING)
+            hits += result is LookupResult.HIT
+            if result is LookupResult.MISS:
+                break
+        return None if deferred else hits
+
     def hits(self, keys: Sequence[bytes], context: ReqContext, *, passes: int = int(AT_MOST_S / LOOKS_S)) -> int:
         """How many leading chunks the engine finds, once nothing is deferred."""
         for _ in range(passes):
-            hits, deferred = 0, False
-            for key in keys:
-                result = self.manager.lookup(key, context)
-                deferred |= result in (LookupResult.RETRY, LookupResult.HIT_PENDING)
-                hits += result is LookupResult.HIT
-                if result is LookupResult.MISS:
-                    break
+            hits = self.look(keys, context)
             self.step()
-            if not deferred:
+            if hits is not None:
                 return hits
             time.sleep(LOOKS_S)
         raise AssertionError("a lookup is deferred for ever")

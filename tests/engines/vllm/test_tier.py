@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,31 @@ def test_the_disk_keeps_its_size_under_ten_times_as_much(tmp_path: Path) -> None
         context = engine.request("r")
         assert engine.hits(newest, context) == 16
         engine.assert_loaded(newest, context)
+
+
+def test_requests_that_wait_for_room_all_get_their_turn(tmp_path: Path) -> None:
+    """Four prompts at once through an arena that may pin a part of one: each is loaded, in rounds."""
+    prompts = [keys_of(f"p{number}", 12) for number in range(4)]
+    well = open_threaded("64MiB", home=tmp_path / "home", disk=tmp_path / "disk", disk_size="1GiB")
+    memory = {"cpu_bytes_to_use": 96 << 22}
+    with well, offloading(tmp_path, well, rows=96, head_size=8192, extra=memory) as engine:
+        assert engine.rows.shape == (96, 4 << 20)
+        for number, keys in enumerate(prompts):
+            engine.store(keys, f"s{number}")
+        engine.forget()
+        contexts = [engine.request(f"r{number}") for number in range(4)]
+        found: list[int | None] = [None] * 4
+        for _ in range(100_000):
+            for number, (keys, context) in enumerate(zip(prompts, contexts, strict=True)):
+                if found[number] is None:
+                    found[number] = engine.look(keys, context)
+            engine.step()
+            if None not in found:
+                break
+            time.sleep(0.0005)
+        assert found == [12] * 4
+        for keys, context in zip(prompts, contexts, strict=True):
+            engine.assert_loaded(keys, context)
 
 
 # --- what a user may get wrong ----------------------------------------------------------------------------------------

@@ -29,8 +29,15 @@ MAX_PROMOTED = 0.75
 HELD_S = 1.0
 """Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
 
+ROOM_S, MAX_ROOM_S = 2.0, 30.0
+"""Seconds that a request waits until the arena has room for the first of its blocks: the former once for each request
+that waits for anything, the latter in all."""
+
+_ROOM = (*FOR_ROOM, "gave_way")
+"""Reasons why a run ends that are no more than others' pins."""
+
 MAX_ROUNDS = 64
-"""Questions that one request may put for one cache group."""
+"""Questions that one request may put for one cache group, those not counted that found no room."""
 
 
 class Verdict(Enum):
@@ -79,6 +86,7 @@ class Looking:
     groups: dict[int, Group] = field(default_factory=dict)
     promoted: int = 0
     loading: int = 0
+    got_at: float = 0.0  # when it was first looked up, or last promoted anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,7 @@ class Lookups:
             return Verdict.RETRY
         group.run = Run()
         group.run.add(key, end_token)
+        request.got_at = request.got_at or self._clock()
         self._open[request_id] = request
         return Verdict.RETRY
 
@@ -176,12 +185,16 @@ class Lookups:
         at = run.at.get(key, len(run.keys))
         if at < run.blocks:
             return self._hit(request, group, key)
-        if run.reason in FOR_ROOM and run.blocks:
-            return Verdict.RETRY  # more of it can be pinned when these have been copied
+        if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
+            return Verdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
         if group.window is not None and at > run.blocks:
             return Verdict.RETRY  # a window that ends farther back is asked for next
         group.closed.add(key)
         return Verdict.MISS
+
+    def _may_wait(self, request: Looking) -> bool:
+        """Others have the room that its first blocks need, and it has not waited too long for that."""
+        return self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
 
     def _settled(self, run: Run) -> bool:
         assert run.ask is not None
@@ -191,9 +204,9 @@ class Lookups:
         if not self._client.settle(run.ask, 0.0):
             return False
         run.blocks = self._client.offer(run.ask)
-        run.reason = run.ask.reason if run.ask.final else "late"
+        run.reason = run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "late"
         run.settled_at = self._clock()
-        if run.blocks < len(run.keys) and run.reason not in FOR_ROOM:
+        if run.blocks < len(run.keys) and run.reason not in _ROOM:
             self._answered(run.reason)
         return True
 
@@ -210,6 +223,7 @@ class Lookups:
             return Verdict.MISS
         self._promised += 1
         request.promoted += 1
+        request.got_at = self._clock()
         return Verdict.HIT
 
     def take(self, request_id: str, keys: Sequence[bytes], rows: Sequence[int]) -> list[Part]:
@@ -259,6 +273,7 @@ class Lookups:
                 group.closed.update(run.keys)
                 group.run = None
         elif run.blocks >= 0 and (run.blocks == 0 or self._clock() - run.settled_at >= HELD_S):
+            group.rounds -= run.blocks == 0 and run.reason in _ROOM
             self._client.release(run.ask)
             group.run = None
 

@@ -70,14 +70,14 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
     return settings.parse(given, page=1)
 
 
-def wishes_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:
+def options_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:
     """Settings of a well that may have to be started. All of its arena may wait to be written: a chunk that had to
     leave unwritten would not be offered again, and vLLM's rows wait as well."""
-    wishes = dict(wanted.wishes)
-    wishes.setdefault("host", f"{max(MIN_WINDOW, WINDOW_CHUNKS * chunk_bytes) >> 20}MiB")
-    if "disk" in wishes:
-        wishes.setdefault("disk_queue", wishes["host"])
-    return wishes
+    options = dict(wanted.options)
+    options.setdefault("host", f"{max(MIN_WINDOW, WINDOW_CHUNKS * chunk_bytes) >> 20}MiB")
+    if "disk" in options:
+        options.setdefault("disk_queue", options["host"])
+    return options
 
 
 def unsupported(config: VllmConfig) -> StepwellError | None:
@@ -173,8 +173,8 @@ def open_session(
     """Raises StepwellError for what keeps the tier from serving."""
     if (error := unsupported(config)) is not None:
         raise error
-    wanted = replace(wanted, wishes=wishes_of(wanted, chunk_bytes))
-    find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.wishes))
+    wanted = replace(wanted, options=options_of(wanted, chunk_bytes))
+    find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.options))
     if wanted.strict:
         find(wanted)()
     pages = layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
@@ -197,7 +197,7 @@ def open_session(
         WorkerIdentity(engine, 0, 1, chunk_bytes, layout),
         find(wanted),
         trouble=log_messages.worker_trouble,
-        options=wanted.wishes,
+        options=wanted.options,
         threaded=threaded,
     )
     try:
@@ -205,7 +205,7 @@ def open_session(
             who,
             weights,
             find(wanted),
-            options=wanted.wishes,
+            options=wanted.options,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
             counted=counted,
