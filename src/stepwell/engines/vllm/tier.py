@@ -36,8 +36,8 @@ from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.engines.common import log_messages
 from stepwell.engines.vllm.hooks.guarded import guarded
 from stepwell.engines.vllm.offloading import opening
-from stepwell.engines.vllm.offloading.lookups import Lookups, Verdict
-from stepwell.engines.vllm.offloading.transfers import Ended, Job, Transfers
+from stepwell.engines.vllm.offloading.lookups import Lookups, LookupVerdict
+from stepwell.engines.vllm.offloading.transfers import JobEnd, RowJob, RowTransfers
 from stepwell.engines.vllm.versions import TESTED, is_tested
 from stepwell.errors import ConfigError, StepwellError, Unsupported
 from stepwell.log import RateLimited
@@ -50,7 +50,11 @@ log = logging.getLogger("stepwell")
 MISSES = "vllm:kv_offload_stepwell_misses"
 ERRORS = "vllm:kv_offload_stepwell_errors"
 
-_RESULTS = {Verdict.HIT: LookupResult.HIT, Verdict.MISS: LookupResult.MISS, Verdict.RETRY: LookupResult.RETRY}
+_RESULTS = {
+    LookupVerdict.HIT: LookupResult.HIT,
+    LookupVerdict.MISS: LookupResult.MISS,
+    LookupVerdict.RETRY: LookupResult.RETRY,
+}
 
 _served: WeakSet[Any] = WeakSet()
 """Offloading specs that have a tier of ours."""
@@ -86,9 +90,9 @@ class StepwellTier(SecondaryTierManager):
         self._failed: list[int] = []  # jobs that no thread was given
         self._label = f"{_number(offloading_spec, tier_type)}:{tier_type}"
         self._epoch = LOADED_FROM_FILES
-        self._session: opening.Session | None = None  # None: inert
+        self._session: opening.TierSession | None = None  # None: inert
         self._lookups: Lookups | None = None
-        self._transfers: Transfers | None = None
+        self._transfers: RowTransfers | None = None
         if not is_tested(vllm.__version__):
             log_messages.untested("vLLM", vllm.__version__, TESTED)
         try:
@@ -123,7 +127,7 @@ class StepwellTier(SecondaryTierManager):
             spec, config, kv_cache_config, wanted, rows.shape[1], dialler=self.dialler, threaded=self.threaded
         )
         _served.add(spec)
-        self._transfers = transfers = Transfers(session.client, session.worker, rows)
+        self._transfers = transfers = RowTransfers(session.client, session.worker, rows)
         self._lookups = Lookups(
             session.client,
             rows.shape[0],
@@ -204,7 +208,7 @@ class StepwellTier(SecondaryTierManager):
         return results
 
     @guarded(None)
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: JobEnd) -> None:
         load = ended.job.load
         if load and self._lookups is not None:
             self._lookups.loaded(ended.job.request)
@@ -286,9 +290,9 @@ class StepwellTier(SecondaryTierManager):
         return stats
 
 
-def _job(metadata: Any, *, load: bool) -> Job:
+def _job(metadata: Any, *, load: bool) -> RowJob:
     rows = tuple(metadata.chunk_ids.tolist())
-    return Job(metadata.job_id, metadata.req_context.req_id, load, tuple(metadata.keys), rows)
+    return RowJob(metadata.job_id, metadata.req_context.req_id, load, tuple(metadata.keys), rows)
 
 
 def _number(spec: Any, tier_type: str) -> int:

@@ -40,14 +40,14 @@ MAX_ROUNDS = 64
 """Questions that one request may put for one cache group, those not counted that found no room."""
 
 
-class Verdict(Enum):
+class LookupVerdict(Enum):
     HIT = auto()
     MISS = auto()
     RETRY = auto()
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class KeyRun:
     """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones are
     pinned, once that is settled."""
 
@@ -69,28 +69,28 @@ class Run:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupLookup:
     """One cache group of a request. `closed`: keys that are misses from now on."""
 
     window: int | None  # chunks that a load of this group needs; None: all from the prompt's beginning
-    run: Run | None = None
+    run: KeyRun | None = None
     closed: set[bytes] = field(default_factory=set)
     rounds: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Looking:
+class RequestLookup:
     """One request. `promoted`: rows that it was given. `loading`: jobs that fill some of them now."""
 
     order: int
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[int, GroupLookup] = field(default_factory=dict)
     promoted: int = 0
     loading: int = 0
     got_at: float = 0.0  # when it was first looked up, or last promoted anything
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoadPart:
     """Pinned blocks [first, first + count) of an ask of this epoch, now a job's. `wanted`: which of them go to which
     row, as (number in the ask, key, row)."""
 
@@ -130,8 +130,8 @@ class Lookups:
         self._busy_rows = busy_rows
         self._answered = answered
         self._clock = clock
-        self._requests: dict[str, Looking] = {}
-        self._open: dict[str, Looking] = {}  # those with a run
+        self._requests: dict[str, RequestLookup] = {}
+        self._open: dict[str, RequestLookup] = {}  # those with a run
         self._orders = 0
         self._step = 0
         self._promised = 0  # rows, in this step
@@ -140,63 +140,65 @@ class Lookups:
     def begin(self, request_id: str) -> None:
         self._orders += 1
         self.end(request_id)  # its id is used again
-        self._requests[request_id] = Looking(self._orders)
+        self._requests[request_id] = RequestLookup(self._orders)
 
-    def lookup(self, request_id: str, key: bytes, end_token: int) -> Verdict:
+    def lookup(self, request_id: str, key: bytes, end_token: int) -> LookupVerdict:
         request = self._requests.get(request_id)
         if request is None:
-            return Verdict.MISS
+            return LookupVerdict.MISS
         number = group_of(key)
         group = request.groups.get(number)
         if group is None:
-            group = request.groups[number] = Group(self._windows.get(number))
+            group = request.groups[number] = GroupLookup(self._windows.get(number))
         if key in group.closed:
-            return Verdict.MISS
+            return LookupVerdict.MISS
         run = group.run
         if run is None:
             return self._gathered(request_id, request, group, key, end_token)
         if run.ask is None:
             if key not in run.at and len(run.keys) < self._most(group):
                 run.add(key, end_token)
-            return Verdict.RETRY
+            return LookupVerdict.RETRY
         return self._answer(request, group, run, key)
 
-    def _most(self, group: Group) -> int:
+    def _most(self, group: GroupLookup) -> int:
         return MAX_DIGESTS if group.window is None else group.window
 
-    def _gathered(self, request_id: str, request: Looking, group: Group, key: bytes, end_token: int) -> Verdict:
+    def _gathered(
+        self, request_id: str, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int
+    ) -> LookupVerdict:
         """The first key of a new run. A group that needs a window only is asked for when it is known how far the
         others reach: until then its keys are those of a window too far back or too far on."""
         if not self._client.live or group.rounds >= MAX_ROUNDS or request.promoted >= self._limit:
-            return Verdict.MISS
+            return LookupVerdict.MISS
         if group.window is not None and (
             request.loading or any(other.run for other in request.groups.values() if other.window is None)
         ):
-            return Verdict.RETRY
-        group.run = Run()
+            return LookupVerdict.RETRY
+        group.run = KeyRun()
         group.run.add(key, end_token)
         request.got_at = request.got_at or self._clock()
         self._open[request_id] = request
-        return Verdict.RETRY
+        return LookupVerdict.RETRY
 
-    def _answer(self, request: Looking, group: Group, run: Run, key: bytes) -> Verdict:
+    def _answer(self, request: RequestLookup, group: GroupLookup, run: KeyRun, key: bytes) -> LookupVerdict:
         if run.blocks < 0 and not self._settled(run):
-            return Verdict.RETRY
+            return LookupVerdict.RETRY
         at = run.at.get(key, len(run.keys))
         if at < run.blocks:
             return self._hit(request, group, key)
         if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
-            return Verdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
+            return LookupVerdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
         if group.window is not None and at > run.blocks:
-            return Verdict.RETRY  # a window that ends farther back is asked for next
+            return LookupVerdict.RETRY  # a window that ends farther back is asked for next
         group.closed.add(key)
-        return Verdict.MISS
+        return LookupVerdict.MISS
 
-    def _may_wait(self, request: Looking) -> bool:
+    def _may_wait(self, request: RequestLookup) -> bool:
         """Others have the room that its first blocks need, and it has not waited too long for that."""
         return self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
 
-    def _settled(self, run: Run) -> bool:
+    def _settled(self, run: KeyRun) -> bool:
         assert run.ask is not None
         if run.looked == self._step:
             return False
@@ -210,23 +212,23 @@ class Lookups:
             self._answered(run.reason)
         return True
 
-    def _hit(self, request: Looking, group: Group, key: bytes) -> Verdict:
+    def _hit(self, request: RequestLookup, group: GroupLookup, key: bytes) -> LookupVerdict:
         run = group.run
         assert run is not None
         if request.promoted >= self._limit:
             group.closed.add(key)
-            return Verdict.MISS
+            return LookupVerdict.MISS
         if self._busy_rows() + self._promised >= self._limit:
             if self._clock() - run.settled_at < HELD_S:
-                return Verdict.RETRY
+                return LookupVerdict.RETRY
             group.closed.add(key)
-            return Verdict.MISS
+            return LookupVerdict.MISS
         self._promised += 1
         request.promoted += 1
         request.got_at = self._clock()
-        return Verdict.HIT
+        return LookupVerdict.HIT
 
-    def take(self, request_id: str, keys: Sequence[bytes], rows: Sequence[int]) -> list[Part]:
+    def take(self, request_id: str, keys: Sequence[bytes], rows: Sequence[int]) -> list[LoadPart]:
         """Hands the pinned blocks of these keys over to a job, with the row for each. Keys that were not promised are
         left out: the job has nothing to load for them."""
         request = self._requests.get(request_id)
@@ -236,7 +238,7 @@ class Lookups:
             if group is not None and group.run is not None and group.run.at.get(key, 1 << 62) < group.run.blocks:
                 by_group.setdefault(group_of(key), []).append((group.run.at[key], key, row))
                 group.closed.add(key)
-        parts: list[Part] = []
+        parts: list[LoadPart] = []
         for number, wanted in by_group.items():
             assert request is not None
             group = request.groups[number]
@@ -244,7 +246,7 @@ class Lookups:
             assert run is not None and run.ask is not None
             first, last = min(wanted)[0], max(wanted)[0]
             digests = bytes(run.digests[32 * first : 32 * (last + 1)])
-            parts.append(Part(run.ask, self.epoch, first, last + 1 - first, digests, tuple(sorted(wanted))))
+            parts.append(LoadPart(run.ask, self.epoch, first, last + 1 - first, digests, tuple(sorted(wanted))))
         if request is not None:
             request.loading += 1
         return parts
@@ -265,7 +267,7 @@ class Lookups:
             if not any(group.run for group in request.groups.values()):
                 del self._open[request_id]
 
-    def _advance(self, request: Looking, group: Group, run: Run) -> None:
+    def _advance(self, request: RequestLookup, group: GroupLookup, run: KeyRun) -> None:
         if run.ask is None:
             group.rounds += 1
             run.ask = self._client.ask(bytes(run.digests), self.epoch, request.order, run.end_token)
@@ -290,4 +292,4 @@ class Lookups:
         self.epoch = epoch
         for request_id, request in list(self._requests.items()):
             self.end(request_id)
-            self._requests[request_id] = Looking(request.order)
+            self._requests[request_id] = RequestLookup(request.order)

@@ -145,7 +145,7 @@ def windows(spec: Any, kv_cache_config: KVCacheConfig) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TierSession:
     """Both members of one tier's session, in the scheduler's process: vLLM's rows are of all ranks, so there is one
     shard and one worker."""
 
@@ -169,7 +169,7 @@ def open_session(
     dialler: Callable[[ConnectorSettings], Callable[[], Dial]] | None = None,
     counted: Callable[[str, int], None] = lambda name, n: None,
     threaded: bool = True,
-) -> Session:
+) -> TierSession:
     """Raises StepwellError for what keeps the tier from serving."""
     if (error := unsupported(config)) is not None:
         raise error
@@ -215,7 +215,7 @@ def open_session(
         member.close()
         weights.close()
         raise
-    return Session(client, member, weights)
+    return TierSession(client, member, weights)
 
 
 def not_found(kind: str) -> Unsupported:

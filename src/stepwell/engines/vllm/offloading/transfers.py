@@ -20,7 +20,7 @@ import numpy.typing as npt
 from stepwell.client.questions import Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.vllm.offloading.lookups import Part, digest_of_key, group_of
+from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
 
 Rows = npt.NDArray[np.uint8]
@@ -41,7 +41,7 @@ Copied = tuple[list[bytes], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RowJob:
     """A job of vLLM's: these chunks are to be loaded into these rows, or stored from them, for a request."""
 
     number: int
@@ -52,10 +52,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnd:
     """What became of a job. `done`: the keys whose bytes were copied, or are in the well already."""
 
-    job: Job
+    job: RowJob
     done: tuple[bytes, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Ended:
         return len(self.done) == len(self.job.keys)
 
 
-class Transfers:
+class RowTransfers:
     """`submit_load`, `submit_store` and `ended` are for one thread, the scheduler's, and never wait."""
 
     def __init__(self, client: SchedulerClient, worker: WorkerClient, rows: Rows) -> None:
@@ -76,7 +76,7 @@ class Transfers:
         self._most_storing = max(1, int(rows.shape[0] * MAX_STORING))
         self._loaders = ThreadPoolExecutor(LOADERS, "stepwell-load")
         self._storer = ThreadPoolExecutor(1, "stepwell-store")
-        self._results: SimpleQueue[Ended] = SimpleQueue()
+        self._results: SimpleQueue[JobEnd] = SimpleQueue()
         self._hurried = threading.Event()  # who waits for slots is to give up
         self._idle = threading.Condition()
         self._jobs = 0  # that wait or run
@@ -88,23 +88,23 @@ class Transfers:
         """There is a job whose end `ended` has not told yet."""
         return self._jobs > 0 or not self._results.empty()
 
-    def submit_load(self, job: Job, parts: Sequence[Part]) -> None:
+    def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
         self._submit(self._loaders, job, lambda: self._load(parts))
 
-    def submit_store(self, job: Job, epoch: int) -> None:
+    def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
-            self._results.put(Ended(job))
+            self._results.put(JobEnd(job))
         else:
             self._submit(self._storer, job, lambda: self._store(job, epoch))
 
-    def _submit(self, threads: ThreadPoolExecutor, job: Job, copy: Callable[[], Copied]) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, job: RowJob, copy: Callable[[], Copied]) -> None:
         began = time.monotonic()
         self._count(1, len(job.keys), job.load)
 
         def over(future: Future[Copied]) -> None:
             failed = future.cancelled() or future.exception() is not None
             done, nbytes = ([], 0) if failed else future.result()
-            self._results.put(Ended(job, tuple(done), nbytes, time.monotonic() - began))
+            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began))
             self._count(-1, -len(job.keys), job.load)
 
         threads.submit(copy).add_done_callback(over)
@@ -116,7 +116,7 @@ class Transfers:
             self._storing += 0 if load else rows
             self._idle.notify_all()
 
-    def ended(self) -> Iterator[Ended]:
+    def ended(self) -> Iterator[JobEnd]:
         """Jobs that have ended since the last call."""
         while True:
             try:
@@ -142,13 +142,13 @@ class Transfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, parts: Iterable[Part]) -> Copied:
+    def _load(self, parts: Iterable[LoadPart]) -> Copied:
         loaded: list[bytes] = []
         for part in parts:
             self._load_part(part, loaded)
         return loaded, len(loaded) * self._chunk_bytes
 
-    def _load_part(self, part: Part, loaded: list[bytes]) -> None:
+    def _load_part(self, part: LoadPart, loaded: list[bytes]) -> None:
         assert self._rows is not None
         session = part.ask.session
         transfer, refs = self._client.recall(part.ask, part.first, part.count)
@@ -167,7 +167,7 @@ class Transfers:
         finally:
             self._worker.recalled(session, [transfer])
 
-    def _store(self, job: Job, epoch: int) -> Copied:
+    def _store(self, job: RowJob, epoch: int) -> Copied:
         by_group: dict[int, list[tuple[bytes, int]]] = {}
         for key, row in zip(job.keys, job.rows, strict=True):
             by_group.setdefault(group_of(key), []).append((key, row))
