@@ -122,7 +122,7 @@ class StepwellTier(SecondaryTierManager):
         config, kv_cache_config = opening.of_callers(VllmConfig), opening.of_callers(KVCacheConfig)
         if config is None or kv_cache_config is None:
             raise opening.not_found("VllmConfig" if config is None else "KVCacheConfig")
-        rows = np.asarray(self._primary_kv_view).view(np.uint8)
+        rows, windows = np.asarray(self._primary_kv_view).view(np.uint8), opening.windows(spec, kv_cache_config)
         session = self._session = opening.open_session(
             spec, config, kv_cache_config, wanted, rows.shape[1], dialler=self.dialler, threaded=self.threaded
         )
@@ -131,7 +131,7 @@ class StepwellTier(SecondaryTierManager):
         self._lookups = Lookups(
             session.client,
             rows.shape[0],
-            opening.windows(spec, kv_cache_config),
+            windows,
             lambda: transfers.busy_rows,
             self._missed,
         )
@@ -245,10 +245,14 @@ class StepwellTier(SecondaryTierManager):
         """vLLM calls this where it resets its caches, since weights may have changed: no row is touched any more when
         it returns, and what was stored before is never found again by this engine."""
         self._epoch = secrets.randbits(64) or 1
-        if self._lookups is not None:
-            self._lookups.reset(self._epoch)
+        self._reset()
         if self._transfers is not None:
             self._transfers.drain()
+
+    @guarded(None)
+    def _reset(self) -> None:
+        if self._lookups is not None:
+            self._lookups.reset(self._epoch)
 
     def shutdown(self) -> None:
         """Ends threads and session. When it returns, nothing here refers to vLLM's memory."""

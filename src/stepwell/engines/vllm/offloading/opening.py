@@ -43,8 +43,6 @@ They only pass through it, since vLLM's own host memory is what keeps the hot on
 
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
-LABEL = "{} (below vLLM's offloading)"
-
 
 def of_callers(kind: type[T]) -> T | None:
     """The nearest local variable of this type in the frames that have led here."""
@@ -167,7 +165,6 @@ def open_session(
     chunk_bytes: int,
     *,
     dialler: Callable[[ConnectorSettings], Callable[[], Dial]] | None = None,
-    counted: Callable[[str, int], None] = lambda name, n: None,
     threaded: bool = True,
 ) -> TierSession:
     """Raises StepwellError for what keeps the tier from serving."""
@@ -189,7 +186,7 @@ def open_session(
         block_tokens=group.tokens_per_block * spec.blocks_per_chunk,
         layout=layout,
         model=digest_of(model),
-        label=LABEL.format(Path(str(config.model_config.model)).name),
+        label=f"{Path(str(config.model_config.model)).name} (below vLLM's offloading)",
         facts=told(pages | model),
     )
     weights = WeightsIdentity(wanted.weights_id, lambda: weight_files(config), wanted.home / CACHE_NAME)
@@ -208,7 +205,6 @@ def open_session(
             options=wanted.options,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
-            counted=counted,
             threaded=threaded,
         )
     except BaseException:
