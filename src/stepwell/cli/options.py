@@ -26,6 +26,12 @@ Disk = Annotated[
 ]
 Host = Annotated[str | None, typer.Option(help='Size of the host tier, such as "16GiB" or "25%".')]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+Open = Annotated[int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")]
+BlockTokens = Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")]
+TraceFormat = Annotated[
+    str | None, typer.Option("--format", help="Format of the trace, if its first line does not show it.")
+]
+StrictTrace = Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")]
 
 
 def home_of(given: Path | None) -> Path:

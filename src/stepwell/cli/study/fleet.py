@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from stepwell.cli.options import Json
+from stepwell.cli.options import BlockTokens, Json, Open, StrictTrace, TraceFormat
 from stepwell.cli.output import emit, warn
 from stepwell.units import format_size
 
@@ -25,14 +25,10 @@ def simulate_fleet(
         typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file; repeatable."),
     ] = None,
     requests: Annotated[Path | None, typer.Option(help="Write a line of JSON for each request to this file.")] = None,
-    open_: Annotated[
-        int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")
-    ] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", help="Format of the trace, if its first line does not show it.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
+    open_: Open = None,
+    block_tokens: BlockTokens = None,
+    format_: TraceFormat = None,
+    strict: StrictTrace = False,
     as_json: Json = False,
 ) -> None:
     """Replay traces on a fleet of hosts that a file describes.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepwell import renamed
-from stepwell.cli.options import Json
+from stepwell.cli.options import BlockTokens, Json, Open, StrictTrace, TraceFormat
 from stepwell.cli.output import emit, warn
 
 if TYPE_CHECKING:
@@ -26,14 +26,10 @@ def simulate(
         str, typer.Option(help="Sizes of the tier, N[,N...]: tokens, or shares of the working set.")
     ] = "1%,2%,5%,10%,20%,50%",
     cost: Annotated[str, typer.Option(help="Prefill cost to assume: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
-    open_: Annotated[
-        int | None, typer.Option("--open", help="Conversations open at once, where traces leave that open.")
-    ] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block (default: what the trace says).")] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", help="Format of the trace, if its first line does not show it.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed line.")] = False,
+    open_: Open = None,
+    block_tokens: BlockTokens = None,
+    format_: TraceFormat = None,
+    strict: StrictTrace = False,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
     ray: Annotated[
         str, typer.Option(help="Spread over a Ray cluster instead: its address, auto, or local (extra `ray`).")

@@ -34,8 +34,8 @@ from stepwell.engines.vllm.hooks.wrapped import maker_of, part_of
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.opening import Opening
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
-from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.errors import StepwellError, Unsupported
+from stepwell.engines.vllm.versions import TESTED, is_tested, lacking
+from stepwell.errors import StepwellError
 from stepwell.log import RateLimited
 
 if TYPE_CHECKING:
@@ -118,14 +118,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
         except StepwellError as error:
             self._inert(error)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
-            self._inert(
-                Unsupported(
-                    "SW-710",
-                    what="this vLLM lacks an interface that stepwell needs",
-                    why=f"{type(error).__name__}: {error}",
-                    fix=f"use vLLM {TESTED[-1]}, the newest version that stepwell was tested with",
-                )
-            )
+            self._inert(lacking(error))
 
     # start ------------------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,8 @@ from stepwell.engines.vllm.hooks.guarded import guarded
 from stepwell.engines.vllm.offloading import opening
 from stepwell.engines.vllm.offloading.lookups import Lookups, LookupVerdict
 from stepwell.engines.vllm.offloading.transfers import JobEnd, RowJob, RowTransfers
-from stepwell.engines.vllm.versions import TESTED, is_tested
-from stepwell.errors import ConfigError, StepwellError, Unsupported
+from stepwell.engines.vllm.versions import TESTED, is_tested, lacking
+from stepwell.errors import ConfigError, StepwellError
 from stepwell.log import RateLimited
 
 if TYPE_CHECKING:
@@ -102,13 +102,7 @@ class StepwellTier(SecondaryTierManager):
                 raise
             log.error("stepwell is inert, vLLM's offloading goes on without it: %s", error)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
-            lacking = Unsupported(
-                "SW-710",
-                what="this vLLM lacks something that stepwell needs",
-                why=f"{type(error).__name__}: {error}",
-                fix=f"use vLLM {TESTED[-1]}, the newest version that this was tested with",
-            )
-            log.error("stepwell is inert, vLLM's offloading goes on without it: %s", lacking)
+            log.error("stepwell is inert, vLLM's offloading goes on without it: %s", lacking(error))
 
     def _open(self, wanted: ConnectorSettings) -> None:
         spec = self._offloading_spec
