@@ -117,7 +117,7 @@ def streams(turn: Turn, number: int, times: int) -> Tally:
     gauge = Gauge(tally, MiB)
     for case in range(times):
         data = stream(dice, union)
-        with gauge.case(f"{turn.name}: case {case}: {data[:200].hex()}"):
+        with gauge.case(f"{turn.name}: case {case}: {data[:200].hex()}", len(data)):
             _feed(dice, tally, wire.Reader(decoder), data, f"{turn.name}: case {case}: {data[:200].hex()}")
         if case % 1024 == 0 and turn.over:
             break
