@@ -34,7 +34,7 @@ _REMARKS = {
     _FILES: "a case is a read in a next life: flips, exchanged pages and files, old copies of files and directories",
     _VERSIONS: "all 65,535 others of head, trailer, frame and keyring",
     _FUZZED: "refused, nothing raised, at most 1 MiB allocated for each (4 MiB for a keyring)",
-    _TALK: "messages or a ProtocolError, at most 1 MiB allocated",
+    _TALK: "messages or a ProtocolError, at most 1 MiB and three times its length allocated",
     _STREAMS: "its connection ends with one message, others are answered and find their blocks, nothing is left",
 }
 
