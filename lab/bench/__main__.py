@@ -32,6 +32,7 @@ FOLDERS = {
     "half": "serving",
     "validate": "serving",
     "peers": "compared",
+    "tierhooks": "compared",
 }
 """The folder of each benchmark, in the order in which all are run."""
 NAMES = tuple(FOLDERS)

@@ -57,6 +57,24 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
     assert released(well) == 1
 
 
+def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:
+    well = PlayedWell()
+    client = scheduler(well)
+    answer = well.receivers[0].received
+    ask, other = client.ask(D + D + D, 0, 1), client.ask(D, 0, 2)
+    assert ask is not None and other is not None
+    for each in (ask, other):
+        answer(m.Found(each.ticket, 0, b"", True, "staging", pinned=2), ())
+    assert client.offer(ask, unread=True) == 2 and client.offer(other) == 0
+    for each in (ask, other):
+        answer(m.GiveWay(each.ticket), ())
+    assert (ask.final, other.final, released(well)) == (False, True, 1)
+    assert client.landed(ask, 0, 0.0) is None
+    answer(found(ask, 2, more=False, reason="end"), ())
+    refs = client.landed(ask, 1, 0.0)
+    assert refs is not None and refs.shape == (1, 1) and client.landed(ask, 2, 0.0) is None
+
+
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The well would end a session with more."""
     monkeypatch.setattr(scheduler_module, "MAX_ASKS", 2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import cast
 
 import pytest
@@ -16,32 +17,40 @@ KEYS = [bytes([number]) * 32 + bytes(4) for number in range(4)]
 
 
 class Answering:
-    """A client whose questions are answered at once, as the test says: (blocks, reason) each."""
+    """A client whose questions are answered at once, as the test says: (blocks, reason) each. A reason "staging" is no
+    last answer: so many blocks are read."""
 
     live = True
 
     def __init__(self, answers: Iterator[tuple[int, str]]) -> None:
         self._answers = answers
         self.asked: list[int] = []
+        self.given: list[PrefixQuestion] = []
         self.released = 0
 
     def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0) -> PrefixQuestion:
         self.asked.append(len(digests) // 32)
         blocks, reason = next(self._answers)
-        return PrefixQuestion(len(self.asked), 1, order, 0.0, blocks, answered=True, final=True, reason=reason)
+        final = reason != "staging"
+        found = {"blocks": blocks} if final else {"pinned": blocks}
+        question = PrefixQuestion(len(self.asked), 1, order, 0.0, answered=True, final=final, reason=reason, **found)
+        self.given.append(question)
+        return question
 
     def settle(self, ask: PrefixQuestion, wait_s: float) -> bool:
-        return True
+        return ask.final
 
-    def offer(self, ask: PrefixQuestion) -> int:
-        return ask.blocks
+    def offer(self, ask: PrefixQuestion, *, unread: bool = False) -> int:
+        return max(ask.blocks, ask.pinned) if unread else ask.blocks
 
     def release(self, ask: PrefixQuestion) -> None:
         self.released += 1
 
 
-def waiting(client: Answering, clock: Callable[[], float] = lambda: 0.0) -> Lookups:
-    lookups = Lookups(cast(SchedulerClient, client), 64, {}, lambda: 0, lambda reason: None, clock)
+def waiting(
+    client: Answering, clock: Callable[[], float] = lambda: 0.0, windows: Mapping[int, int] = MappingProxyType({})
+) -> Lookups:
+    lookups = Lookups(cast(SchedulerClient, client), 64, windows, lambda: 0, lambda reason: None, clock)
     lookups.begin("r")
     return lookups
 
@@ -73,6 +82,29 @@ def test_a_run_that_ends_for_another_reason_is_a_miss(reason: str) -> None:
     assert step(lookups) == [RETRY] * 4
     assert step(lookups) == [HIT, HIT, MISS]
     assert client.asked == [4]
+
+
+def test_what_a_tier_reads_is_a_hit_and_the_rest_is_asked_for_next() -> None:
+    client = Answering(iter([(0, "staging"), (3, "staging"), (0, "never_seen")]))
+    lookups = waiting(client)
+    assert step(lookups) == [RETRY] * 4
+    assert [step(lookups) for _ in range(3)] == [[RETRY] * 4] * 3, "nothing is said of how far it reaches"
+    client.given[0].pinned = 3
+    assert [lookups.lookup("r", key, 16) for key in KEYS] == [HIT, HIT, HIT, RETRY]
+    (part,) = lookups.take("r", KEYS[:3], [5, 6, 7])
+    assert (part.ask, part.first, part.count) == (client.given[0], 0, 3)
+    assert part.wanted == ((0, KEYS[0], 5), (1, KEYS[1], 6), (2, KEYS[2], 7))
+    assert lookups.lookup("r", KEYS[3], 16) is RETRY
+    lookups.end_of_step()
+    assert client.asked == [4, 1] and client.released == 0
+
+
+def test_what_a_tier_reads_for_a_window_is_no_hit_yet() -> None:
+    client = Answering(iter([(4, "staging")]))
+    lookups = waiting(client, windows={0: 4})
+    assert [step(lookups) for _ in range(4)] == [[RETRY] * 4] * 4
+    client.given[0].blocks, client.given[0].final = 4, True
+    assert step(lookups) == [HIT] * 4
 
 
 def test_no_request_waits_for_room_for_ever() -> None:

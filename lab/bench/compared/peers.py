@@ -165,7 +165,7 @@ def _fill(stand: Stand, work: Workload) -> None:
     for document in work.documents:
         stand.ask(document.prompt, OUTPUT)
     stand.settle()
-    _together(stand, work)
+    together(stand, work)
     stand.settle()
 
 
@@ -188,13 +188,13 @@ def _asked(stand: Stand, work: Workload, repetition: int) -> tuple[list[Sample],
         answer, cpu_s = stand.ask_for_first(document.prompt)
         keep(Kind.FIRST, number, answer, cpu_s)
     stand.forget_page_cache()
-    for number, answer in enumerate(_together(stand, work)):
+    for number, answer in enumerate(together(stand, work)):
         keep(Kind.TOGETHER, number, answer)
     stand.settle()
     return samples, [Read(stand.system.name, work.page, read, kv)]
 
 
-def _together(stand: Stand, work: Workload) -> list[Answer]:
+def together(stand: Stand, work: Workload) -> list[Answer]:
     answers: list[Answer] = []
     for at in range(0, len(work.documents), work.together):
         batch = work.documents[at : at + work.together]

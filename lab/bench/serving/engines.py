@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +53,13 @@ class Bench:
 
 
 @contextmanager
-def bench(host_bytes: int, disk_bytes: int = 0) -> Iterator[Bench]:
-    """Everything that it holds is gone at the end, but the converted model. Raises ConfigError as the demo does."""
+def bench(host_bytes: int, disk_bytes: int = 0, settings: Mapping[str, str | int] | None = None) -> Iterator[Bench]:
+    """Everything that it holds is gone at the end, but the converted model. `settings`: further ones of the connector.
+    Raises ConfigError as the demo does."""
     progress = suitable_progress()
     model = models.prepare(None, progress)
     with demo_folder(models.cache_folder()) as folder:
-        well = DemoWell(folder / "home", host_bytes, disk_bytes)
+        well = DemoWell(folder / "home", host_bytes, disk_bytes, settings or {})
         try:
             yield Bench(model, library.load_encoder(model), folder, well, progress)
         finally:

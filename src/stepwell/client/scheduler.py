@@ -154,11 +154,20 @@ class SchedulerClient:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
 
-    def offer(self, ask: PrefixQuestion) -> int:
-        """Blocks that may be offered now. From here on the pins do not give way to other requests."""
+    def offer(self, ask: PrefixQuestion, *, unread: bool = False) -> int:
+        """Blocks that may be offered now; with `unread` those that a tier still reads as well, which may fail. From here
+        on the pins do not give way to other requests."""
         with self._lock:
-            ask.offered = ask.blocks > 0
-            return ask.blocks
+            blocks = max(ask.blocks, ask.pinned) if unread and not ask.final else ask.blocks
+            ask.offered = blocks > 0
+            return blocks
+
+    def landed(self, ask: PrefixQuestion, first: int, wait_s: float) -> SlotRefs | None:
+        """Where the shards of block `first` and those behind it lie, as far as they are there; None: it is not there,
+        and did not land within `wait_s` either. Any thread may wait here."""
+        with self._news:
+            self._news.wait_for(lambda: ask.blocks > first or ask.final, wait_s)
+            return np.concatenate(ask.refs)[first : ask.blocks] if ask.blocks > first else None
 
     def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
@@ -303,7 +312,8 @@ class SchedulerClient:
                 if ask.lined_up:
                     self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
-            ask.reason = found.reason or ask.reason  # a slice of a long answer names none
+            if found.reason:  # a slice of a long answer names none
+                ask.reason, ask.pinned = found.reason, found.pinned
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
             ask.allow_s = found.allow_s
             ask.limit_s = found.limit_s

@@ -40,7 +40,8 @@ class Found(Message, frozen=True):
     `sources` has a byte for each block: the place in `Welcome.tiers` of the tier that it was promoted from for this
     ticket, 0 where it was in host memory. `allow_s`: seconds that the next block may take in addition to the usual
     patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
-    worth waiting for; 0: not known.
+    worth waiting for; 0: not known. `pinned`, where there is a reason: leading blocks of the run that are pinned,
+    those among them that a tier still reads.
     """
 
     ticket: int
@@ -51,6 +52,7 @@ class Found(Message, frozen=True):
     sources: bytes = b""
     allow_s: float = 0.0
     limit_s: float = 0.0
+    pinned: int = 0
 
 
 class GiveWay(Message, frozen=True):

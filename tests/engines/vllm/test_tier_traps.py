@@ -91,15 +91,15 @@ def test_a_chunk_that_failed_to_load_is_a_miss_and_no_livelock(tmp_path: Path) -
         engine.forget()
         context = engine.request("r")
         client = engine.tier._session.client  # type: ignore[union-attr]
-        recall, entries = client.recall, list(well.hierarchy.index.values())
+        landed, entries = client.landed, list(well.hierarchy.index.values())
 
-        def then_spoil(*args: Any, **more: Any) -> Any:
-            answer = recall(*args, **more)
+        def then_spoil(*args: Any) -> Any:
+            refs = landed(*args)
             slab, slot = entries[2].slots[0]
             slab.renew(slot)
-            return answer
+            return refs
 
-        with patch.object(client, "recall", then_spoil):
+        with patch.object(client, "landed", then_spoil):
             assert engine.hits(keys, context) == 2
         engine.assert_loaded(keys[:2], context)
         assert engine.manager.primary_tier.lookup(keys[3], context) is LookupResult.HIT  # it was loaded all the same

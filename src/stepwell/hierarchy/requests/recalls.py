@@ -356,6 +356,7 @@ class Recalls:
                 bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True)),
                 request.allow_s,
                 request.weighed.decision.limit_s if request.weighed is not None else 0.0,
+                len(request.pinned) if reason else 0,
             )
             session.scheduler.channel.send(found)
 

@@ -1,9 +1,9 @@
 """Which chunks can be loaded: one question to the well for each run of keys, answered key by key.
 
 vLLM looks up a request's keys one at a time, all of them in a pass, and passes over them again at every step until none
-is answered RETRY. The first pass gathers the keys; at the end of the step they go to the well as one question. When its
-answer is final, or has taken too long, the leading blocks that it has pinned are hits, and vLLM loads them in that
-step. What was pinned and is not loaded is given back at the end of the step.
+is answered RETRY. The first pass gathers the keys; at the end of the step they go to the well as one question. When it
+has said how far the run reaches, the leading blocks that it has pinned or reads from a tier are hits, and vLLM loads
+them in that step. What was pinned and is not loaded is given back.
 
 No request waits for ever, and none is sent round in circles: a question has the client's own time limits, a chunk is
 promoted at most once for a request (one that is looked up again was evicted from vLLM's host memory since, or could not
@@ -48,8 +48,8 @@ class LookupVerdict(Enum):
 
 @dataclass(slots=True, eq=False)
 class KeyRun:
-    """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones are
-    pinned, once that is settled."""
+    """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones can
+    be had, once that is settled. `growing`: there may be more."""
 
     keys: list[bytes] = field(default_factory=list)
     at: dict[bytes, int] = field(default_factory=dict)
@@ -57,6 +57,7 @@ class KeyRun:
     end_token: int = 0
     ask: PrefixQuestion | None = None
     blocks: int = -1
+    growing: bool = False
     reason: str = ""
     looked: int = -1  # step in which the answer was last looked at
     settled_at: float = 0.0
@@ -91,8 +92,8 @@ class RequestLookup:
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """Pinned blocks [first, first + count) of an ask of this epoch, now a job's. `wanted`: which of them go to which
-    row, as (number in the ask, key, row)."""
+    """Blocks [first, first + count) of an ask of this epoch, pinned or on their way, now a job's. `wanted`: which of
+    them go to which row, as (number in the ask, key, row)."""
 
     ask: PrefixQuestion
     epoch: int
@@ -182,11 +183,13 @@ class Lookups:
         return LookupVerdict.RETRY
 
     def _answer(self, request: RequestLookup, group: GroupLookup, run: KeyRun, key: bytes) -> LookupVerdict:
-        if run.blocks < 0 and not self._settled(run):
+        if run.blocks < 0 and not self._settled(group, run):
             return LookupVerdict.RETRY
         at = run.at.get(key, len(run.keys))
         if at < run.blocks:
             return self._hit(request, group, key)
+        if run.growing:
+            return LookupVerdict.RETRY  # the rest is asked for next
         if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
             return LookupVerdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
         if group.window is not None and at > run.blocks:
@@ -195,20 +198,24 @@ class Lookups:
         return LookupVerdict.MISS
 
     def _may_wait(self, request: RequestLookup) -> bool:
-        """Others have the room that its first blocks need, and it has not waited too long for that."""
-        return self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
+        """Others, or its blocks before these, have the room that is needed, and it has not waited too long for that."""
+        return request.loading > 0 or self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
 
-    def _settled(self, run: KeyRun) -> bool:
+    def _settled(self, group: GroupLookup, run: KeyRun) -> bool:
+        """It is known which chunks can be had. Of a group that is loaded from the prompt's beginning they may still be
+        on their way: the job copies each when it has come, and what does not come fails there."""
         assert run.ask is not None
         if run.looked == self._step:
             return False
         run.looked = self._step
-        if not self._client.settle(run.ask, 0.0):
+        over = self._client.settle(run.ask, 0.0)
+        if not over and (group.window is not None or not run.ask.pinned):
             return False
-        run.blocks = self._client.offer(run.ask)
+        run.blocks = self._client.offer(run.ask, unread=not over)
+        run.growing = not over
         run.reason = run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "late"
         run.settled_at = self._clock()
-        if run.blocks < len(run.keys) and run.reason not in _ROOM:
+        if over and run.blocks < len(run.keys) and run.reason not in _ROOM:
             self._answered(run.reason)
         return True
 
@@ -255,6 +262,7 @@ class Lookups:
         """A job that was given blocks of this request has ended."""
         if (request := self._requests.get(request_id)) is not None:
             request.loading = max(0, request.loading - 1)
+            request.got_at = self._clock()
 
     def end_of_step(self) -> None:
         """Puts what was gathered in this step as questions, and gives back what was pinned and not taken."""

@@ -2,7 +2,9 @@
 
 Every job ends once, with what became of it, whatever happens: until it is reported its rows stay pinned and the engine
 keeps stepping. A load's bytes were verified when the well brought them into the arena, and a slot is looked at again
-behind its copy: a row counts as loaded only if it holds what was leased.
+behind its copy: a row counts as loaded only if it holds what was pinned. A load may begin before its bytes have come:
+chunks are copied in their order, each as soon as it is there, and what has not come within the client's own limits is
+not loaded.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ import numpy.typing as npt
 
 from stepwell.client.questions import Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
-from stepwell.client.worker import WorkerClient
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
 
 Rows = npt.NDArray[np.uint8]
 """vLLM's host memory, of shape (chunks, bytes of a chunk)."""
 
-LOADERS = 2
+LOADERS = 8
+"""Threads that load, each of which mostly waits for what is read below the arena."""
+
+_LOOK_S = 0.005
+"""Seconds between two looks at the limits of a load that waits."""
 
 STORE_S = 2.0
 """Seconds that a store may wait for slots: they become free as blocks are written below the arena."""
@@ -150,22 +156,37 @@ class RowTransfers:
 
     def _load_part(self, part: LoadPart, loaded: list[bytes]) -> None:
         assert self._rows is not None
-        session = part.ask.session
-        transfer, refs = self._client.recall(part.ask, part.first, part.count)
+        ask, at, end = part.ask, part.first, part.first + part.count
+        wanted = {number: (key, row) for number, key, row in part.wanted}
         try:
             with self._worker.copying() as hold:
-                for number, key, row in part.wanted:
-                    at = number - part.first
-                    try:
-                        ref = refs[at].tolist()[0]
-                        self._rows[row] = hold.slot(session, *ref).bytes
-                        self._worker.verify(session, *ref)
-                    except IntegrityError:  # one bad chunk is one miss
-                        self._client.forget(session, part.digests[32 * at : 32 * at + 32], part.epoch)
-                        continue
-                    loaded.append(key)
+                while at < end:
+                    over = self._hurried.is_set() or self._client.settle(ask, 0.0)
+                    refs = self._client.landed(ask, at, 0.0 if over else _LOOK_S)
+                    if refs is None and over:
+                        break
+                    for ref in refs[: end - at].tolist() if refs is not None else ():
+                        if at in wanted and self._copy_out(hold, part, at, ref[0], wanted[at][1]):
+                            loaded.append(wanted[at][0])
+                        at += 1
         finally:
-            self._worker.recalled(session, [transfer])
+            if at > part.first:
+                transfer, _ = self._client.recall(ask, part.first, at - part.first)
+                self._worker.recalled(ask.session, [transfer])
+            else:
+                self._client.release(ask)
+
+    def _copy_out(self, hold: Hold, part: LoadPart, at: int, ref: tuple[int, int, int], row: int) -> bool:
+        """False: the slot does not hold what was leased any more. One bad chunk is one miss."""
+        assert self._rows is not None
+        try:
+            self._rows[row] = hold.slot(part.ask.session, *ref).bytes
+            self._worker.verify(part.ask.session, *ref)
+        except IntegrityError:
+            at -= part.first
+            self._client.forget(part.ask.session, part.digests[32 * at : 32 * at + 32], part.epoch)
+            return False
+        return True
 
     def _store(self, job: RowJob, epoch: int) -> Copied:
         by_group: dict[int, list[tuple[bytes, int]]] = {}

@@ -1,0 +1,183 @@
+"""Loads that begin before the well has read what they load: over a tier whose time a test moves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
+
+from vllm.v1.kv_offload.base import LookupResult
+
+from stepwell.client.patience import TOTAL_S
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.hierarchy.core import Limits, Options, System
+from stepwell.hierarchy.hierarchy import Hierarchy
+from stepwell.hierarchy.levels import level, reads
+from stepwell.hierarchy.local import InlineExecutor, LocalWell
+from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.policies.decide import RecallMode
+from stepwell.testing.clock import SetClock
+from stepwell.testing.sparse import SparseMemory
+from stepwell.vault.keyring import Keyring
+
+from .offloading import Offloading, content, keys_of, offloading
+from .slow import SlowTier
+
+CHUNKS, BLOCK_S = 8, 0.01
+KEYS = keys_of("a", CHUNKS)
+_PASSES = 2000  # within which a job that has ended is seen
+
+
+class Streaming:
+    """An engine whose chunks are in a tier alone; each read of one takes BLOCK_S of `clock`, which is the client's too.
+    `arrive` has the tier answer so many more."""
+
+    def __init__(self, engine: Offloading, well: LocalWell, tier: SlowTier, clock: SetClock) -> None:
+        self.engine, self.well, self.tier, self.clock = engine, well, tier, clock
+        self.context = engine.request("r")
+
+    @property
+    def client(self) -> SchedulerClient:
+        session = self.engine.tier._session
+        assert session is not None
+        return session.client
+
+    def begin(self) -> None:
+        """The request is looked up until its job has begun; nothing has come yet."""
+        soon(lambda: self.engine.look(KEYS, self.context) is None and self._step())
+        assert self._jobs() == 1 and self.loaded() == 0
+
+    def _step(self) -> bool:
+        self.engine.step()
+        return self._jobs() > 0
+
+    def _jobs(self) -> int:
+        transfers = self.engine.tier._transfers
+        assert transfers is not None
+        return transfers._jobs
+
+    def arrive(self, chunks: int) -> None:
+        for _ in range(chunks):
+            self.clock.advance(BLOCK_S)
+            self.tier.tick()
+            self.well.pump()
+
+    def loaded(self) -> int:
+        """Leading chunks whose bytes are in the rows of this job, which the engine was not told of yet."""
+        rows = self.engine.rows
+        stored = {content(key, rows.shape[1]).tobytes() for key in KEYS}
+        return sum(bytes(row) in stored for row in rows)
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Threads copy meanwhile."""
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextmanager
+def streaming(folder: Path) -> Iterator[Streaming]:
+    clock, executor = SetClock(1000.0), InlineExecutor()
+    tier = SlowTier(1 << 40, executor, clock)
+    hierarchy = Hierarchy(
+        Limits(32 << 20, queue_bytes=16 << 20),
+        System(clock, executor, SparseMemory()),
+        Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
+        Options(recall=RecallMode.ALWAYS),
+        well="slow",
+        tiers=(tier,),
+    )
+    hierarchy.recover()
+    with (
+        patch.object(level, "MAX_BATCH", 1),
+        patch.object(reads, "MAX_BATCH", 1),
+        patch.object(reads, "MIN_BATCH", 1),
+        LocalWell(hierarchy, executor) as well,
+        offloading(folder, well) as engine,
+    ):
+        session = engine.tier._session
+        assert session is not None
+        session.client._clock = clock.now
+        engine.store(KEYS)
+        while not hierarchy.stack.levels[0].writes.idle:
+            clock.advance(BLOCK_S)
+            tier.tick()
+            well.pump()
+        for entry in reversed(list(hierarchy.index.values())):
+            hierarchy.arena.drop(entry, "evicted")
+        engine.forget()
+        engine.rows[:] = 0
+        tier.block_s = BLOCK_S
+        load = Streaming(engine, well, tier, clock)
+        try:
+            yield load
+        finally:
+            tier.hung = False
+            load.arrive(2 * CHUNKS)  # no thread waits any more
+        well.check()
+
+
+def test_chunks_are_copied_as_they_come(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        load.begin()
+        for came in range(1, CHUNKS):
+            load.arrive(1)
+            soon(lambda: load.loaded() == came)  # noqa: B023 - it is called here
+            assert load.engine.look(KEYS, load.context) is None
+        load.arrive(1)
+        assert load.engine.hits(KEYS, load.context) == CHUNKS
+        load.engine.assert_loaded(KEYS, load.context)
+        assert load.tier.asked == list(dict.fromkeys(load.tier.asked)) and len(load.tier.asked) == CHUNKS
+
+
+def test_what_does_not_come_in_time_is_a_miss(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        load.begin()
+        load.arrive(3)
+        soon(lambda: load.loaded() == 3)
+        load.tier.hung = True
+        load.clock.advance(TOTAL_S)
+        assert load.engine.hits(KEYS, load.context, passes=_PASSES) == 3
+        load.engine.assert_loaded(KEYS[:3], load.context)
+        assert load.engine.manager.primary_tier.lookup(KEYS[3], load.context) is LookupResult.MISS
+        assert not load.client._asks
+
+
+def test_a_drain_does_not_wait_for_what_is_read(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        load.begin()
+        load.arrive(2)
+        load.tier.hung = True
+        drained = threading.Thread(target=load.engine.tier.drain_jobs)
+        drained.start()
+        drained.join(TOTAL_S / 2)
+        assert not drained.is_alive()
+        soon(lambda: load.engine.manager.has_pending_work() is False or load._step() is False)
+        assert not load.client._asks
+
+
+def test_a_load_of_which_nothing_comes_holds_nothing(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        load.begin()
+        load.tier.hung = True
+        load.clock.advance(TOTAL_S)
+        assert load.engine.hits(KEYS, load.context, passes=_PASSES) == 0
+        assert not load.client._asks
+
+
+def test_a_well_that_is_lost_ends_the_load(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        load.begin()
+        load.arrive(2)
+        soon(lambda: load.loaded() == 2)
+        load.client.lost()
+        assert load.engine.hits(KEYS, load.context) in (0, 2)
