@@ -155,7 +155,7 @@ class SchedulerClient:
                 other.turn = now if all_of_it else other.turn
 
     def offer(self, ask: PrefixQuestion, *, unread: bool = False) -> int:
-        """Blocks that may be offered now; with `unread` those that a tier still reads as well, which may fail. From here
+        """Blocks that may be offered now; with `unread` those that a tier still reads, too, which may fail. From here
         on the pins do not give way to other requests."""
         with self._lock:
             blocks = max(ask.blocks, ask.pinned) if unread and not ask.final else ask.blocks

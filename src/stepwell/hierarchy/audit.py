@@ -53,12 +53,12 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
     if any(s.retirement is not None and s.retirement.punched and not s.keepers for s in slabs.slabs.values()):
         wrong.append("a retired slab that no member keeps")
     remembered = sum(holding.residents.remembered for holding in arena.holdings.values())
-    for owner, residents in arena.former.items():
+    for owner, residents in arena.past_owners.items():
         remembered += residents.remembered
         if owner in arena.holdings or not residents.remembered or residents.wrong():
             wrong.append(f"an owner that has gone is here, or is remembered for nothing: {residents.wrong()}")
-    if remembered != arena.tally.blocks or remembered > arena.former.most:
-        wrong.append(f"{arena.tally.blocks} blocks remembered of at most {arena.former.most}, {remembered} found")
+    if remembered != arena.tally.blocks or remembered > arena.past_owners.most:
+        wrong.append(f"{arena.tally.blocks} blocks remembered of at most {arena.past_owners.most}, {remembered} found")
     for owner, holding in arena.holdings.items():
         if holding.over:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots has neither engines nor slabs")

@@ -155,7 +155,7 @@ class Hierarchy:
         self.migration.turn()
         self.arena.tidy()
         self._core.work.turn()
-        return self._core.work.more or self._core.news.any or self.arena.former.too_many
+        return self._core.work.more or self._core.news.any or self.arena.past_owners.too_many
 
     # a well's beginning and end ---------------------------------------------------------------------------------------
 

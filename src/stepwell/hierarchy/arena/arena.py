@@ -16,7 +16,7 @@ from typing import Protocol
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState, StateEvent
 from stepwell.errors import StepwellError
-from stepwell.hierarchy.arena.former import A_FEW, Former
+from stepwell.hierarchy.arena.past_owners import A_FEW, PastOwners
 from stepwell.hierarchy.arena.records import BlockHistory, Entry, Owner, Slab
 from stepwell.hierarchy.arena.residents import Residents
 from stepwell.io.clock import Clock
@@ -107,7 +107,7 @@ class Arena:
         self._placement = placement or ByWorth()
         self.holdings: dict[Owner, Holding] = {}
         self.tally = PastTally()
-        self.former = Former(host_bytes, self.tally)
+        self.past_owners = PastOwners(host_bytes, self.tally)
         self._moment = 0.0
         self.pins = 0
         self.pinned_bytes = 0
@@ -123,7 +123,7 @@ class Arena:
         """The holding of this owner, made where there is none."""
         holding = self.holdings.get(owner)
         if holding is None:
-            residents = self.former.back(owner)
+            residents = self.past_owners.back(owner)
             if residents is None:
                 residents = Residents(self._policy(), self.host_bytes // owner.slot_bytes, self.tally)
             holding = self.holdings[owner] = Holding(residents)
@@ -132,12 +132,12 @@ class Arena:
     def leave_if_over(self, owner: Owner) -> None:
         """Removes an owner that holds nothing and will not, but for a limited memory of its blocks' use."""
         if self.holdings[owner].over:
-            self.former.add(owner, self.holdings.pop(owner).residents)
+            self.past_owners.add(owner, self.holdings.pop(owner).residents)
 
     def tidy(self) -> None:
         """Forgets a slice of the owners that have gone, while there are too many."""
-        if self.former.too_many:
-            self.former.forget()
+        if self.past_owners.too_many:
+            self.past_owners.forget()
 
     # slots ------------------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Arena:
 
     def _forget(self) -> None:
         """Forgets some history if there is too much: of owners that have gone, else of the owner with the most."""
-        if self.former.full and not self.former.forget():
+        if self.past_owners.full and not self.past_owners.forget():
             most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
             most.residents.forget(A_FEW)
 
@@ -354,4 +354,4 @@ class Arena:
         """Forgets everything: its slabs are gone."""
         self.holdings.clear()
         self.tally = PastTally()
-        self.former = Former(self.host_bytes, self.tally)
+        self.past_owners = PastOwners(self.host_bytes, self.tally)

@@ -8,8 +8,8 @@ from deep import chain
 from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.errors import IntegrityError
 from stepwell.hierarchy import audit
-from stepwell.hierarchy.arena import arena, former
-from stepwell.hierarchy.arena.former import most_of_all
+from stepwell.hierarchy.arena import arena, past_owners
+from stepwell.hierarchy.arena.past_owners import most_of_all
 from stepwell.policies.past import MIN_REMEMBERED
 from stepwell.testing.arena_kit import SLAB
 
@@ -19,10 +19,10 @@ FEW = 14
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(former, "most_of_all", lambda host_bytes: FEW)
-    monkeypatch.setattr(former, "A_FEW", 4)
+    monkeypatch.setattr(past_owners, "most_of_all", lambda host_bytes: FEW)
+    monkeypatch.setattr(past_owners, "A_FEW", 4)
     monkeypatch.setattr(arena, "A_FEW", 4)
-    monkeypatch.setattr(former, "MAX_FORMER", 3)
+    monkeypatch.setattr(past_owners, "MAX_PAST_OWNERS", 3)
     return Rig(2 * SLAB, seed=1)
 
 
@@ -47,10 +47,10 @@ def test_engines_with_new_weights_that_come_and_go_leave_nothing_that_grows(rig:
     for n in range(60):
         visit(rig, n)
         assert len(books.holdings) <= len(rig.hierarchy.slabs.slabs) <= 2
-        assert len(books.former) <= 3
+        assert len(books.past_owners) <= 3
         assert books.tally.blocks <= FEW
         known = sum(len(h.residents._histories) for h in books.holdings.values())
-        known += sum(len(residents._histories) for _, residents in books.former.items())
+        known += sum(len(residents._histories) for _, residents in books.past_owners.items())
         assert known <= FEW + books.sums.blocks
     assert not rig.hierarchy.registry.sessions and not rig.hierarchy.registry.quarantines
 
@@ -62,7 +62,7 @@ def test_an_owner_that_has_gone_with_nothing_to_remember_is_forgotten_at_once(ri
             member.exit()
         rig.settle()
     assert len(rig.hierarchy.arena.holdings) <= 2
-    assert len(rig.hierarchy.arena.former) == 0
+    assert len(rig.hierarchy.arena.past_owners) == 0
 
 
 def test_an_engine_that_is_started_again_finds_its_policy_as_it_was(rig: Rig) -> None:
@@ -70,7 +70,7 @@ def test_an_engine_that_is_started_again_finds_its_policy_as_it_was(rig: Rig) ->
     books = rig.hierarchy.arena
     for n in range(4):
         visit(rig, n)
-    (owner, residents), *_ = books.former.items()
+    (owner, residents), *_ = books.past_owners.items()
     histories = dict(residents._histories)
     assert len(histories) == 3
     again = FakeEngine(rig, model(0), name="engine 0")
@@ -84,14 +84,14 @@ def test_who_has_gone_is_forgotten_before_who_is_there(rig: Rig) -> None:
     books = rig.hierarchy.arena
     for n in range(4):
         visit(rig, n)
-    assert len(books.former) >= 2
+    assert len(books.past_owners) >= 2
     engine = FakeEngine(rig, model(9), name="stays")
     rig.settle()
     for n in range(60):
         engine.spill(chain(1, 10_000 + n))
         rig.settle()
     assert FEW / 2 < books.tally.blocks <= FEW
-    assert len(books.former) == 0
+    assert len(books.past_owners) == 0
     (mine,) = [holding for holding in books.holdings.values() if holding.present]
     assert mine.residents.remembered > FEW / 2
 

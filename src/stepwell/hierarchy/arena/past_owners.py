@@ -15,7 +15,7 @@ from stepwell.hierarchy.arena.records import Owner
 from stepwell.hierarchy.arena.residents import MAX_REMEMBERED, Residents
 from stepwell.policies.past import MIN_REMEMBERED, PastTally
 
-MAX_FORMER: Final = 64
+MAX_PAST_OWNERS: Final = 64
 """Largest number of owners that have gone and are remembered."""
 
 A_FEW: Final = 64
@@ -30,7 +30,7 @@ def most_of_all(host_bytes: int) -> int:
     return max(MIN_REMEMBERED, min(MAX_REMEMBERED, host_bytes // _SHARE // _BYTES))
 
 
-class Former:
+class PastOwners:
     """`tally` counts what is remembered of all owners."""
 
     def __init__(self, host_bytes: int, tally: PastTally) -> None:
@@ -61,7 +61,7 @@ class Former:
     @property
     def too_many(self) -> bool:
         """`forget` is to be called, now and then."""
-        return len(self._owners) > MAX_FORMER
+        return len(self._owners) > MAX_PAST_OWNERS
 
     def forget(self) -> bool:
         """Forgets a few blocks of the owner that went first; False if there is none."""
