@@ -91,9 +91,9 @@ def test_what_a_tier_reads_is_a_hit_and_the_rest_is_asked_for_next() -> None:
     assert [step(lookups) for _ in range(3)] == [[RETRY] * 4] * 3, "nothing is said of how far it reaches"
     client.given[0].pinned = 3
     assert [lookups.lookup("r", key, 16) for key in KEYS] == [HIT, HIT, HIT, RETRY]
-    (part,) = lookups.take("r", KEYS[:3], [5, 6, 7])
-    assert (part.ask, part.first, part.count) == (client.given[0], 0, 3)
-    assert part.wanted == ((0, KEYS[0], 5), (1, KEYS[1], 6), (2, KEYS[2], 7))
+    (part,) = lookups.take("r", KEYS[:3])
+    assert part.ask is client.given[0]
+    assert part.rows(KEYS, [5, 6, 7, 8]) == {0: (KEYS[0], 5), 1: (KEYS[1], 6), 2: (KEYS[2], 7)}
     assert lookups.lookup("r", KEYS[3], 16) is RETRY
     lookups.end_of_step()
     assert client.asked == [4, 1] and client.released == 0

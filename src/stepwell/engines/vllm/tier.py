@@ -169,7 +169,7 @@ class StepwellTier(SecondaryTierManager):
             if self._lookups is None or self._transfers is None:
                 raise RuntimeError("a load of an inert tier")
             job = _job(job_metadata, load=True)
-            self._transfers.submit_load(job, self._lookups.take(job.request, job.keys, job.rows))
+            self._transfers.submit_load(job, self._lookups.take(job.request, job.keys))
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._failed.append(job_metadata.job_id)
             self._caught("submit_load", error)

@@ -92,15 +92,24 @@ class RequestLookup:
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """Blocks [first, first + count) of an ask of this epoch, pinned or on their way, now a job's. `wanted`: which of
-    them go to which row, as (number in the ask, key, row)."""
+    """A run that is a job's now: what it asked for is pinned or on its way, and nothing else changes it."""
 
-    ask: PrefixQuestion
+    run: KeyRun
     epoch: int
-    first: int
-    count: int
-    digests: bytes
-    wanted: tuple[tuple[int, bytes, int], ...]
+
+    @property
+    def ask(self) -> PrefixQuestion:
+        assert self.run.ask is not None
+        return self.run.ask
+
+    def rows(self, keys: Sequence[bytes], rows: Sequence[int]) -> dict[int, tuple[bytes, int]]:
+        """Which blocks of the run go to which of these rows: by the block's number, its key and its row."""
+        at, blocks = self.run.at, self.run.blocks
+        found = ((at.get(key, blocks), key, row) for key, row in zip(keys, rows, strict=True))
+        return {number: (key, row) for number, key, row in found if number < blocks}
+
+    def digest(self, number: int) -> bytes:
+        return bytes(self.run.digests[32 * number : 32 * number + 32])
 
 
 def digest_of_key(key: bytes) -> bytes:
@@ -235,27 +244,20 @@ class Lookups:
         request.got_at = self._clock()
         return LookupVerdict.HIT
 
-    def take(self, request_id: str, keys: Sequence[bytes], rows: Sequence[int]) -> list[LoadPart]:
-        """Hands the pinned blocks of these keys over to a job, with the row for each. Keys that were not promised are
-        left out: the job has nothing to load for them."""
+    def take(self, request_id: str, keys: Sequence[bytes]) -> list[LoadPart]:
+        """Hands the runs that these keys are of over to a job. Keys that were not promised are in none: the job has
+        nothing to load for them."""
         request = self._requests.get(request_id)
-        by_group: dict[int, list[tuple[int, bytes, int]]] = {}
-        for key, row in zip(keys, rows, strict=True):
-            group = request.groups.get(group_of(key)) if request is not None else None
-            if group is not None and group.run is not None and group.run.at.get(key, 1 << 62) < group.run.blocks:
-                by_group.setdefault(group_of(key), []).append((group.run.at[key], key, row))
-                group.closed.add(key)
+        if request is None:
+            return []
         parts: list[LoadPart] = []
-        for number, wanted in by_group.items():
-            assert request is not None
-            group = request.groups[number]
-            run, group.run = group.run, None
-            assert run is not None and run.ask is not None
-            first, last = min(wanted)[0], max(wanted)[0]
-            digests = bytes(run.digests[32 * first : 32 * (last + 1)])
-            parts.append(LoadPart(run.ask, self.epoch, first, last + 1 - first, digests, tuple(sorted(wanted))))
-        if request is not None:
-            request.loading += 1
+        for group in request.groups.values():
+            run = group.run
+            if run is not None and run.blocks > 0 and not run.at.keys().isdisjoint(keys):
+                group.closed.update(keys)
+                group.run = None
+                parts.append(LoadPart(run, self.epoch))
+        request.loading += 1
         return parts
 
     def loaded(self, request_id: str) -> None:

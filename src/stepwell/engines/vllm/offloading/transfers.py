@@ -95,7 +95,7 @@ class RowTransfers:
         return self._jobs > 0 or not self._results.empty()
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
-        self._submit(self._loaders, job, lambda: self._load(parts))
+        self._submit(self._loaders, job, lambda: self._load(job, parts))
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
@@ -148,16 +148,16 @@ class RowTransfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, parts: Iterable[LoadPart]) -> Copied:
+    def _load(self, job: RowJob, parts: Iterable[LoadPart]) -> Copied:
         loaded: list[bytes] = []
         for part in parts:
-            self._load_part(part, loaded)
+            self._load_part(part, part.rows(job.keys, job.rows), loaded)
         return loaded, len(loaded) * self._chunk_bytes
 
-    def _load_part(self, part: LoadPart, loaded: list[bytes]) -> None:
-        assert self._rows is not None
-        ask, at, end = part.ask, part.first, part.first + part.count
-        wanted = {number: (key, row) for number, key, row in part.wanted}
+    def _load_part(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]], loaded: list[bytes]) -> None:
+        ask = part.ask
+        first, end = min(wanted, default=0), max(wanted, default=-1) + 1
+        at = first
         try:
             with self._worker.copying() as hold:
                 while at < end:
@@ -170,8 +170,8 @@ class RowTransfers:
                             loaded.append(wanted[at][0])
                         at += 1
         finally:
-            if at > part.first:
-                transfer, _ = self._client.recall(ask, part.first, at - part.first)
+            if at > first:
+                transfer, _ = self._client.recall(ask, first, at - first)
                 self._worker.recalled(ask.session, [transfer])
             else:
                 self._client.release(ask)
@@ -183,8 +183,7 @@ class RowTransfers:
             self._rows[row] = hold.slot(part.ask.session, *ref).bytes
             self._worker.verify(part.ask.session, *ref)
         except IntegrityError:
-            at -= part.first
-            self._client.forget(part.ask.session, part.digests[32 * at : 32 * at + 32], part.epoch)
+            self._client.forget(part.ask.session, part.digest(at), part.epoch)
             return False
         return True
 
