@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from stepwell.cli.commands import app
 from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.errors import BackendDown
@@ -96,6 +98,8 @@ def test_what_vllm_has_evicted_is_recalled(story: Story, texts: list[list[int]])
     assert not any(answer.external_tokens for answer in story.cold)
     story.again(texts, recalled=True)
     assert story.well.stats()["recalled_blocks"] > 0
+    shown = CliRunner().invoke(app, ["stats", "--home", str(story.well.home)]).output
+    assert shown.splitlines()[0].endswith(" (below vLLM's offloading)"), shown
 
 
 def test_an_engine_that_starts_again_recalls_at_once(story: Story, texts: list[list[int]]) -> None:

@@ -78,6 +78,7 @@ NOT_METRICS = frozenset(
     {
         "connections",  # this scrape's own among them
         "connections_refused",  # the log says why
+        "engines",  # names for people
         "filling",  # comes and goes within a step
         "free_slots",
         "hits_staged",  # transfer_blocks of the tiers below say it

@@ -160,6 +160,9 @@ def doctor(
     home: Home = None,
     host: Host = None,
     disk: Disk = None,
+    cpu: Annotated[
+        str | None, typer.Option(help="Size of vLLM's own host memory, for a well below vLLM's offloading.")
+    ] = None,
     config: Config = None,
     socket: Socket = None,
     as_json: Json = False,
@@ -172,9 +175,11 @@ def doctor(
     "facts": {name: number or text}}]}.
     """
     from stepwell.ops.doctor import examine, line, shape, summary
+    from stepwell.units import parse_size
 
     checks = []
-    for check in examine(home_of(home), os.environ, config, options_of(host, disk, socket)):
+    cpu_bytes = parse_size(cpu) if cpu is not None else None
+    for check in examine(home_of(home), os.environ, config, options_of(host, disk, socket), cpu_bytes):
         checks.append(check)
         if not as_json:
             typer.echo(line(check))

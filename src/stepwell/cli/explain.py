@@ -20,6 +20,7 @@ _WHY = {
     "always": "the mode is always",
     "never": "the mode is never",
 }
+_UNTOLD = "what computing costs is not known (below vLLM's offloading it never is), so what was found was recalled"
 _GAVE_UP = {
     "late": "given up on the way: the rest would have taken longer than computing it",
     "limit": "given up: it had taken as long as it was worth, or nothing came any more",
@@ -70,7 +71,8 @@ def told(row: DecisionRow) -> str:
     lines = [f"#{row.number}, {row.at_s:.0f} s after the start: a prompt of {row.tokens} tokens, "
              f"of which {min(run, row.tokens)} could be recalled (blocks: {held})"]  # fmt: skip
     what = f"recall {row.recall} blocks" if row.recall else "recall nothing"
-    lines.append(f"  decided: {what}; {_WHY.get(row.why, row.why)}")
+    why = _UNTOLD if row.why == "unknown" and row.none_s is None else _WHY.get(row.why, row.why)
+    lines.append(f"  decided: {what}; {why}")
     if row.none_s is not None and row.whole_s is not None and row.whole_rest_s is not None:
         lines.append(f"  expected: {_s(row.none_s)} to compute it all; to recall all of it {_s(row.whole_s)} and "
                      f"{_s(row.whole_rest_s)} for the rest{_doubt(row)}")  # fmt: skip

@@ -38,8 +38,9 @@ def stats_table(stats: WellStats) -> str:
             f"tenant {v['tenant']}: {v['sessions']} session(s)\n"
             f"host tier: {_size(v, 'host_bytes')} for all tenants; more is only for the well's operator"
         )
+    who = f": {names}" if (names := v.pop("engines", "")) else ""
     lines = [
-        f"{switched_off}well {v.pop('well')}, up {float(v.pop('uptime_s')):.0f} s, {v.pop('sessions')} session(s)",
+        f"{switched_off}well {v.pop('well')}, up {float(v.pop('uptime_s')):.0f} s, {v.pop('sessions')} session(s){who}",
         f"host tier: {_size(v, 'block_bytes')} in {v.pop('blocks')} blocks, "
         f"slabs {_size(v, 'slab_bytes')} of {_size(v, 'host_bytes')}",
         f"held: {_size(v, 'pinned_bytes')} pinned, {v.pop('leased_blocks')} blocks leased, "

@@ -218,6 +218,7 @@ class Hierarchy:
             "well": self.well,
             "uptime_s": round(self._clock.now() - self._started, 3),
             "sessions": self.sessions,
+            "engines": ", ".join(sorted(self._labels())),
             "quarantined_sessions": len(self.registry.quarantines),
             "quarantined_namespaces": len(self.canaries.barred),
             **self._paused(),
@@ -242,6 +243,10 @@ class Hierarchy:
             **self._paused(),
             "host_bytes": self.limits.host_bytes,
         }
+
+    def _labels(self) -> set[str]:
+        """What engines are called for people, each name once."""
+        return {session.scheduler.label for session in self.registry.sessions.values() if session.scheduler is not None}
 
     def _paused(self) -> dict[str, int]:
         paused = [pause.kind for pause in self.pauses.all]

@@ -14,15 +14,20 @@ from typing import Any
 
 from stepwell.config import Settings, check_together, load
 from stepwell.errors import ConfigError
-from stepwell.ops.checks import disk, gpu, memory, places
+from stepwell.ops.checks import disk, gpu, memory, offloading, places
 from stepwell.ops.checks.check import Check, failed, guarded
 
 
 def examine(
-    home: Path, env: Mapping[str, str], config: Path | None = None, options: Mapping[str, object] | None = None
+    home: Path,
+    env: Mapping[str, str],
+    config: Path | None = None,
+    options: Mapping[str, object] | None = None,
+    cpu_bytes: int | None = None,
 ) -> Iterator[Check]:
     """All checks, yielded as they are done. Settings that cannot be used are one failed check; the others then run with
-    the defaults, or, where settings contradict each other, with these settings."""
+    the defaults, or, where settings contradict each other, with these settings. `cpu_bytes`: size of vLLM's own host
+    memory, where the well is below vLLM's offloading."""
     settings = Settings()
     try:
         loaded = load(home, env, path=config, overrides=options)
@@ -50,6 +55,10 @@ def examine(
         yield from guarded("tenant", partial(places.tenant, settings, name), name)
     yield from guarded("metrics", lambda: places.metrics(home, settings))
     yield from guarded("engine", places.engine)
+    yield from guarded("engine-tiers", offloading.interface)
+    if cpu_bytes is not None:
+        yield from guarded("engine-memory", lambda: offloading.memory(settings, cpu_bytes, held))
+    yield from guarded("engine-leftovers", offloading.leftovers)
     yield from guarded("memory", lambda: memory.host(settings, held))
     yield from guarded("shared-memory", memory.shared)
     yield from guarded("huge-pages", lambda: memory.huge_pages(settings))

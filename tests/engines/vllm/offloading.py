@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,22 @@ def joining(well: LocalWell) -> Iterator[None]:
 
 
 class Offloading:
-    """One engine's offloading manager with our tier as its only secondary one."""
+    """One engine's offloading manager with our tier as its only secondary one. `change` may change vLLM's
+    configuration before."""
 
-    def __init__(self, folder: Path, *, rows: int = 64, tier: dict[str, Any] | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rows: int = 64,
+        tier: dict[str, Any] | None = None,
+        change: Callable[[Any], None] = lambda config: None,
+        **fields: Any,
+    ) -> None:
         built = build(offloading_setup(folder, rows=rows, tier=tier, **fields))
-        self.manager = self._manager(built.vllm_config, built.scheduler_kv)
+        self.config = built.vllm_config
+        change(self.config)
+        self.manager = self._manager(self.config, built.scheduler_kv)
         self.rows = np.asarray(self.manager.primary_tier.get_kv_memoryview()).view(np.uint8)
 
     @staticmethod

@@ -6,8 +6,9 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,13 +18,18 @@ import pytest
 pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
 
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from stepwell.client import membership
+from stepwell.config.settings import Settings
 from stepwell.engines.vllm import plugin
+from stepwell.engines.vllm.offloading import opening
+from stepwell.engines.vllm.tier import StepwellTier
 from stepwell.hierarchy.local import LocalWell, open_threaded
+from stepwell.serve.options import judge
 
+from . import local
 from .harness import Harness
-from .local import open_well, prompt
+from .local import open_well, prompt, setup_in
 from .offloading import Offloading, joining, keys_of, offloading, offloading_setup
 
 
@@ -39,6 +45,15 @@ def settle(harness: Harness) -> None:
     """Stores under way have ended."""
     while harness.connector.has_pending_push_work():
         harness.step()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for what threads do; the test fails where they do not."""
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
 
 
 def external(harness: Harness, tokens: list[int]) -> int:
@@ -201,34 +216,50 @@ def test_strict_refuses_to_start(tmp_path: Path) -> None:
 
 
 def test_the_tier_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second one is inert, so the first one serves."""
     twice = {"secondary_tiers": [{"type": "stepwell", "home": str(tmp_path), "weights_id": "w"}] * 2}
-    with caplog.at_level(logging.INFO), open_well() as well, joining(well):
-        manager = Offloading._manager
-        engine = object.__new__(Offloading)
-        from .build import build
-
-        built = build(offloading_setup(tmp_path, rows=16, extra=twice))
-        engine.manager = manager(built.vllm_config, built.scheduler_kv)
-        assert isinstance(engine.manager, TieringOffloadingManager)
-        engine.manager.shutdown()
+    with caplog.at_level(logging.INFO), open_well() as well, offloading(tmp_path, well, extra=twice) as engine:
+        assert _serves(engine)
     assert "more than once" in _inert(caplog, "SW-110")
 
 
-def test_hashes_that_differ_from_start_to_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from stepwell.engines.vllm.offloading import opening
+@pytest.mark.parametrize("order", [1, -1])
+def test_both_doors_in_one_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture, order: int) -> None:
+    """The connector keeps away as from any MultiConnector; the tier, which vLLM's own connector has made, serves."""
+    setups = [setup_in(tmp_path), offloading_setup(tmp_path, rows=64)][::order]
+    parts = [
+        {"kv_connector": each.connector, "kv_role": "kv_both", "kv_connector_extra_config": each.extra}
+        for each in setups
+    ]
+    both = replace(setups[0], connector="MultiConnector", extra={"connectors": parts}, load_failure_policy="recompute")
+    prompts = [prompt(401, seed) for seed in range(5)]
+    with caplog.at_level(logging.INFO), open_well() as well, local.joining(well), joining(well), Harness(both) as h:
+        for tokens in prompts:
+            h.serve(tokens)
+            settle(h)
+        assert [external(h, tokens) for tokens in prompts] == [400] * 5
+        assert well.stats()["recalled_blocks"] >= 100 and well.stats()["sessions"] == 1
+        assert not h.wrong_kv and not h.wrong_tokens
+    assert "MultiConnector" in _inert(caplog, "SW-718")
 
-    class Config:
-        class cache_config:
-            prefix_caching_hash_algo = "xxhash"
 
-    with patch.dict(os.environ):
-        os.environ.pop("PYTHONHASHSEED", None)
-        assert "sha256" in str(opening.unseeded(Config))  # type: ignore[arg-type]
-        os.environ["PYTHONHASHSEED"] = "0"
-        assert opening.unseeded(Config) is None  # type: ignore[arg-type]
-        del os.environ["PYTHONHASHSEED"]
-        Config.cache_config.prefix_caching_hash_algo = "sha256_cbor"
-        assert opening.unseeded(Config) is None  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("algorithm", "seed", "warned"), [("xxhash", "random", 1), ("xxhash", "0", 0), ("sha256_cbor", "random", 0)]
+)
+def test_hashes_that_differ_from_start_to_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: str, seed: str, warned: int
+) -> None:
+    def change(config: Any) -> None:
+        config.cache_config.prefix_caching_hash_algo = algorithm
+
+    environment = patch.dict(os.environ, {"PYTHONHASHSEED": seed})
+    with environment, caplog.at_level(logging.INFO), open_well() as well:
+        with offloading(tmp_path, well, change=change) as engine:
+            assert _serves(engine)
+        assert well.stats().get("engine_cold_restarts", 0) == warned
+    told = [record for record in caplog.records if "SW-408" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING] * warned
+    assert all("PYTHONHASHSEED" in record.getMessage() for record in told)
 
 
 def test_adapters_leave_the_tier_inert(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,6 +278,53 @@ def test_a_row_that_the_well_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptu
         assert engine.rows.shape[1] > 2 << 20
         assert not _serves(engine)
     assert "cannot hold" in _inert(caplog, "SW-107")
+
+
+def test_a_row_that_no_well_can_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), patch.object(opening, "MAX_PAYLOAD", 4095), offloading(tmp_path) as engine:
+        assert not _serves(engine)
+    assert "block_size" in _inert(caplog, "SW-102")
+
+
+def test_a_misspelt_setting_of_the_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), open_well() as well:
+        well.hierarchy._members.follow(judge(Settings()))  # as a well of its own process does
+        with offloading(tmp_path, well, tier={"hots": "1GiB"}) as engine:
+            assert not _serves(engine)
+    assert "did you mean host?" in _inert(caplog, "SW-101")
+
+
+def test_a_vllm_that_does_not_tell_its_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hidden = patch.object(opening, "of_callers", lambda kind: None)
+    with caplog.at_level(logging.INFO), hidden, offloading(tmp_path) as engine:
+        assert not _serves(engine)
+    assert "VllmConfig" in _inert(caplog, "SW-710")
+
+
+def test_a_well_that_is_lost_for_good_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its engine tries to join again and again, and serves."""
+    tokens, tries = prompt(401), [0]
+
+    def find() -> Any:
+        tries[0] += 1
+        return well.dial
+
+    with open_well() as well, joining(well), caplog.at_level(logging.INFO), ExitStack() as stack:
+        stack.enter_context(patch.object(StepwellTier, "dialler", staticmethod(lambda wanted: find)))
+        stack.enter_context(patch.object(StepwellTier, "threaded", True))
+        stack.enter_context(patch.object(membership, "LONGEST_WAIT", 0.01))
+        h = stack.enter_context(Harness(offloading_setup(tmp_path, rows=64)))
+        until(lambda: well.stats()["sessions"] == 1)
+        h.serve(tokens)
+        settle(h)
+        well.close()
+        before = tries[0]
+        until(lambda: tries[0] > before + 6)
+        for seed in range(3):
+            assert external(h, prompt(401, seed)) == 0
+        assert not h.wrong_kv and not h.wrong_tokens
+    lines = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO and r.name == "stepwell"]
+    assert len(lines) == 1 and "SW-505" in lines[0], lines
 
 
 def test_it_is_known_by_name_where_vllm_takes_tiers() -> None:

@@ -90,7 +90,7 @@ class Opening:
             label=Path(str(self._config.model_config.model)).name,
             replicas=shape.replicas,
             groups=facts.cache_groups(self._kv_cache_config, shape),
-            facts=facts.told(layout | model),
+            facts=facts.told(layout | model | {"door": "StepwellConnector"}),
         )
         if transfer.kv_load_failure_policy != "recompute":
             # Read by the scheduler after this constructor: a failed load must never fail a request.

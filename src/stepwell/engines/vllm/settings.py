@@ -12,6 +12,9 @@ from stepwell.engines.common.canaries import EVERY
 from stepwell.errors import ConfigError
 from stepwell.io.paths import Rendezvous, home_dir
 
+MIN_WINDOW = 256 << 20
+"""Bytes that the arena of a well has at least which a tier below vLLM's offloading starts, if its user says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:

@@ -131,7 +131,7 @@ class StepwellTier(SecondaryTierManager):
         )
         if (cold := opening.unseeded(config)) is not None:
             log.warning("stepwell: %s", cold)
-            session.client.count("cold_restarts")
+            self._tell("cold_restarts", 1)
 
     def _caught(self, hook: str, error: Exception) -> None:
         """An exception in a hook. Raises nothing."""
@@ -139,12 +139,18 @@ class StepwellTier(SecondaryTierManager):
             logging.ERROR, hook, "stepwell: %s in %s, answered as a miss: %s", type(error).__name__, hook, error
         )
         self._counts[ERRORS, "hook"] += 1
+        self._tell("hook_errors", 1)
 
     def _go_without(self, request: Any) -> None:
         pass  # a request is known by its id alone here: its next lookups are misses, and its end cleans up
 
     def _missed(self, reason: str) -> None:
         self._counts[MISSES, reason] += 1
+
+    def _tell(self, name: str, n: int) -> None:
+        """For `stepwell stats`."""
+        if self._session is not None:
+            self._session.client.count(name, n)
 
     # a step, in the order of its hooks --------------------------------------------------------------------------------
 
@@ -206,8 +212,9 @@ class StepwellTier(SecondaryTierManager):
         load = ended.job.load
         if load and self._lookups is not None:
             self._lookups.loaded(ended.job.request)
-        if not ended.complete:
-            self._counts[ERRORS, "failed_load" if load else "refused_store"] += len(ended.job.keys) - len(ended.done)
+        if (missing := len(ended.job.keys) - len(ended.done)) > 0:
+            self._counts[ERRORS, "failed_load" if load else "refused_store"] += missing
+            self._tell("failed_loads" if load else "refused_stores", missing)
         if self._events is not None and not load and ended.done:
             stored = list(ended.done)
             self._events.append(OffloadingEvent(stored, self.medium, removed=False, locality=self.locality))

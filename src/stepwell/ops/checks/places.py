@@ -87,6 +87,10 @@ def well(home: Path, at: Path | None = None, *, shared: bool = False) -> tuple[l
         text += f"; {barred} namespace(s) in quarantine: they have blocks of other weights (SW-406)"
         fix = "its log names them and the cause; `stepwell cache clear --namespace TAG` lifts it"
         return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
+    if cold := int(values.get("engine_cold_restarts", 0)):
+        text += f"; {cold} engine(s) since it started had block hashes that no later start has (SW-408)"
+        fix = "--prefix-caching-hash-algo sha256, or the same PYTHONHASHSEED at every start of vLLM"
+        return [Check("well", "warn", text, fix, facts=facts)], int(values["slab_bytes"])
     if version != __version__:
         fix = f"this is stepwell {__version__}: `stepwell stop` ends the other; then start it again"
         return [Check("well", "warn", text, fix, facts=facts)], int(values.get("slab_bytes", 0))

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell.block.facts import digest_of
+from stepwell.block.frame import MAX_PAYLOAD
 from stepwell.client import scheduler, worker
 from stepwell.client.finder import finder
 from stepwell.client.fingerprint import CACHE_NAME
@@ -27,9 +28,10 @@ from stepwell.engines.vllm.identity.facts import layout_facts, model_facts, told
 from stepwell.engines.vllm.identity.unsupported import unrepeatable
 from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
 from stepwell.engines.vllm.identity.weights import weight_files
-from stepwell.engines.vllm.settings import ConnectorSettings
+from stepwell.engines.vllm.settings import MIN_WINDOW, ConnectorSettings
 from stepwell.errors import ConfigError, IdentityMismatch, StepwellError, Unsupported
 from stepwell.protocol.link import Dial
+from stepwell.units import format_size
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,9 +39,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MIN_WINDOW, WINDOW_CHUNKS = 256 << 20, 32
-"""Arena of a well that a tier starts, if its user says nothing: at least so many bytes, and room for so many chunks.
-They only pass through it, since vLLM's own host memory is what keeps the hot ones."""
+WINDOW_CHUNKS = 32
+"""Chunks that the arena of a well that a tier starts has room for, if its user says nothing: they only pass through it,
+since vLLM's own host memory is what keeps the hot ones."""
+
+_NAME = 38
+"""Characters of a model's name, so that a well shows the whole label, of which it takes 64."""
 
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
@@ -170,6 +175,13 @@ def open_session(
     """Raises StepwellError for what keeps the tier from serving."""
     if (error := unsupported(config)) is not None:
         raise error
+    if chunk_bytes > MAX_PAYLOAD:
+        raise ConfigError(
+            "SW-102",
+            what=f"chunks of {format_size(chunk_bytes)} of all ranks",
+            why=f"a block in a well has at most {format_size(MAX_PAYLOAD)}",
+            fix="a smaller block_size, or fewer blocks_per_chunk, in kv_connector_extra_config",
+        )
     wanted = replace(wanted, options=options_of(wanted, chunk_bytes))
     find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.options))
     if wanted.strict:
@@ -186,7 +198,7 @@ def open_session(
         block_tokens=group.tokens_per_block * spec.blocks_per_chunk,
         layout=layout,
         model=digest_of(model),
-        label=f"{Path(str(config.model_config.model)).name} (below vLLM's offloading)",
+        label=f"{Path(str(config.model_config.model)).name[:_NAME]} (below vLLM's offloading)",
         facts=told(pages | model),
     )
     weights = WeightsIdentity(wanted.weights_id, lambda: weight_files(config), wanted.home / CACHE_NAME)
