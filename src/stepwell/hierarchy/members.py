@@ -80,7 +80,7 @@ class Members:
                 "SW-107",
                 what=f"a host tier of {limits.host_bytes} bytes cannot hold one shard of {shard_bytes} bytes",
                 why="a slot holds a whole shard of a block",
-                fix="raise `host` of the well, or lower the connector's `block_tokens` (vLLM's offloading: `block_size`)",
+                fix="raise `host` of the well, or lower `block_tokens` (below vLLM's offloading: `block_size`)",
             )
 
     def _open(self, session: Session) -> None:
