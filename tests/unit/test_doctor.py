@@ -76,7 +76,7 @@ def test_a_machine_that_is_right(home: Path, directory: Path) -> None:
     (home / "stepwell.yaml").write_text(f"host: 64MiB\ndisk: {directory}:128MiB\ndisk_reserve: 1MiB\n")
     before = sorted(home.iterdir())
     checks = list(examine(home, {}))
-    assert [check.name for check in checks if not check.name.startswith("gpu-")] == [
+    assert [check.name for check in checks if not check.name.startswith(("gpu-", "engine-tiers"))] == [
         "settings",
         "home",
         "keyring",
@@ -84,6 +84,7 @@ def test_a_machine_that_is_right(home: Path, directory: Path) -> None:
         "well",
         "paused",
         "engine",
+        "engine-leftovers",
         "memory",
         "shared-memory",
         "huge-pages",
