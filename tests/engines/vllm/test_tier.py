@@ -28,9 +28,11 @@ from stepwell.hierarchy.local import LocalWell, open_threaded
 from stepwell.serve.options import judge
 
 from . import local
+from .build import Setup
 from .harness import Harness
 from .local import open_well, prompt, setup_in
 from .offloading import Offloading, joining, keys_of, offloading, offloading_setup
+from .test_beside_others import LONG, other
 
 
 @contextmanager
@@ -223,24 +225,25 @@ def test_the_tier_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert "more than once" in _inert(caplog, "SW-110")
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_both_doors_in_one_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture, order: int) -> None:
-    """The connector keeps away as from any MultiConnector; the tier, which vLLM's own connector has made, serves."""
-    setups = [setup_in(tmp_path), offloading_setup(tmp_path, rows=64)][::order]
-    parts = [
-        {"kv_connector": each.connector, "kv_role": "kv_both", "kv_connector_extra_config": each.extra}
-        for each in setups
-    ]
-    both = replace(setups[0], connector="MultiConnector", extra={"connectors": parts}, load_failure_policy="recompute")
-    prompts = [prompt(401, seed) for seed in range(5)]
-    with caplog.at_level(logging.INFO), open_well() as well, local.joining(well), joining(well), Harness(both) as h:
-        for tokens in prompts:
-            h.serve(tokens)
-            settle(h)
-        assert [external(h, tokens) for tokens in prompts] == [400] * 5
-        assert well.stats()["recalled_blocks"] >= 100 and well.stats()["sessions"] == 1
-        assert not h.wrong_kv and not h.wrong_tokens
-    assert "MultiConnector" in _inert(caplog, "SW-718")
+def _part(setup: Setup) -> dict[str, Any]:
+    return {"kv_connector": setup.connector, "kv_role": "kv_both", "kv_connector_extra_config": setup.extra}
+
+
+@pytest.mark.parametrize("doors", [1, 2])
+def test_a_part_of_another_connector_has_no_tier(tmp_path: Path, caplog: pytest.LogCaptureFixture, doors: int) -> None:
+    """vLLM's offloading stores what was computed on top of a load of another part that has failed, and so would the
+    well. With the other door in the same engine, both are inert, with a line each."""
+    below = offloading_setup(tmp_path, rows=64)
+    parts = [other(store=tmp_path.name, fault="spoils and says so"), _part(below)]
+    parts += [_part(setup_in(tmp_path))] * (doors - 1)
+    made = replace(below, connector="MultiConnector", extra={"connectors": parts})
+    with caplog.at_level(logging.INFO), open_well() as well, local.joining(well), joining(well), Harness(made) as h:
+        for tokens in (prompt(200), LONG):  # the second one begins as the first
+            external(h, tokens)
+        assert h.failures
+        assert well.stats()["sessions"] == 0 and not well.hierarchy.index
+    lines = [r.getMessage() for r in caplog.records if r.name == "stepwell"]
+    assert len(lines) == doors and all("MultiConnector" in line and "SW-718" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,10 @@ def test_chunks_that_are_not_loaded_are_counted_for_our_tier(tmp_path: Path) -> 
         metrics.observe(engine.manager.get_stats().data)
         assert metrics.of_tier("stepwell_errors") == {"failed_load": 2}
         assert metrics.of_tier("tiering_promotion_job_failures") == {"": 1}
+        session = engine.tier._session
+        assert session is not None
+        session.client.report(idle=True)
+        assert well.stats()["engine_failed_loads"] == 2
 
 
 @pytest.mark.parametrize(("wanted", "published"), [(True, True), (False, True), (True, False)])

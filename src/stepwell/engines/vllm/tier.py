@@ -20,6 +20,7 @@ from weakref import WeakSet
 import numpy as np
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import (
@@ -35,6 +36,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from stepwell.block.namespace import LOADED_FROM_FILES
 from stepwell.engines.common import log_messages
 from stepwell.engines.vllm.hooks.guarded import guarded
+from stepwell.engines.vllm.hooks.wrapped import maker_of, part_of
 from stepwell.engines.vllm.offloading import opening
 from stepwell.engines.vllm.offloading.lookups import Lookups, LookupVerdict
 from stepwell.engines.vllm.offloading.transfers import JobEnd, RowJob, RowTransfers
@@ -113,6 +115,9 @@ class StepwellTier(SecondaryTierManager):
                 why="each of them would store the same chunks in a well",
                 fix="keep one; a well has tiers of its own",
             )
+        connector = opening.of_callers(KVConnectorBase_V1)
+        if connector is not None and (maker := maker_of(connector)) is not None:
+            raise part_of(maker)
         config, kv_cache_config = opening.of_callers(VllmConfig), opening.of_callers(KVCacheConfig)
         if config is None or kv_cache_config is None:
             raise opening.not_found("VllmConfig" if config is None else "KVCacheConfig")

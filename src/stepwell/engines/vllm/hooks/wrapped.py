@@ -68,5 +68,5 @@ def part_of(maker: KVConnectorBase_V1) -> Unsupported:
         what=f"stepwell as a part of {type(maker).__name__} is not supported yet",
         why="a part sees neither what the engine does with failed loads nor whose they are, and could keep what was "
         "computed on top of one",
-        fix="make StepwellConnector the engine's only connector, or remove it",
+        fix="make StepwellConnector, or OffloadingConnector with stepwell below it, the engine's only connector",
     )
