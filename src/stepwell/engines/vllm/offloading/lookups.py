@@ -222,7 +222,7 @@ class Lookups:
             return False
         run.blocks = self._client.offer(run.ask, unread=not over)
         run.growing = not over
-        run.reason = run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "late"
+        run.reason = run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "too_slow"
         run.settled_at = self._clock()
         if over and run.blocks < len(run.keys) and run.reason not in _ROOM:
             self._answered(run.reason)
