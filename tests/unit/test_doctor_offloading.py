@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from wells import home_apart
+from wells import InThread, Raw, eventually, home_apart, scheduler
+from wells import well as well
 
 from stepwell.cli.commands import app
 from stepwell.config import Settings
 from stepwell.engines.vllm.settings import MIN_WINDOW
-from stepwell.ops.checks import offloading
+from stepwell.ops.checks import offloading, places
+from stepwell.protocol.messages import Report
 
 MIB = 1 << 20
 
@@ -99,3 +101,15 @@ def test_the_size_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         checks = {check["check"]: check for check in json.loads(told.output)["checks"]}
         check = checks["engine-memory"]
         assert check["status"] == "fail" and check["facts"]["cpu_bytes"] == 900 << 40
+
+
+def test_engines_whose_block_hashes_no_later_start_has(well: InThread, tmp_path: Path) -> None:
+    (check,), _ = places.well(tmp_path, well.path)
+    assert "SW-408" not in check.text
+    engine = Raw(well.path)
+    engine.send(scheduler(), Report({"cold_restarts": 2}))
+    eventually(lambda: well.hierarchy.stats().get("engine_cold_restarts") == 2)
+    (check,), _ = places.well(tmp_path, well.path)
+    engine.close()
+    assert check.status == "warn" and "2 engine(s)" in check.text and "SW-408" in check.text
+    assert "sha256" in check.fix and "PYTHONHASHSEED" in check.fix
