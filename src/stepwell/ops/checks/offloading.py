@@ -61,8 +61,8 @@ def memory(
 def leftovers(shared: Path = SHARED) -> Iterator[Check]:
     """vLLM's host memory is one file for each engine, which only a clean exit deletes: files that nobody has open, of
     those that this user may read, keep memory in vain. They are named, and never deleted here."""
-    left = [path for path in sorted(shared.glob(_REGIONS)) if _is_left(path)]
-    nbytes = sum(path.stat().st_blocks * 512 for path in left)
+    kept = {path: size for path in sorted(shared.glob(_REGIONS)) if (size := _kept(path)) is not None}
+    left, nbytes = list(kept), sum(kept.values())
     facts: Facts = {"files": len(left), "bytes": nbytes}
     if not left:
         yield Check("engine-leftovers", "ok", f"no killed engine has left vLLM's host memory in {shared}", facts=facts)
@@ -72,18 +72,18 @@ def leftovers(shared: Path = SHARED) -> Iterator[Check]:
     yield Check("engine-leftovers", "warn", text, fix + (", and ask again" if left[_NAMED:] else ""), facts=facts)
 
 
-def _is_left(path: Path) -> bool:
-    """Nobody has the file open or mapped for writing, processes of other containers included: the kernel grants a lease
-    for reading only then."""
+def _kept(path: Path) -> int | None:
+    """Bytes of memory that the file keeps; None where a process may have it open or mapped for writing, of whatever
+    container: the kernel grants a lease for reading only where none has."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return os.fstat(file).st_blocks * 512
     except OSError:
-        return False
+        return None
     finally:
         os.close(file)
-    return True
