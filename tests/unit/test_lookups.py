@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
 
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, ROOM_S, Lookups, LookupVerdict
+from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, ROOM_S, ChunkGroup, Lookups, LookupVerdict
 
 HIT, MISS, RETRY = LookupVerdict.HIT, LookupVerdict.MISS, LookupVerdict.RETRY
 KEYS = [bytes([number]) * 32 + bytes(4) for number in range(4)]
@@ -47,10 +46,10 @@ class Answering:
         self.released += 1
 
 
-def waiting(
-    client: Answering, clock: Callable[[], float] = lambda: 0.0, windows: Mapping[int, int] = MappingProxyType({})
-) -> Lookups:
-    lookups = Lookups(cast(SchedulerClient, client), 64, windows, lambda: 0, lambda reason: None, clock)
+def waiting(client: Answering, clock: Callable[[], float] = lambda: 0.0, group: ChunkGroup | None = None) -> Lookups:
+    lookups = Lookups(
+        cast(SchedulerClient, client), 64, {0: group or ChunkGroup(16)}, lambda: 0, lambda reason: None, clock
+    )
     lookups.begin("r")
     return lookups
 
@@ -101,7 +100,7 @@ def test_what_a_tier_reads_is_a_hit_and_the_rest_is_asked_for_next() -> None:
 
 def test_what_a_tier_reads_for_a_window_is_no_hit_yet() -> None:
     client = Answering(iter([(4, "staging")]))
-    lookups = waiting(client, windows={0: 4})
+    lookups = waiting(client, group=ChunkGroup(16, 4))
     assert [step(lookups) for _ in range(4)] == [[RETRY] * 4] * 4
     client.given[0].blocks, client.given[0].final = 4, True
     assert step(lookups) == [HIT] * 4

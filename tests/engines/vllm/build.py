@@ -34,7 +34,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_kv_cache_configs,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
 
 try:
     from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens
@@ -73,6 +73,13 @@ class Setup:
     kv_heads: int = 2
     """Over all ranks, each once; where they are fewer than ranks, several ranks hold the same."""
     head_size: int = 8
+    windows: tuple[int, ...] = (0,)
+    """How many of the last tokens a layer attends to (0: all), in turn by layers. Layers that differ in it are in
+    different cache groups."""
+    one_group: bool = False
+    """All layers are one cache group that keeps all tokens, as vLLM's hybrid KV cache manager is switched off."""
+    dense: bool = False
+    """Windows are kept at every page, and not only where prompts end."""
     uneven: bool = False
     """Layer n has heads of n + 1 times this size, so that its pages are larger."""
     batch_tokens: int = 256
@@ -110,6 +117,9 @@ class Setup:
     def words(self) -> int:
         """64-bit words of K and V together, per token and head, in the largest layer."""
         return 2 * self.head_size_of(self.layers - 1) * DTYPE.itemsize // 8
+
+    def window_of(self, layer: int) -> int:
+        return self.windows[layer % len(self.windows)]
 
     def head_size_of(self, layer: int) -> int:
         return self.head_size * (layer + 1 if self.uneven else 1)
@@ -197,6 +207,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         max_model_len=max_model_len,
         enable_chunked_prefill=setup.chunked_prefill,
         is_encoder_decoder=False,
+        disable_hybrid_kv_cache_manager=True if setup.one_group else None,
         policy=setup.policy,
         long_prefill_token_threshold=setup.long_prefill_threshold,
     )
@@ -205,6 +216,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         cache_dtype="auto",
         enable_prefix_caching=setup.prefix_caching,
         num_gpu_blocks_override=setup.num_pages,
+        prefix_cache_retention_interval=None if setup.dense else 0,
     )
     transfer: dict[str, Any] = {
         "kv_connector": setup.connector,
@@ -238,15 +250,16 @@ def _data_parallel(setup: Setup) -> dict[str, Any]:
     return {"data_parallel_size": 2, "data_parallel_rank": setup.data_rank, "data_parallel_size_local": 2}
 
 
-def _specs(setup: Setup) -> dict[str, FullAttentionSpec]:
+def _specs(setup: Setup) -> dict[str, AttentionSpec]:
     """What the model's attention layers would say of one rank's KV."""
     heads = {"max_tp_shards": setup.kv_heads} if KNOWS_REPLICAS else {}
     return {
-        f"model.layers.{layer}.self_attn.attn": FullAttentionSpec(
+        f"model.layers.{layer}.self_attn.attn": (SlidingWindowSpec if setup.window_of(layer) else FullAttentionSpec)(
             block_size=setup.page,
             num_kv_heads=setup.heads_per_rank,
             head_size=setup.head_size_of(layer),
             dtype=DTYPE,
+            sliding_window=setup.window_of(layer) or None,
             **heads,
         )
         for layer in range(setup.layers)

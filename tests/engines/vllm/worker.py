@@ -25,6 +25,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import AttentionMetadata
 from vllm.v1.attention.backends.utils import record_kv_cache_layout
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -67,7 +68,8 @@ class WrongKV:
 @dataclass(slots=True)
 class _Row:
     chain: TokenChain
-    table: list[int]
+    tables: list[list[int]]
+    """A block table for each cache group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ class WorkerHalf:
                 self.connector.register_kv_caches(self.kv_caches)
                 self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
             self.handshake = self.connector.get_handshake_metadata()
+        groups = [group for name in self.kv_caches for group in kv_config.kv_cache_groups if name in group.layer_names]
+        self._groups = [kv_config.kv_cache_groups.index(group) for group in groups]
+        self._windows = [
+            spec.sliding_window if isinstance(spec := group.kv_cache_spec, SlidingWindowSpec) else 1 << 62
+            for group in groups
+        ]
         # Every layer as 64-bit words [page, head, slot, word], sharing memory with what the connector got.
         self.words: list[Words] = [t.view(torch.int64).numpy().view(np.uint64) for t in self.kv_caches.values()]
         told = self.connector.handle_preemptions
@@ -219,12 +227,13 @@ class WorkerHalf:
         def add(request_id: str, computed: int, known: int) -> None:
             stop = computed + out.num_scheduled_tokens[request_id]
             row = self._rows[request_id]
-            assert stop <= len(row.table) * self._setup.page, f"{request_id} has no page for its tokens"
+            pages = min(map(len, row.tables))
+            assert stop <= pages * self._setup.page, f"{request_id} has no page for its tokens"
             work.append(_Work(request_id, row, computed, stop, samples=stop >= known))
 
         for new in out.scheduled_new_reqs:
             chain = self.oracle.chain(new.prompt_token_ids)
-            self._rows[new.req_id] = _Row(chain, list(new.block_ids[0]))
+            self._rows[new.req_id] = _Row(chain, [list(ids) for ids in new.block_ids])
             add(new.req_id, new.num_computed_tokens, len(new.prefill_token_ids or new.prompt_token_ids))
         cached = out.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
@@ -232,9 +241,10 @@ class WorkerHalf:
             new_ids = cached.new_block_ids[i]
             if request_id in cached.resumed_req_ids:
                 assert new_ids is not None
-                row.table = list(new_ids[0])  # a resumed request's table replaces the old one
+                row.tables = [list(ids) for ids in new_ids]  # a resumed request's tables replace the old ones
             elif new_ids is not None:
-                row.table.extend(new_ids[0])
+                for table, ids in zip(row.tables, new_ids, strict=True):
+                    table.extend(ids)
             add(request_id, cached.num_computed_tokens[i], row.chain.prompt_len + cached.num_output_tokens[i])
         return work
 
@@ -261,29 +271,34 @@ class WorkerHalf:
                 raise ForwardFailed(f"asked to fail after layer {layer} in step {step}")
         return tainted
 
-    def _slots(self, w: _Work, start: int) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self, w: _Work, layer: int) -> list[int]:
+        return w.row.tables[self._groups[layer]]
+
+    def _slots(self, w: _Work, start: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.arange(start, w.stop)
-        return np.asarray(w.row.table)[positions // self._setup.page], positions % self._setup.page
+        return np.asarray(self._table(w, layer))[positions // self._setup.page], positions % self._setup.page
 
     def _rows_of(self, w: _Work, start: int, layer: int) -> np.ndarray:
         rows = self.oracle.rows(w.row.chain.hashes(start, w.stop), layer, self._shard)
         return rows[..., : self.words[layer].shape[-1]]
 
     def _write(self, w: _Work, layer: int, tainted: bool) -> None:
-        pages, slots = self._slots(w, w.start)
+        pages, slots = self._slots(w, w.start, layer)
         rows = self._rows_of(w, w.start, layer)
         self.words[layer][pages, :, slots] = rows ^ TAINT if tainted else rows
 
     def _check(self, w: _Work, layer: int, step: int) -> WrongKV | None:
-        pages, slots = self._slots(w, 0)
+        first = max(0, w.start + 1 - self._windows[layer])  # that the first of the step's tokens attends to
+        pages, slots = self._slots(w, first, layer)
         held = self.words[layer][pages, :, slots]
-        differs = (held != self._rows_of(w, 0, layer)).any(axis=(1, 2))
+        differs = (held != self._rows_of(w, first, layer)).any(axis=(1, 2))
         if not differs.any():
             return None
-        at = int(differs.argmax())
-        found = "poison" if (held[at] == POISON).any() else "other bytes"
+        row = int(differs.argmax())
+        found = "poison" if (held[row] == POISON).any() else "other bytes"
+        at = first + row
         index = at // self._setup.page
-        return WrongKV(step, w.request_id, self.rank, layer, at, index, tuple(w.row.table), found)
+        return WrongKV(step, w.request_id, self.rank, layer, at, index, tuple(self._table(w, layer)), found)
 
     def _next_token(self, w: _Work, tainted: bool) -> int:
         token = w.row.chain.token(w.stop)

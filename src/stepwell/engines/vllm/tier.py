@@ -121,7 +121,7 @@ class StepwellTier(SecondaryTierManager):
         config, kv_cache_config = opening.of_callers(VllmConfig), opening.of_callers(KVCacheConfig)
         if config is None or kv_cache_config is None:
             raise opening.not_found("VllmConfig" if config is None else "KVCacheConfig")
-        rows, windows = np.asarray(self._primary_kv_view).view(np.uint8), opening.windows(spec, kv_cache_config)
+        rows, groups = np.asarray(self._primary_kv_view).view(np.uint8), opening.groups(spec, kv_cache_config)
         session = self._session = opening.open_session(
             spec, config, kv_cache_config, wanted, rows.shape[1], dialler=self.dialler, threaded=self.threaded
         )
@@ -130,7 +130,7 @@ class StepwellTier(SecondaryTierManager):
         self._lookups = Lookups(
             session.client,
             rows.shape[0],
-            windows,
+            groups,
             lambda: transfers.busy_rows,
             self._missed,
         )

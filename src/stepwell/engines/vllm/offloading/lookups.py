@@ -69,25 +69,35 @@ class KeyRun:
         self.end_token = max(self.end_token, end_token)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkGroup:
+    """A cache group of the engine. `tokens`: in a chunk. `window`: how many chunks at the end of a prefix a load needs;
+    None: all of the prefix."""
+
+    tokens: int = 0
+    window: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class GroupLookup:
-    """One cache group of a request. `closed`: keys that are misses from now on."""
+    """One cache group of a request. `closed`: keys that are misses from now on. `promoted`: rows that it was given."""
 
-    window: int | None  # chunks that a load of this group needs; None: all from the prompt's beginning
+    of_engine: ChunkGroup
     run: KeyRun | None = None
     closed: set[bytes] = field(default_factory=set)
     rounds: int = 0
+    promoted: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class RequestLookup:
-    """One request. `promoted`: rows that it was given. `loading`: jobs that fill some of them now."""
+    """One request. `loading`: jobs that fill rows for it now."""
 
     order: int
     groups: dict[int, GroupLookup] = field(default_factory=dict)
-    promoted: int = 0
     loading: int = 0
     got_at: float = 0.0  # when it was first looked up, or last promoted anything
+    reach: tuple[int, int] = (-1, 0)  # a step, and the tokens that groups which need all of a prefix had then at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +132,23 @@ def group_of(key: bytes) -> int:
 
 
 class Lookups:
-    """For one thread, the scheduler's. `rows`: chunks that vLLM's host memory holds. `windows`: for each cache group
-    that needs the last chunks only, how many. `busy_rows`: rows that jobs hold now."""
+    """For one thread, the scheduler's. `rows`: chunks that vLLM's host memory holds. `groups`: by their number in
+    keys. `busy_rows`: rows that jobs hold now."""
 
     def __init__(
         self,
         client: SchedulerClient,
         rows: int,
-        windows: Mapping[int, int],
+        groups: Mapping[int, ChunkGroup],
         busy_rows: Callable[[], int],
         answered: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._limit = max(1, int(rows * MAX_PROMOTED))
-        self._windows = windows
+        self._groups = groups
+        windows = [group.window for group in groups.values() if group.window is not None]
+        self._limit_of_prefix = max(1, (self._limit - sum(windows)) // max(1, len(groups) - len(windows)))
         self._busy_rows = busy_rows
         self._answered = answered
         self._clock = clock
@@ -159,9 +171,9 @@ class Lookups:
         number = group_of(key)
         group = request.groups.get(number)
         if group is None:
-            group = request.groups[number] = GroupLookup(self._windows.get(number))
-        if key in group.closed:
-            return LookupVerdict.MISS
+            group = request.groups[number] = GroupLookup(self._groups.get(number, ChunkGroup()))
+        if key in group.closed or (group.of_engine.window is not None and self._beyond(request, group, end_token)):
+            return self._miss(request, group, end_token)
         run = group.run
         if run is None:
             return self._gathered(request_id, request, group, key, end_token)
@@ -169,20 +181,38 @@ class Lookups:
             if key not in run.at and len(run.keys) < self._most(group):
                 run.add(key, end_token)
             return LookupVerdict.RETRY
-        return self._answer(request, group, run, key)
+        return self._answer(request, group, run, key, end_token)
+
+    def _miss(self, request: RequestLookup, group: GroupLookup, end_token: int) -> LookupVerdict:
+        if group.of_engine.window is None and end_token:
+            request.reach = self._step, end_token - group.of_engine.tokens
+        return LookupVerdict.MISS
+
+    def _beyond(self, request: RequestLookup, group: GroupLookup, end_token: int) -> bool:
+        """The chunk lies behind the first one that a group lacks which needs all of a prefix. vLLM asks for it all the
+        same while other chunks of that group are being loaded."""
+        step, reach = request.reach
+        return step == self._step and end_token - group.of_engine.tokens >= reach
 
     def _most(self, group: GroupLookup) -> int:
-        return MAX_DIGESTS if group.window is None else group.window
+        return MAX_DIGESTS if group.of_engine.window is None else group.of_engine.window
+
+    def _may_promote(self, request: RequestLookup, group: GroupLookup) -> bool:
+        """A prefix is of use with all of its groups only, and windows come last: rows are left for them, and for other
+        groups that need all of a prefix."""
+        if group.of_engine.window is None:
+            return group.promoted < self._limit_of_prefix
+        return sum(other.promoted for other in request.groups.values()) < self._limit
 
     def _gathered(
         self, request_id: str, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int
     ) -> LookupVerdict:
         """The first key of a new run. A group that needs a window only is asked for when it is known how far the
         others reach: until then its keys are those of a window too far back or too far on."""
-        if not self._client.live or group.rounds >= MAX_ROUNDS or request.promoted >= self._limit:
-            return LookupVerdict.MISS
-        if group.window is not None and (
-            request.loading or any(other.run for other in request.groups.values() if other.window is None)
+        if not self._client.live or group.rounds >= MAX_ROUNDS or not self._may_promote(request, group):
+            return self._miss(request, group, end_token)
+        if group.of_engine.window is not None and (
+            request.loading or any(other.run for other in request.groups.values() if other.of_engine.window is None)
         ):
             return LookupVerdict.RETRY
         group.run = KeyRun()
@@ -191,20 +221,24 @@ class Lookups:
         self._open[request_id] = request
         return LookupVerdict.RETRY
 
-    def _answer(self, request: RequestLookup, group: GroupLookup, run: KeyRun, key: bytes) -> LookupVerdict:
+    def _answer(
+        self, request: RequestLookup, group: GroupLookup, run: KeyRun, key: bytes, end_token: int
+    ) -> LookupVerdict:
         if run.blocks < 0 and not self._settled(group, run):
             return LookupVerdict.RETRY
-        at = run.at.get(key, len(run.keys))
+        at = run.at.get(key)
+        if at is None:
+            return LookupVerdict.RETRY  # it is asked for next
         if at < run.blocks:
-            return self._hit(request, group, key)
+            return self._hit(request, group, key, end_token)
         if run.growing:
             return LookupVerdict.RETRY  # the rest is asked for next
         if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
             return LookupVerdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
-        if group.window is not None and at > run.blocks:
+        if group.of_engine.window is not None and at > run.blocks:
             return LookupVerdict.RETRY  # a window that ends farther back is asked for next
         group.closed.add(key)
-        return LookupVerdict.MISS
+        return self._miss(request, group, end_token)
 
     def _may_wait(self, request: RequestLookup) -> bool:
         """Others, or its blocks before these, have the room that is needed, and it has not waited too long for that."""
@@ -218,7 +252,7 @@ class Lookups:
             return False
         run.looked = self._step
         over = self._client.settle(run.ask, 0.0)
-        if not over and (group.window is not None or not run.ask.pinned):
+        if not over and (group.of_engine.window is not None or not run.ask.pinned):
             return False
         run.blocks = self._client.offer(run.ask, unread=not over)
         run.growing = not over
@@ -228,19 +262,19 @@ class Lookups:
             self._answered(run.reason)
         return True
 
-    def _hit(self, request: RequestLookup, group: GroupLookup, key: bytes) -> LookupVerdict:
+    def _hit(self, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int) -> LookupVerdict:
         run = group.run
         assert run is not None
-        if request.promoted >= self._limit:
+        if not self._may_promote(request, group):
             group.closed.add(key)
-            return LookupVerdict.MISS
+            return self._miss(request, group, end_token)
         if self._busy_rows() + self._promised >= self._limit:
             if self._clock() - run.settled_at < HELD_S:
                 return LookupVerdict.RETRY
             group.closed.add(key)
-            return LookupVerdict.MISS
+            return self._miss(request, group, end_token)
         self._promised += 1
-        request.promoted += 1
+        group.promoted += 1
         request.got_at = self._clock()
         return LookupVerdict.HIT
 

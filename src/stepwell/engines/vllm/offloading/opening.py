@@ -28,6 +28,7 @@ from stepwell.engines.vllm.identity.facts import layout_facts, model_facts, told
 from stepwell.engines.vllm.identity.unsupported import unrepeatable
 from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
 from stepwell.engines.vllm.identity.weights import weight_files
+from stepwell.engines.vllm.offloading.lookups import ChunkGroup
 from stepwell.engines.vllm.settings import MIN_WINDOW, ConnectorSettings
 from stepwell.errors import ConfigError, IdentityMismatch, StepwellError, Unsupported
 from stepwell.protocol.link import Dial
@@ -132,18 +133,15 @@ def chunk_facts(spec: Any, config: VllmConfig, chunk_bytes: int) -> dict[str, st
     }
 
 
-def windows(spec: Any, kv_cache_config: KVCacheConfig) -> dict[int, int]:
-    """For each cache group of which a load needs the last chunks only, how many that are at most: those that a window
-    overlaps, one more for a prompt that ends inside a chunk, and one for a draft model's."""
-    found: dict[int, int] = {}
-    for number, group in enumerate(spec.config.groups):
+def groups(spec: Any, kv_cache_config: KVCacheConfig) -> dict[int, ChunkGroup]:
+    """The engine's cache groups, by their number in keys, with the windows that vLLM looks for."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import get_sliding_window_size_in_chunks
+
+    found: dict[int, ChunkGroup] = {}
+    for group in spec.config.groups:
         of_engine = kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec
-        chunk_tokens = group.tokens_per_block * spec.blocks_per_chunk
-        window = getattr(of_engine, "sliding_window", None) or getattr(of_engine, "attention_chunk_size", None)
-        if window:
-            found[number] = -(-int(window) // chunk_tokens) + 2
-        elif "Mamba" in type(of_engine).__name__:
-            found[number] = 2
+        tokens = group.tokens_per_block * spec.blocks_per_chunk
+        found[group.group_id] = ChunkGroup(tokens, get_sliding_window_size_in_chunks(of_engine, tokens))
     return found
 
 
