@@ -21,6 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from stepwell.client.patience import Patience
+from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.vllm.tier import StepwellTier
 from stepwell.hierarchy.local import LocalWell
 from stepwell.io.memory import Mapping
@@ -57,6 +59,13 @@ def joining(well: LocalWell) -> Iterator[None]:
         patch.object(StepwellTier, "dialler", staticmethod(lambda wanted: lambda: well.dial)),
         patch.object(StepwellTier, "threaded", False),
     ):
+        yield
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Clients made in here wait for a disk however busy this machine is."""
+    with patch.dict(SchedulerClient.__init__.__kwdefaults__, {"patience": Patience(10.0, 60.0)}):
         yield
 
 

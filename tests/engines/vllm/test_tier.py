@@ -31,7 +31,7 @@ from . import local
 from .build import Setup
 from .harness import Harness
 from .local import open_well, prompt, setup_in
-from .offloading import Offloading, joining, keys_of, offloading, offloading_setup
+from .offloading import Offloading, joining, keys_of, offloading, offloading_setup, patient
 from .test_beside_others import LONG, other
 
 
@@ -92,7 +92,7 @@ def test_a_well_that_starts_again_reads_it_from_disk(tmp_path: Path) -> None:
     tokens = prompt(401)
     for life, found in enumerate((0, 400)):
         well = open_threaded("32MiB", home=tmp_path / "home", disk=tmp_path / "disk", disk_size="1GiB")
-        with well, engine(tmp_path, well) as harness:
+        with well, patient(), engine(tmp_path, well) as harness:
             assert external(harness, tokens) == found, f"life {life}"
 
 
@@ -143,7 +143,7 @@ def test_the_disk_keeps_its_size_under_ten_times_as_much(tmp_path: Path) -> None
     disk, size, chunk = tmp_path / "disk", 128 << 20, 1 << 20
     well = open_threaded("64MiB", home=tmp_path / "home", disk=disk, disk_size=size)
     memory = {"cpu_bytes_to_use": 64 * chunk}
-    with well, offloading(tmp_path, well, rows=64, head_size=2048, extra=memory) as engine:
+    with well, patient(), offloading(tmp_path, well, rows=64, head_size=2048, extra=memory) as engine:
         assert engine.rows.shape[1] == chunk
         for number in range(10 * size // chunk // 16):
             engine.store(keys_of(f"p{number}", 16), f"s{number}")
@@ -160,7 +160,7 @@ def test_requests_that_wait_for_room_all_get_their_turn(tmp_path: Path) -> None:
     prompts = [keys_of(f"p{number}", 12) for number in range(4)]
     well = open_threaded("64MiB", home=tmp_path / "home", disk=tmp_path / "disk", disk_size="1GiB")
     memory = {"cpu_bytes_to_use": 96 << 22}
-    with well, offloading(tmp_path, well, rows=96, head_size=8192, extra=memory) as engine:
+    with well, patient(), offloading(tmp_path, well, rows=96, head_size=8192, extra=memory) as engine:
         assert engine.rows.shape == (96, 4 << 20)
         for number, keys in enumerate(prompts):
             engine.store(keys, f"s{number}")

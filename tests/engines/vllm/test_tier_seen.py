@@ -34,7 +34,7 @@ from stepwell.serve.server import admin
 
 from .harness import Harness
 from .local import Engine, open_well, prompt, setup_in
-from .offloading import joining, keys_of, offloading, offloading_setup
+from .offloading import joining, keys_of, offloading, offloading_setup, patient
 
 TIER = "1:stepwell"
 
@@ -150,7 +150,7 @@ def test_a_decision_says_that_nothing_is_known_of_the_engine(tmp_path: Path) -> 
     keys = keys_of("a", 3)
     for number, found in enumerate((0, 3)):
         well = open_threaded("64MiB", home=tmp_path / "home", disk=tmp_path / "disk", disk_size="1GiB")
-        with well, offloading(tmp_path, well) as engine:
+        with well, patient(), offloading(tmp_path, well) as engine:
             assert engine.hits(keys, engine.request("r")) == found
             engine.store(keys, f"s{number}")
             answers: list[Any] = []
