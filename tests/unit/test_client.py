@@ -12,7 +12,7 @@ from stepwell.client import membership as joining
 from stepwell.client import scheduler as scheduler_module
 from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership
-from stepwell.client.patience import MAX_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S
+from stepwell.client.patience import MAX_LIMIT_S, PATIENCE, STALL_S, TOTAL_S, UNANSWERED_S, Patience
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.errors import StepwellError, Unsupported, as_error
@@ -55,6 +55,31 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
     assert (released(well), ask.blocks, ask.final) == (1, 3, True)
     client.release(ask)
     assert released(well) == 1
+
+
+def test_what_is_read_is_waited_for_longer_and_a_silent_well_is_not() -> None:
+    clock, well = SetClock(100.0), PlayedWell()
+    patience = Patience(reading_s=1.0, block_s=0.5)
+    identity = EngineIdentity("e", 1, 4096, 16, D, D, "x")
+    client = SchedulerClient(
+        identity, lambda: D, lambda: well.dial, trouble=print, patience=patience, clock=clock.now, threaded=False
+    )
+    well.receivers[0].received(m.Ready(7), ())
+    asks = [client.ask(D + D + D, 0, order) for order in range(3)]
+    assert all(ask is not None and not client.settle(ask, 0.0) for ask in asks)
+    silent, reading, mapping = asks
+    assert silent is not None and reading is not None and mapping is not None
+    well.receivers[0].received(m.Found(reading.ticket, 0, b"", True, "staging", pinned=3), ())
+    well.receivers[0].received(m.Found(mapping.ticket, 0, b"", True, "mapping"), ())
+    clock.advance(STALL_S + UNANSWERED_S)
+    assert client.settle(silent, 0.0) and client.settle(mapping, 0.0) and not client.settle(reading, 0.0)
+    for _ in range(3):  # news keep it going, up to the total
+        clock.advance(0.9)
+        reading.news = clock.now()
+        assert not client.settle(reading, 0.0)
+    clock.advance(0.7)
+    reading.news = clock.now()
+    assert client.settle(reading, 0.0), "2 s, and 0.5 for each of three blocks"
 
 
 def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:

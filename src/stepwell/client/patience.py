@@ -22,22 +22,36 @@ MAX_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock."""
+    """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock. `reading_s`: how
+    much longer than `stall_s` a request is kept waiting that has been told that its blocks are read. `block_s`: how
+    much longer than `total_s` for each of these blocks. Both are for engines of which the well does not know how long
+    computing takes."""
 
     stall_s: float = STALL_S
     total_s: float = TOTAL_S
+    reading_s: float = 0.0
+    block_s: float = 0.0
 
-    def over(self, first_ask: float, last_news: float, now: float, allow_s: float = 0.0, limit_s: float = 0.0) -> bool:
+    def over(
+        self,
+        first_ask: float,
+        last_news: float,
+        now: float,
+        allow_s: float = 0.0,
+        limit_s: float = 0.0,
+        *,
+        reading: bool = False,
+    ) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
-        waiting for."""
-        stall_s = self.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
+        waiting for. `reading`: it has said that blocks are read."""
+        stall_s = self.stall_s + (self.reading_s if reading else 0.0) + min(max(allow_s, 0.0), MAX_ALLOWED_S)
         return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
 
-    def total(self, limit_s: float) -> float:
-        """Seconds that a recall may take which the well says is worth `limit_s`; 0: it does not know. `cap` bounds
-        what it says."""
-        return limit_s if limit_s > 0 else self.total_s
+    def total(self, limit_s: float, blocks: int = 0) -> float:
+        """Seconds that a recall of so many blocks may take which the well says is worth `limit_s`; 0: it does not know.
+        `cap` bounds what it says."""
+        return limit_s if limit_s > 0 else self.total_s + blocks * self.block_s
 
     def cap(self, limit_s: float, ahead: int) -> float:
         """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once

@@ -139,11 +139,12 @@ class SchedulerClient:
             over = self._patience.over(ask.first_poll, ask.news, now, 0.0 if self._silent else UNANSWERED_S)
             self._silent = self._silent or over
             return over
-        if now - ask.first_poll >= self._patience.cap(ask.limit_s, ask.ahead):
+        limit_s = self._patience.total(ask.limit_s, ask.pinned)
+        if now - ask.first_poll >= self._patience.cap(limit_s, ask.ahead):
             return True
         if ask.reason not in IN_LINE:
-            return self._patience.over(ask.first_poll, ask.news, now, 0.0, ask.limit_s)
-        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, ask.limit_s)
+            return self._patience.over(ask.first_poll, ask.news, now, 0.0, limit_s)
+        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, limit_s, reading=True)
 
     def _got_on(self, ask: PrefixQuestion, waiting: Collection[str], *, all_of_it: bool = False) -> None:
         """This request has got something, or ends and gives back what it had: those behind it in line that wait for one

@@ -21,8 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from stepwell.client.patience import Patience
-from stepwell.client.scheduler import SchedulerClient
+from stepwell.client import scheduler
+from stepwell.engines.vllm.offloading import opening
 from stepwell.engines.vllm.tier import StepwellTier
 from stepwell.hierarchy.local import LocalWell
 from stepwell.io.memory import Mapping
@@ -65,7 +65,7 @@ def joining(well: LocalWell) -> Iterator[None]:
 @contextmanager
 def patient() -> Iterator[None]:
     """Clients made in here wait for a disk however busy this machine is."""
-    with patch.dict(SchedulerClient.__init__.__kwdefaults__, {"patience": Patience(10.0, 60.0)}):
+    with patch.object(opening, "READING_S", 30.0), patch.object(scheduler, "UNANSWERED_S", 30.0):
         yield
 
 

@@ -21,6 +21,7 @@ from stepwell.client import scheduler, worker
 from stepwell.client.finder import finder
 from stepwell.client.fingerprint import CACHE_NAME
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
+from stepwell.client.patience import Patience
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.vllm import settings
@@ -46,6 +47,11 @@ since vLLM's own host memory is what keeps the hot ones."""
 
 _NAME = 38
 """Characters of a model's name, so that a well shows the whole label, of which it takes 64."""
+
+READING_S, MIN_SPEED = 1.0, 256 << 20
+"""Seconds that a request waits for the next chunk that the well reads, as long as a read may take before a tier counts
+as failing; and bytes a second below which a read of many chunks is given up. Nothing is known here of what computing
+costs, nor told to the well."""
 
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
@@ -215,6 +221,7 @@ def open_session(
             options=wanted.options,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
+            patience=Patience(reading_s=READING_S, block_s=chunk_bytes / MIN_SPEED),
             threaded=threaded,
         )
     except BaseException:

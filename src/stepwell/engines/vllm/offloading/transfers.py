@@ -35,7 +35,7 @@ _LOOK_S = 0.005
 """Seconds between two looks at the limits of a load that waits."""
 
 STORE_S = 2.0
-"""Seconds that a store may wait for slots: they become free as blocks are written below the arena."""
+"""Seconds that a store may wait for its next slot: they become free as blocks are written below the arena."""
 
 MAX_STORING = 0.75
 """Share of vLLM's rows that stores may hold; more are refused, or nothing could be evicted there."""
@@ -217,6 +217,7 @@ class RowTransfers:
             settled = last + 1 if spill.reason else upto - at
             stored += [key for key, _ in chunks[at : at + settled]]
             at += settled
+            deadline = time.monotonic() + STORE_S if settled else deadline
             # A block keeps those before it in the arena. Where there is no room for both, it goes by itself.
             parent = b"" if spill.reason == "no_room" else digests[32 * (at - 1) : 32 * at]
             if spill.reason and (spill.reason != "no_room" or not self._wait(next(waits), deadline)):
