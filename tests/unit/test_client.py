@@ -72,12 +72,20 @@ def test_what_is_read_is_waited_for_longer_and_a_silent_well_is_not() -> None:
     well.receivers[0].received(m.Found(reading.ticket, 0, b"", True, "staging", pinned=3), ())
     well.receivers[0].received(m.Found(mapping.ticket, 0, b"", True, "mapping"), ())
     clock.advance(STALL_S + UNANSWERED_S)
-    assert client.settle(silent, 0.0) and client.settle(mapping, 0.0) and not client.settle(reading, 0.0)
-    for _ in range(3):  # news keep it going, up to the total
+    assert client.settle(mapping, 0.0) and not client.settle(reading, 0.0) and not client.settle(silent, 0.0)
+    reading.news = clock.now()
+    clock.advance(1.0)
+    assert client.settle(silent, 0.0), "it may be starved, once"
+    again = client.ask(D, 0, 4)
+    assert again is not None and not client.settle(again, 0.0)
+    clock.advance(STALL_S + 0.01)
+    assert client.settle(again, 0.0), "it has been silent before"
+    reading.news = clock.now()
+    for _ in range(2):  # news keep it going, up to the total
         clock.advance(0.9)
         reading.news = clock.now()
         assert not client.settle(reading, 0.0)
-    clock.advance(0.7)
+    clock.advance(0.6)
     reading.news = clock.now()
     assert client.settle(reading, 0.0), "2 s, and 0.5 for each of three blocks"
 

@@ -23,9 +23,9 @@ MAX_LIMIT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Patience:
     """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock. `reading_s`: how
-    much longer than `stall_s` a request is kept waiting that has been told that its blocks are read. `block_s`: how
-    much longer than `total_s` for each of these blocks. Both are for engines of which the well does not know how long
-    computing takes."""
+    much longer than `stall_s` a request is kept waiting that has been told that its blocks are read, or, once in a
+    silence of the well, that has been told nothing. `block_s`: how much longer than `total_s` for each of these blocks.
+    Both are for engines of which the well does not know how long computing takes."""
 
     stall_s: float = STALL_S
     total_s: float = TOTAL_S
@@ -44,7 +44,7 @@ class Patience:
     ) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
-        waiting for. `reading`: it has said that blocks are read."""
+        waiting for. `reading`: it has said that blocks are read, or may say so yet."""
         stall_s = self.stall_s + (self.reading_s if reading else 0.0) + min(max(allow_s, 0.0), MAX_ALLOWED_S)
         return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
 

@@ -136,7 +136,8 @@ class SchedulerClient:
         if ask.final:
             return True
         if not ask.answered:
-            over = self._patience.over(ask.first_poll, ask.news, now, 0.0 if self._silent else UNANSWERED_S)
+            allow_s = 0.0 if self._silent else UNANSWERED_S
+            over = self._patience.over(ask.first_poll, ask.news, now, allow_s, reading=not self._silent)
             self._silent = self._silent or over
             return over
         limit_s = self._patience.total(ask.limit_s, ask.pinned)
