@@ -60,9 +60,9 @@ def system(name: str, folder: Path, memory: Memory) -> System:
         disk.mkdir(mode=0o700)
     if name == TIER:
         home = folder / f"{name}-home"
-        return System(name, _tier(home, memory, disk), home, disk, {"PYTHONPATH": _python_path()})
+        return System(name, tier_connector(home, memory, disk), home, disk, {"PYTHONPATH": python_path()})
     if name in _PEERS:
-        return System(name, _offloading(memory, disk), None, disk, {"PYTHONPATH": _python_path()})
+        return System(name, _offloading(memory, disk), None, disk, {"PYTHONPATH": python_path()})
     if name in (HOST, DISK):
         home = folder / f"{name}-home"
         return System(name, _stepwell(home, memory, disk), home, disk)
@@ -120,7 +120,8 @@ def _offloading(memory: Memory, disk: Path | None) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
 
 
-def _tier(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
+def tier_connector(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
+    """vLLM's offloading with a well of this home below it."""
     offloading = _offloading(memory, disk)
     tier = {"type": TIER_TYPE, "home": str(home), "host": f"{WINDOW // MIB}MiB"}
     offloading["kv_connector_extra_config"]["secondary_tiers"] = [{**tier, "disk": f"{disk}:{DISK_CAPACITY >> 30}GiB"}]
@@ -134,5 +135,5 @@ def _stepwell(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
     return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": settings}
 
 
-def _python_path() -> str:
+def python_path() -> str:
     return os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")]))

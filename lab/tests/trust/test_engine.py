@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.trust import peer
-from lab.trust.budget import Budget
 from lab.trust.engine import said
 from lab.trust.engine.faults import Fault, kinds
 from lab.trust.engine.prompts import LONGEST, OUTPUT, SHORTEST, TAILS, Prompt, draw
 from lab.trust.engine.tally import Tally
 from lab.trust.engine.well import TestedWell
-from lab.trust.peer import disk
 from stepwell.demo.documents import DemoDocument
 from stepwell.demo.wire import Answer
-from stepwell.testing.fuse import FaultyDisk, Rule, why_not
+from stepwell.testing.fuse import FaultyDisk, why_not
 
 RIGHT = Prompt((1, 2, 3), tuple(range(OUTPUT)), (-0.5,) * OUTPUT)
 ANSWER = Answer(0.1, 0.2, 3, [0, 1, 2], "", "length", 0, 0, 0, logprobs=[-0.5, -0.5, -0.50001])
@@ -106,24 +102,6 @@ def test_faults_of_the_disk_take_effect_and_end(tmp_path: Path) -> None:
             file.read_bytes()
         assert fault.end(dice) >= 1
         assert file.read_bytes() == bytes(1 << 16)
-
-
-def test_vllms_files_are_damaged_and_what_comes_back_is_counted() -> None:
-    pytest.importorskip("vllm", reason="needs the engine")
-    row = peer._io(replace(Budget(1), scale=0.002))
-    assert row.comparison and row.cases == 5
-    assert "cut short: 0 of 1 handed out, 1 refused" in row.remark
-
-
-@pytest.mark.skipif(bool(why_not()), reason=f"no faulty disk: {why_not()}")
-def test_vllms_io_on_a_failing_disk_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm", reason="needs the engine")
-    monkeypatch.setattr(disk, "HANGS_S", 0.5)
-    monkeypatch.setattr(disk, "HANG", Rule(op="read", name="*.bin", delay=0.5, times=1))
-    fails, hangs = disk.rows(replace(Budget(1), scale=0.005), "some version")
-    assert fails.comparison and hangs.comparison and (fails.cases, hangs.cases) == (8, 1)
-    for told in ("EIO on reads: 0 of 1 wrong, 1 refused", "ENOSPC on writes: 0 of 1 wrong, 1 refused, 0 left"):
-        assert told in fails.remark
 
 
 def _named(well: TestedWell, name: str) -> Fault:
