@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, nullcontext
 from lab.bench.compared import systems
 from lab.bench.compared.systems import VLLM_FS
 from lab.trust.budget import Budget
-from lab.trust.engine.prompts import OUTPUT, Prompt, answered, draw
+from lab.trust.engine.prompts import OUTPUT, TAILS, Prompt, answered, draw
 from lab.trust.engine.well import TestedWell, tested_well
 from lab.trust.peer.harm import HANG, HARMS, Harm
 from lab.trust.peer.seen import Hung, Seen
@@ -48,8 +48,8 @@ def rows(budget: Budget, version: str) -> list[Row]:
 def _tried(place: TestedWell, ours: Trial, theirs: Trial, budget: Budget) -> None:
     """Raises EngineFailed where no engine runs above vLLM's tier."""
     model = models.prepare(None, PlainProgress())
-    documents = library.choose(library.load_encoder(model), max(2, budget.of(2, 16)), PAGE)
-    drawn = draw(documents, budget.dice("peer", "prompts"), PAGE)
+    documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), PAGE)
+    drawn = draw(documents, budget.dice("peer", "prompts"), PAGE)[::TAILS]  # none begins like another one
     with closing(FsTier(place, model)) as files:
         files.start()
         prompts = answered(files.engine, drawn)  # and stored
@@ -117,7 +117,8 @@ class Trial:
         answer, *_ = engine.ask_all([_question(prompt)])
         if subject.heal():
             seen.take(prompt, answer)
-            seen.later_s.append(answer.ttft_s - missed.ttft_s)
+            computed = 1 - answer.cached_tokens / answer.prompt_tokens
+            seen.later_s.append(answer.ttft_s - missed.ttft_s * computed)
             seen.missed_s.append(missed.ttft_s)
         subject.kill()
         subject.mend()

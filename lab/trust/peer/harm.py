@@ -38,7 +38,7 @@ def _flip(files: Sequence[Path], dice: random.Random) -> None:
             8, size=len(first), dtype=np.uint8
         )
         with path.open("r+b") as file:
-            file.write(content)
+            file.write(content.data)
 
 
 def _cut(files: Sequence[Path], dice: random.Random) -> None:
@@ -85,8 +85,8 @@ def _read(path: Path, at: int, nbytes: int) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Harm:
     """First what is `killed`, the well or the engine, too, then `damage` to the files, then `rules` for the disk until
-    all has been asked for; `amid`: the well is killed again and again meanwhile. `shown`: blocks that a well counts if this is met;
-    else it is how often it struck. `ours`: there is nothing like it without a well."""
+    all has been asked for; `amid`: the well is killed again and again meanwhile. `shown`: blocks that a well counts if
+    this is met; else it is how often it struck. `ours`: there is nothing like it without a well."""
 
     name: str
     damage: Damage = _nothing

@@ -150,7 +150,7 @@ def _one(folder: Path, disk: FaultyDisk | None, kind: str, dice: random.Random, 
             io.batch_store_block([str(path) for path in paths], view, [0, _BLOCK], _BLOCK, direct)
             seen.mode = f"{stat.S_IMODE(paths[0].stat().st_mode):04o}"
             if kind in _DAMAGE:
-                _DAMAGE[kind](*paths, dice)
+                _DAMAGE[kind](paths[0], paths[1], dice)
             elif disk is not None and rule.op == "read":
                 disk.set(rule)
             view[:] = bytes(2 * _BLOCK)

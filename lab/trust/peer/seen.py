@@ -62,8 +62,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Hung(Seen):
-    """Of requests of which one read hung: in seconds, by how much their first tokens came later than those of misses,
-    and how long these took."""
+    """Of requests of which one read hung: in seconds, by how much their first tokens came later than those of misses
+    for as many tokens as were computed, and how long these took."""
 
     later_s: list[float] = field(default_factory=list)
     missed_s: list[float] = field(default_factory=list)

@@ -20,7 +20,7 @@ from stepwell.demo.engine import EngineConfig, EngineProcess
 PAGE = 32
 _SHAPE: dict[str, Any] = {"page": PAGE, "pool_pages": 20, "max_model_len": 352}
 _ABOVE = Memory(24 << 20, 24 << 20)
-"""vLLM's host memory: less than three prompts have, so that whatever is asked for again comes from below it."""
+"""vLLM's host memory: about as much as two prompts have, so that whatever is asked for again comes from below it."""
 
 _COUNTED = {
     "disk_recalled_blocks": "blocks read",
