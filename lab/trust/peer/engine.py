@@ -106,10 +106,10 @@ class Trial:
 
     def _hang(self, subject: Subject, prompts: Sequence[Prompt], salt: str, seen: Hung) -> None:
         """One read hangs, if any is needed: vLLM's host memory has others since the prompt was asked for."""
-        engine, faulty, prompt = subject.engine, subject.place.faulty, prompts[0]
+        engine, faulty, (*others, prompt) = subject.engine, subject.place.faulty, prompts
         assert faulty is not None
         missed, *_ = engine.ask_all([Question(list(prompt.tokens), 1, salt)])
-        for other in prompts[1:]:
+        for other in others:
             engine.ask(list(other.tokens), 1)
         subject.settle()
         engine.reset_prefix_cache()

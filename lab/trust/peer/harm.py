@@ -108,14 +108,15 @@ HARMS = (
     Harm("nothing stored yet", killed="both", shown="blocks written", ours=True),
     Harm("untouched", shown="blocks read"),
     HANG,
+    Harm("well killed between storing and recall", killed="well", shown="blocks read", ours=True),
+    Harm("engine and well killed and started again", killed="both", shown="blocks read", ours=True),
+    Harm("well killed in the middle of requests", amid=True, ours=True),
     Harm("one bit in 4 KiB flipped", _flip, shown="blocks refused"),
     Harm("swapped", _swap, shown="blocks refused"),
     Harm("cut to half", _cut, shown="blocks refused"),
     Harm("EIO on reads", rules=tuple(Rule(op="read", name=name, errno=errno.EIO) for name in FILES)),
-    Harm("well killed between storing and recall", killed="well", shown="blocks read", ours=True),
-    Harm("engine and well killed and started again", killed="both", shown="blocks read", ours=True),
     Harm("files deleted, ENOSPC on writes", _delete, _full(), killed="well"),
-    Harm("well killed in the middle of requests", amid=True, ours=True),
 )
-"""Each after the other, as a killed well has forgotten what the disk did before. What vLLM's tier has computed while
-nothing is stored is what all is compared with."""
+"""In this order: what was harmed has been computed and stored again when the next one comes, and a killed well has
+forgotten what the disk did before. What vLLM's tier has computed while nothing is stored is what all is compared
+with."""

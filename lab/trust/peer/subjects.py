@@ -160,4 +160,8 @@ class WellTier(Subject):
         return self.place.held(engines=1)
 
     def joined(self) -> None:
-        eventually(self.place.serves, "a well serves the engine")
+        def complete() -> bool:
+            stats = self.place.stats()
+            return stats.get("sessions_opened", 0) > stats.get("sessions_ended", 0)  # type: ignore[operator]
+
+        eventually(complete, "a well serves the engine")
