@@ -10,11 +10,10 @@ from lab.trust.peer.harm import Harm
 from lab.trust.peer.module import HANGS_S, hung_row
 from lab.trust.peer.subjects import Subject
 from lab.trust.report import Row
-from stepwell.client.patience import STALL_S
+from stepwell.client.patience import TOTAL_S
 from stepwell.demo.wire import Answer
-from stepwell.protocol.messages import MAX_ALLOWED_S
 
-_LIMIT_S, _NOISE_S = STALL_S + MAX_ALLOWED_S, 0.1
+_NOISE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -69,16 +68,19 @@ class Hung(Seen):
     missed_s: list[float] = field(default_factory=list)
 
     def row(self, kind: type[Subject], harm: Harm, seed: int, said: str) -> Row:
-        """Of ours each is judged. Two prefills on a busy machine differ by less than one of them."""
+        """Of ours each is judged: in all it may wait for `TOTAL_S`, if other reads bring something now and then. Two
+        prefills on a busy machine differ by less than one of them."""
         promise = f"{kind.who}: a hanging read is not waited for"
         if self.why:
             return Row(promise, 0, 0, seed, f"{said}not tried: {self.why}", comparison=not kind.ours)
         if not kind.ours:
             return hung_row(promise, self.later_s, seed, f"{said}a request")
-        allowed = [_LIMIT_S + max(_NOISE_S, missed_s) for missed_s in self.missed_s]
+        allowed = [TOTAL_S + max(_NOISE_S, missed_s) for missed_s in self.missed_s]
         late = sum(later_s > most for later_s, most in zip(self.later_s, allowed, strict=True))
         remark = f"{said}first tokens up to {max(self.later_s, default=0):.2f} s later than those of misses when a "
-        remark += f"read hung for {HANGS_S:g} s; allowed {_LIMIT_S:g} s and what two misses differ by; {self.told()}"
+        remark += (
+            f"read hung for {HANGS_S:g} s; allowed {TOTAL_S:g} s in all and what two misses differ by; {self.told()}"
+        )
         evidence = [*self.evidence, *([] if self.later_s else ["no read hung: nothing was tried"])]
         evidence += [f"later by {self.later_s}, misses took {self.missed_s}"] * bool(late)
         wrong = late + self.differ + self.failed + (not self.later_s)
