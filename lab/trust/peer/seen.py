@@ -79,7 +79,7 @@ class Hung(Seen):
         late = sum(later_s > most for later_s, most in zip(self.later_s, allowed, strict=True))
         remark = f"{said}first tokens up to {max(self.later_s, default=0):.2f} s later than those of misses when a "
         remark += (
-            f"read hung for {HANGS_S:g} s; allowed {TOTAL_S:g} s in all and what two misses differ by; {self.told()}"
+            f"read hung for {HANGS_S:g} s; allowed {TOTAL_S:g} s and what two misses differ by; {self.told()}"
         )
         evidence = [*self.evidence, *([] if self.later_s else ["no read hung: nothing was tried"])]
         evidence += [f"later by {self.later_s}, misses took {self.missed_s}"] * bool(late)
