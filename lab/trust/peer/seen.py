@@ -78,9 +78,7 @@ class Hung(Seen):
         allowed = [TOTAL_S + max(_NOISE_S, missed_s) for missed_s in self.missed_s]
         late = sum(later_s > most for later_s, most in zip(self.later_s, allowed, strict=True))
         remark = f"{said}first tokens up to {max(self.later_s, default=0):.2f} s later than those of misses when a "
-        remark += (
-            f"read hung for {HANGS_S:g} s; allowed {TOTAL_S:g} s and what two misses differ by; {self.told()}"
-        )
+        remark += f"read hung for {HANGS_S:g} s; allowed {TOTAL_S:g} s and what two misses differ by; {self.told()}"
         evidence = [*self.evidence, *([] if self.later_s else ["no read hung: nothing was tried"])]
         evidence += [f"later by {self.later_s}, misses took {self.missed_s}"] * bool(late)
         wrong = late + self.differ + self.failed + (not self.later_s)
