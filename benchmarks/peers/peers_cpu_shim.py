@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
 
 def _compiled() -> Callable[..., None]:
@@ -147,6 +147,10 @@ class _OnCpu:
             gpu_worker.torch = Torch("torch")
             gpu_worker.current_platform = Platform(gpu_worker.current_platform)
             gpu_worker._select_swap_blocks_fn = lambda *args, **kwargs: _swap_blocks
+            rank = self.config.parallel.rank
+            if hasattr(tiering_spec, "torch"):  # vLLM 0.31 takes the rank from the number of the GPU
+                accelerator = types.SimpleNamespace(current_device_index=lambda: rank)
+                tiering_spec.torch = types.SimpleNamespace(accelerator=accelerator)
             for cache in kv_caches.tensors:
                 cache.tensor = cache.tensor.as_subclass(OnDevice)
             self._worker = self.create_worker(kv_caches)
@@ -157,5 +161,5 @@ class CpuOffloadingSpec(_OnCpu, CPUOffloadingSpec):
     """vLLM's CPU tier."""
 
 
-class CpuTieringSpec(_OnCpu, TieringOffloadingSpec):
+class CpuTieringSpec(_OnCpu, tiering_spec.TieringOffloadingSpec):
     """vLLM's CPU tier with secondary tiers behind it."""

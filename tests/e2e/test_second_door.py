@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,10 @@ class Story:
     engine: EngineProcess
     cold: list[Answer] = field(default_factory=list)
 
-    def again(self, texts: list[list[int]], *, recalled: bool) -> None:
+    def again(self, texts: list[list[int]], *, recalled: bool) -> list[int]:
         """Every answer is what it was. With `recalled` some of each prompt comes from the well, at the latest when the
-        machine has had time for it."""
+        machine has had time for it. How many tokens came from there, by text."""
+        found = []
         for text, cold in zip(texts[:TEXTS], self.cold, strict=True):
             for _ in range(RECALL_ATTEMPTS):
                 forget(self.engine)
@@ -52,6 +53,8 @@ class Story:
                 if answer.external_tokens or not recalled:
                     break
             assert answer.external_tokens or not recalled, "not recalled"
+            found.append(answer.external_tokens)
+        return found
 
     def restart(self, name: str) -> None:
         self.engine.close()
@@ -68,9 +71,9 @@ class Story:
         eventually(has_joined, "the engine's session is there")
 
 
-@pytest.fixture(scope="module")
-def story(model: Path, folder: Path, well: Well, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    disk = tmp_path_factory.mktemp("tier") / "disk"
+@contextmanager
+def story_of(well: Well, model: Path, folder: Path, disk: Path, rows_bytes: int, **shape: Any) -> Iterator[Story]:
+    """An engine whose offloading has so much host memory and our tier below it."""
     tier = {"type": "stepwell", "home": str(well.home), "host": "128MiB", "disk": f"{disk}:512MiB"}
     offloading: dict[str, Any] = {
         "kv_connector": "OffloadingConnector",
@@ -79,16 +82,23 @@ def story(model: Path, folder: Path, well: Well, tmp_path_factory: pytest.TempPa
         "kv_connector_extra_config": {
             "spec_name": "CpuTieringSpec",
             "spec_module_path": "peers_cpu_shim",
-            "cpu_bytes_to_use": 40 * ROW_BYTES,
+            "cpu_bytes_to_use": rows_bytes,
             "secondary_tiers": [tier],
         },
     }
-    settings = config(model, offloading, page=PAGE, pool_pages=50, dtype="float32")
+    settings = config(model, offloading, page=PAGE, dtype="float32", **shape)
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(SHIM))))
     settings.env["PYTHONPATH"] = path
     with ExitStack() as stack:
         story = Story(well, settings, folder, disk, start(settings, folder, "engine"))
         stack.callback(lambda: story.engine.close())
+        yield story
+
+
+@pytest.fixture(scope="module")
+def story(model: Path, folder: Path, well: Well, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    disk = tmp_path_factory.mktemp("tier") / "disk"
+    with story_of(well, model, folder, disk, 40 * ROW_BYTES, pool_pages=50) as story:
         yield story
 
 

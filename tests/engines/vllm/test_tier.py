@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,9 @@ from .harness import Harness
 from .local import open_well, prompt, setup_in
 from .offloading import Offloading, joining, keys_of, offloading, offloading_setup, patient
 from .test_beside_others import LONG, other
+
+KNOWS_SOURCES = find_spec("vllm.v1.metrics.cache_hit_source") is not None
+"""vLLM 0.32 counts hits by where they come from."""
 
 
 @contextmanager
@@ -74,7 +78,8 @@ def test_what_the_cpu_tier_has_evicted_is_recalled(tmp_path: Path) -> None:
             harness.serve(tokens)
             settle(harness)
         assert [external(harness, tokens) for tokens in prompts] == [400] * 5
-        assert harness.hits["disk"] >= 1600  # where a tier of storage brings it, vLLM counts it there
+        if KNOWS_SOURCES:
+            assert harness.hits["disk"] >= 1600  # where a tier of storage brings it, vLLM counts it there
         assert well.stats()["recalled_blocks"] >= 100
 
 
