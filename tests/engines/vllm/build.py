@@ -29,13 +29,15 @@ from vllm.config import (
 )
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_utils import (
-    generate_scheduler_kv_cache_config,
-    get_kv_cache_configs,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
 
+try:
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+except ImportError:  # before vLLM 0.33, which makes the groups first
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    get_global_kv_cache_groups = None
 try:
     from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens
 except ImportError:  # before vLLM 0.32, where hits had no alignment of their own
@@ -147,7 +149,8 @@ def build(setup: Setup) -> Built:
     config = _vllm_config(setup)
     specs = [_specs(setup) for _ in range(setup.ranks)]
     layout = resolve_kv_cache_layout(config, [["LBHNC"]] * setup.ranks, list(specs[0].values()))
-    worker_kv = get_kv_cache_configs(config, specs, [1 << 40] * setup.ranks)
+    groups = [get_global_kv_cache_groups(config, specs)] if get_global_kv_cache_groups is not None else []
+    worker_kv = get_kv_cache_configs(config, specs, [1 << 40] * setup.ranks, *groups)
     for kv in worker_kv:
         kv.kv_cache_layout = layout.name
     scheduler_kv = generate_scheduler_kv_cache_config(worker_kv)

@@ -135,6 +135,12 @@ class Offloading:
         """The CPU tier holds nothing any more, as after other prompts; the secondary tier is not told."""
         self.manager.primary_tier.reset_cache()
 
+    def reset(self) -> None:
+        """As where weights may have changed, when all copies of before have ended."""
+        self.manager.reset_cache()
+        if hasattr(self.manager, "on_reset_flushed"):  # vLLM 0.33 promotes nothing before it
+            self.manager.on_reset_flushed()
+
     def look(self, keys: Sequence[bytes], context: ReqContext) -> int | None:
         """One pass of the scheduler over a request's keys: leading hits, None if it is deferred."""
         hits, deferred = 0, False

@@ -272,7 +272,7 @@ def test_a_reset_begins_a_new_epoch(tmp_path: Path) -> None:
     with open_well() as well:
         with offloading(tmp_path, well) as engine:
             engine.store(keys)
-            engine.manager.reset_cache()
+            engine.reset()
             assert engine.hits(keys, engine.request("r")) == 0
             engine.store(keys, "s2")
             engine.forget()

@@ -141,13 +141,17 @@ def chunk_facts(spec: Any, config: VllmConfig, chunk_bytes: int) -> dict[str, st
 
 def groups(spec: Any, kv_cache_config: KVCacheConfig) -> dict[int, ChunkGroup]:
     """The engine's cache groups, by their number in keys, with the windows that vLLM looks for."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import get_sliding_window_size_in_chunks
-
     found: dict[int, ChunkGroup] = {}
     for group in spec.config.groups:
-        of_engine = kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec
         tokens = group.tokens_per_block * spec.blocks_per_chunk
-        found[group.group_id] = ChunkGroup(tokens, get_sliding_window_size_in_chunks(of_engine, tokens))
+        if hasattr(group, "sliding_window_size_in_chunks"):  # since vLLM 0.33
+            window = group.sliding_window_size_in_chunks
+        else:
+            from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as of_vllm
+
+            of_engine = kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec
+            window = of_vllm.get_sliding_window_size_in_chunks(of_engine, tokens)
+        found[group.group_id] = ChunkGroup(tokens, window)
     return found
 
 
