@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,16 +20,29 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile("quick")
 
 
+# Hundreds of processes load the package in a run: it is compiled for the first of them alone, whatever the user's
+# environment says.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+gc.disable()  # until all is loaded
+
+
 def pytest_collection_finish() -> None:
     """What the engine and torch have loaded by now stays: no collection of a test looks through it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
-def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a shorter path than pytest gives it: a socket's may have 107 bytes, whatever the user's name."""
-    return tmp_path_factory.mktemp("t")
+def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """With a shorter path than pytest gives it: a socket's may have 107 bytes, whatever the user's name. Deleted when
+    the test has passed: the folders of a whole run have 25 GB, which a disk would have to write."""
+    path, failed = tmp_path_factory.mktemp("t"), request.session.testsfailed
+    yield path
+    if request.session.testsfailed == failed:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 _OURS = str(Path(__file__).parent / "src" / "stepwell") + "/"

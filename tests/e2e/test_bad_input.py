@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,6 @@ from stepwell.demo.engine import EngineFailed
 from stepwell.demo.wire import Answer
 
 from .wells import Well, config, eventually, forget, in_one_process, start
-
-LOADED_TWICE = """
-from vllm.plugins import load_general_plugins
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from stepwell.engines.vllm.plugin import register
-load_general_plugins(); register(); register()
-print(KVConnectorFactory.get_connector_class_by_name("StepwellConnector").__name__)
-"""
 
 
 def lines(log: Path, code: str) -> list[str]:
@@ -46,19 +36,3 @@ def test_strict_refuses_to_start(model: Path, folder: Path, well: Well) -> None:
     with pytest.raises(EngineFailed) as failed:
         start(in_one_process(config(model, well.connector(hosst="1GiB", strict=True))), folder, "strict").kill()
     assert lines(failed.value.log, "SW-101")
-
-
-def test_another_role_leaves_the_connector_inert(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> None:
-    with start(in_one_process(config(model, well.connector(role="kv_consumer"))), folder, "role") as engine:
-        assert serves(engine.ask(texts[0][:300], 8))
-        forget(engine)
-        assert serves(engine.ask(texts[0][:300], 8))
-        told = lines(engine.log, "SW-706")
-        assert len(told) == 1, told
-        assert all("ERROR" in line and "inert" in line for line in told)
-    assert well.processes() == []
-
-
-def test_a_plugin_that_is_loaded_again_is_harmless() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED_TWICE], check=True, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == "StepwellConnector"
