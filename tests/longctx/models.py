@@ -20,7 +20,7 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 48,
     "intermediate_size": 64,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -29,7 +29,7 @@ _SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_HYBRID = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+_HYBRID = ["sliding_attention", "full_attention"]
 
 CONFIGS = {
     "llama": LlamaConfig(**_SMALL),
@@ -41,10 +41,12 @@ CONFIGS = {
 }
 
 
-def make(kind: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def make(kind: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, layers: int = 2) -> Any:
     """In eval mode; the same seed gives the same weights. Attention is sharper than a random model's would be, so that
     a key that is missing shows."""
     config = copy.deepcopy(CONFIGS[kind])
+    if layers != config.num_hidden_layers:
+        config.num_hidden_layers = layers
     torch.manual_seed(seed)
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     with torch.no_grad():

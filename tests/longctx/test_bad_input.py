@@ -40,9 +40,9 @@ def changed(**settings):
         (changed(kv_lora_rank=64), "latent"),
         (changed(alibi=True), "bias"),
         (changed(use_bidirectional_attention=True), "after"),
-        (changed(layer_types=["full_attention", "linear_attention"] * 2), "linear_attention"),
-        (changed(layer_types=["full_attention", "chunked_attention"] * 2, attention_chunk_size=16), "chunked"),
-        (changed(layer_types=["sliding_attention"] * 4, sliding_window=16), "window"),
+        (changed(layer_types=["full_attention", "linear_attention"]), "linear_attention"),
+        (changed(layer_types=["full_attention", "chunked_attention"], attention_chunk_size=16), "chunked"),
+        (changed(layer_types=["sliding_attention"] * 2, sliding_window=16), "window"),
         (T5Config(), "encoder"),
     ],
 )
@@ -137,7 +137,7 @@ def test_masks_with_four_axes_are_refused():
 
 
 def test_a_layer_that_is_not_the_one_that_was_updated():
-    model, ids = make(), tokens(20)
+    model, ids = make(layers=4), tokens(20)
     with attach(model, SMALL, hot_tokens=64) as attached:
         model.model.layers[2].self_attn.layer_idx = 1
         model.model.layers[1].self_attn.layer_idx = 2
@@ -167,7 +167,7 @@ def test_full_tiers_end_a_generation_with_the_text_so_far(policy, where, tmp_pat
     model, ids = make(), tokens(150)
     expected = model.generate(ids, **{**OPTIONS, "max_new_tokens": 90})
     page = 2 * 2 * 8 * 16 * 4  # K and V, KV heads, tokens, head size, float32
-    room = 4 * 12 * page
+    room = 2 * 12 * page
     sizes = {"host": room} if where == "host" else {"host": None, "disk": f"{tmp_path}:{room}"}
     before = inside()
     with attach(model, policy, hot_tokens=100, prefill_tokens=64, **sizes) as attached:

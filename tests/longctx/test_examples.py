@@ -44,7 +44,7 @@ def test_a_long_context_and_a_small_hot_budget(model_folder, capsys):
     said = capsys.readouterr().out
     ledger, _ = json.JSONDecoder().raw_decode(said[said.index("{") :])
     assert "3,000 tokens, 5 generated" in said
-    token = 2 * 4 * 2 * 16 * 4
+    token = 2 * 2 * 2 * 16 * 4
     assert 0 < ledger["hot_bytes"] <= (500 + 70) * token  # room in the tail counts, too
     assert 0 < ledger["host_bytes"] <= 256 << 10 and ledger["disk_bytes"] > 0 and ledger["bytes_cold_to_hot"] > 0
 

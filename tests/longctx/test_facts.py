@@ -65,10 +65,10 @@ def test_order_of_the_calls(kind):
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     with torch.no_grad():
-        model(ids, attention_mask=mask, past_key_values=Cache(layers=[_Layer() for _ in range(4)]))
+        model(ids, attention_mask=mask, past_key_values=Cache(layers=[_Layer() for _ in range(2)]))
     assert CALLS[:2] == ["mask sizes", "mask True torch.bool 7"]
     rest = [call for call in CALLS if call.startswith(("update", "attention"))]
-    assert rest == [call for n in range(4) for call in ("update (2, 2, 7, 16)", f"attention {n} True False")]
+    assert rest == [call for n in range(2) for call in ("update (2, 2, 7, 16)", f"attention {n} True False")]
 
 
 def test_windows_ask_for_their_own_mask():
@@ -97,7 +97,7 @@ def test_windows_of_the_cache():
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_layer_types_are_told(kind):
-    assert len(get_layer_types_and_kwargs(CONFIGS[kind])[0]) == 4
+    assert len(get_layer_types_and_kwargs(CONFIGS[kind])[0]) == 2
 
 
 def test_masks_of_sdpa():

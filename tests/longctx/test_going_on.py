@@ -46,7 +46,7 @@ def test_an_interrupted_pass_ends_a_cache():
     with attach(model, SMALL, hot_tokens=64) as attached:
         cache = attached.new_cache()
         model(ids[:, :150], past_key_values=cache)
-        hook = model.model.layers[2].register_forward_pre_hook(stop)
+        hook = model.model.layers[1].register_forward_pre_hook(stop)
         with pytest.raises(Stop):
             model(ids[:, 150:160], past_key_values=cache)
         hook.remove()

@@ -42,7 +42,9 @@ def test_any_partition_in_any_order_is_the_whole(data):
     softcap = data.draw(st.sampled_from([None, 5.0, 50.0]))
     size = data.draw(st.sampled_from([0.1, 1.0, 30.0]))
     query, keys, values = states(data.draw(st.integers(0, 99)), *shape, count, dim, value_dim, size)
-    valid = torch.rand(shape[0], 1, 1, shape[3], count) < data.draw(st.sampled_from([0.1, 0.7, 1.0]))
+    valid = torch.rand(shape[0], 1, 1, shape[3], count, generator=torch.Generator().manual_seed(count)) < data.draw(
+        st.sampled_from([0.1, 0.7, 1.0])
+    )
     members = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)))
     order = data.draw(st.permutations(range(6)))  # part 5 is always empty
     kept = {"scale": dim**-0.5, "softcap": softcap}
@@ -53,9 +55,9 @@ def test_any_partition_in_any_order_is_the_whole(data):
         for part in order
     ]
     expected = whole(query, keys, values, dim**-0.5, valid, softcap)
-    assert (finish(reduce(merge, parts)).double() - expected).abs().max() < 2e-4
+    assert (finish(reduce(merge, parts)).double() - expected).abs().max() < 2e-5 * max(size, 10.0)
     nested = merge(reduce(merge, parts[:2]), merge(reduce(merge, parts[4:]), reduce(merge, parts[2:4])))
-    assert (finish(nested).double() - expected).abs().max() < 2e-4
+    assert (finish(nested).double() - expected).abs().max() < 2e-5 * max(size, 10.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -41,7 +41,7 @@ PARTS = [150, *[1] * STEPS]
 def test_selecting_everything_is_exact(rows, change, tmp_path):
     change = dict(change)
     places = {"host": None, "disk": f"{tmp_path}:64MiB"} if change.pop("disk", False) else {}
-    model, ids = make(), tokens(150 + STEPS, rows=rows)
+    model, ids = make(layers=change.get("lookahead", 1) * 2), tokens(150 + STEPS, rows=rows)
     mask = None
     if rows == 2:
         mask = torch.ones(2, 150 + STEPS, dtype=torch.long)
@@ -53,14 +53,14 @@ def test_selecting_everything_is_exact(rows, change, tmp_path):
         off = (found - expected).abs()
         assert (off if mask is None else off[mask.bool()]).max() < 1e-4 * expected.abs().max()
         told = cache.ledger.snapshot()
-        assert told["uncovered_mass_max"] < 1e-5 and told["layer_steps"] == 4 * STEPS
+        assert told["uncovered_mass_max"] < 1e-5 and told["layer_steps"] == model.config.num_hidden_layers * STEPS
         cache.close()
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_early_fetches_are_hints(joint, tmp_path):
     """They bring what is needed, are counted, and where only what was selected is attended over, change nothing."""
-    model, ids = make(), tokens(250)
+    model, ids = make(layers=4), tokens(250)
     policy = replace(EVERYTHING, prefetch=True, residency=None, selector=TopK(0.2), index=TrueKeys(), joint=joint)
     places = {"host": None, "disk": f"{tmp_path}:64MiB"}
     found = {}
@@ -88,7 +88,7 @@ def test_no_more_new_pages_than_a_policy_allows(tmp_path):
 @pytest.mark.parametrize("lookahead", [1, 2])
 @pytest.mark.parametrize("late", [1.0, 0.06])
 def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path):
-    model, ids = make(), tokens(250)
+    model, ids = make(layers=4), tokens(250)
     policy = replace(
         EVERYTHING, selector=TopK(0.3), index=TrueKeys(), prefetch=True, lookahead=lookahead, late_mass=late
     )
@@ -106,7 +106,7 @@ def test_what_was_not_foretold_comes_for_the_next_step(lookahead, late, tmp_path
 
 def test_beams_attend_over_what_was_not_foretold(tmp_path):
     """Their rows change in each step: what comes for the next one would be of rows that are not there any more."""
-    model, ids = make(), tokens(250)
+    model, ids = make(layers=4), tokens(250)
     policy = replace(EVERYTHING, prefetch=True, late_mass=1.0)
     options = {"max_new_tokens": 20, "do_sample": False, "num_beams": 3, "length_penalty": 0.0}
     expected = model.generate(ids, **options)
@@ -136,9 +136,9 @@ def test_named_policies_run_and_stay_within_their_budget(name):
         told = cache.ledger.snapshot()
         pool = sum(layer.state.pool.nbytes for layer in cache.tiered if layer.state.pool is not None)
         tails = sum(layer.state.tail.nbytes for layer in cache.tiered)
-        per_token = 2 * 16 * 4 * 2 * 4  # K and V, head size, float32, KV heads, layers
+        per_token = 2 * 16 * 4 * 2 * 2  # K and V, head size, float32, KV heads, layers
         assert pool + tails <= (400 + 4 * 70) * per_token
-        assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 4 * 30 and 0 <= told["uncovered_mass"] <= 1
+        assert told["bytes_cold_to_hot"] > 0 and told["layer_steps"] == 2 * 30 and 0 <= told["uncovered_mass"] <= 1
         pages = cache.ledger.pages
         assert pages["selected"] == pages["hits"] + pages["fetched"] - pages["mispredicted"] + pages["in_place"] > 0
         cache.close()

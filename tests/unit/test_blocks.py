@@ -195,7 +195,7 @@ class ThroughASocket(AgainstADict):
         super().teardown()
 
 
-@some_or_many("examples", 25, 60)
+@some_or_many("examples", 8, 60)
 @pytest.mark.parametrize("machine", [InProcess, ThroughASocket])
 def test_blocks_are_those_that_were_put_or_missing(machine: type[AgainstADict], examples: int) -> None:
     AgainstADict.reads = AgainstADict.stored = 0

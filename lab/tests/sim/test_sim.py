@@ -59,11 +59,10 @@ def test_a_seed_does_the_same_twice() -> None:
     assert walk(13, 800).digest != first.digest
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "800"], ["--steps", "500", "--cuts", "40"]])
-def test_a_seed_does_the_same_in_any_process(arguments: list[str]) -> None:
+def test_a_seed_does_the_same_in_any_process() -> None:
     said = set()
     for hashes in ("0", "1"):
-        command = [sys.executable, "-m", "lab.sim", "--seed", "21", *arguments]
+        command = [sys.executable, "-m", "lab.sim", "--seed", "21", "--steps", "500", "--cuts", "40"]
         done = subprocess.run(
             command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lab.rig.suite.amount import some_or_many
 
-in_parts = some_or_many("percent", 25, 100)
+in_parts = some_or_many("percent", 12, 100)
 """Of the statements, so many are tried."""
 
 
