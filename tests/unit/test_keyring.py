@@ -230,7 +230,7 @@ def _open_at_once(path: Path, barrier: Any, answers: Any) -> None:
 
 def test_processes_that_create_it_at_once_get_the_same_keys(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    for turn in range(5):
+    for turn in range(2):
         path = tmp_path / f"{turn}" / "keyring"
         path.parent.mkdir()
         barrier, answers = context.Barrier(6), context.Queue()

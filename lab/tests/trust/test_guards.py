@@ -19,10 +19,9 @@ FIRST = "from __future__ import annotations"
 HARMLESS = ("_examine(self, page: bytes)", "_examine(self, page: bytes, _: None = None)")
 
 
-@pytest.mark.parametrize("guard", table(), ids=lambda guard: guard.name)
-def test_an_entry_of_the_table_can_be_tried(guard: Guard) -> None:
+def test_each_entry_of_the_table_can_be_tried() -> None:
     """If this fails: the guard's code has changed. Give guards.toml its present text, or take the entry out with it."""
-    assert guard.wrong(TESTS) == ""
+    assert [why for guard in table() if (why := guard.wrong(TESTS))] == []
 
 
 def test_names_say_which() -> None:
