@@ -102,10 +102,11 @@ def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:
     for each in (ask, other):
         answer(m.GiveWay(each.ticket), ())
     assert (ask.final, other.final, released(well)) == (False, True, 1)
-    assert client.landed(ask, 0, 0.0) is None
-    answer(found(ask, 2, more=False, reason="end"), ())
-    refs = client.landed(ask, 1, 0.0)
-    assert refs is not None and refs.shape == (1, 1) and client.landed(ask, 2, 0.0) is None
+    assert not client.landed(ask, 0, 0.0)
+    for blocks, more in ((1, True), (2, False)):
+        answer(found(ask, blocks, more=more, reason="end"), ())
+    assert [refs.shape for refs in client.landed(ask, 0, 0.0)] == [(1, 1), (2, 1)]
+    assert [refs.shape for refs in client.landed(ask, 1, 0.0)] == [(2, 1)] and not client.landed(ask, 2, 0.0)
 
 
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

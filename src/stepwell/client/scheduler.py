@@ -164,12 +164,12 @@ class SchedulerClient:
             ask.offered = blocks > 0
             return blocks
 
-    def landed(self, ask: PrefixQuestion, first: int, wait_s: float) -> SlotRefs | None:
-        """Where the shards of block `first` and those behind it lie, as far as they are there; None: it is not there,
-        and did not land within `wait_s` either. Any thread may wait here."""
+    def landed(self, ask: PrefixQuestion, pieces: int, wait_s: float) -> list[SlotRefs]:
+        """Where the shards of the run's blocks lie, in pieces as they came and in order, without the first `pieces`.
+        Waits up to `wait_s` if there are none. Any thread may wait here."""
         with self._news:
-            self._news.wait_for(lambda: ask.blocks > first or ask.final, wait_s)
-            return np.concatenate(ask.refs)[first : ask.blocks] if ask.blocks > first else None
+            self._news.wait_for(lambda: len(ask.refs) > pieces or ask.final, wait_s)
+            return ask.refs[pieces:]
 
     def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends

@@ -137,6 +137,14 @@ class Slabs:
         with self._lock:
             self._find(key, slot, generation)
 
+    def is_renewed(self, key: Key, slot: int, generation: int) -> bool:
+        """The slab is mapped and not retired, and the slot has another generation."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and known.usable and not known.retired:
+                return int(known.generations[slot]) != generation
+            return False
+
     def _find(self, key: Key, slot: int, generation: int) -> _Slab:
         known = self._known.get(key)
         if known is None or not known.usable or known.retired or int(known.generations[slot]) != generation:

@@ -80,6 +80,10 @@ class WorkerClient:
         call it after their copy: then what they copied is what the well had leased."""
         self._slabs.verify((session, slab), slot, generation)
 
+    def is_renewed(self, session: int, slab: int, slot: int, generation: int) -> bool:
+        """The slot has other content than what was leased, as far as this member can tell."""
+        return self._slabs.is_renewed((session, slab), slot, generation)
+
     def filled(self, session: int, leases: Sequence[int], dropped: Sequence[int]) -> None:
         for at in range(0, max(len(leases), len(dropped)), m.MAX_LISTED):
             some = slice(at, at + m.MAX_LISTED)

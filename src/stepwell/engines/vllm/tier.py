@@ -180,7 +180,12 @@ class StepwellTier(SecondaryTierManager):
             if self._lookups is None or self._transfers is None:
                 raise RuntimeError("a load of an inert tier")
             job = _job(job_metadata, load=True)
-            self._transfers.submit_load(job, self._lookups.take(job.request, job.keys))
+            parts = self._lookups.take(job.request, job.keys)
+            try:
+                self._transfers.submit_load(job, parts)
+            except BaseException:
+                self._lookups.loaded(job.request)
+                raise
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._failed.append(job_metadata.job_id)
             self._caught("submit_load", error)
@@ -217,7 +222,9 @@ class StepwellTier(SecondaryTierManager):
         load = ended.job.load
         if load and self._lookups is not None:
             self._lookups.loaded(ended.job.request)
-        if (missing := len(ended.job.keys) - len(ended.done)) > 0:
+        if ended.reason:
+            self._missed(ended.reason)
+        elif (missing := len(ended.job.keys) - len(ended.done)) > 0:
             self._counts[ERRORS, "failed_load" if load else "refused_store"] += missing
             self._tell("failed_loads" if load else "refused_stores", missing)
         if self._events is not None and not load and ended.done:

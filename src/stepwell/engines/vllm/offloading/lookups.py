@@ -26,6 +26,10 @@ from stepwell.protocol.limits import MAX_DIGESTS
 MAX_PROMOTED = 0.75
 """Share of vLLM's rows that one request may be promoted, and that all jobs together may hold."""
 
+MAX_READING = 0.5
+"""Share of them that may be held when a chunk which is still read is given a row: so what is in the arena finds rows
+while others wait for a tier."""
+
 HELD_S = 1.0
 """Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
 
@@ -146,6 +150,7 @@ class Lookups:
     ) -> None:
         self._client = client
         self._limit = max(1, int(rows * MAX_PROMOTED))
+        self._limit_of_reads = max(1, int(rows * MAX_READING))
         self._groups = groups
         windows = [group.window for group in groups.values() if group.window is not None]
         self._limit_of_prefix = max(1, (self._limit - sum(windows)) // max(1, len(groups) - len(windows)))
@@ -268,8 +273,8 @@ class Lookups:
         if not self._may_promote(request, group):
             group.closed.add(key)
             return self._miss(request, group, end_token)
-        if self._busy_rows() + self._promised >= self._limit:
-            if self._clock() - run.settled_at < HELD_S:
+        if self._busy_rows() + self._promised >= (self._limit_of_reads if run.growing else self._limit):
+            if (run.growing and self._may_wait(request)) or self._clock() - run.settled_at < HELD_S:
                 return LookupVerdict.RETRY
             group.closed.add(key)
             return self._miss(request, group, end_token)

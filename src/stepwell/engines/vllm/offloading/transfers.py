@@ -28,8 +28,8 @@ from stepwell.errors import IntegrityError
 Rows = npt.NDArray[np.uint8]
 """vLLM's host memory, of shape (chunks, bytes of a chunk)."""
 
-LOADERS = 8
-"""Threads that load, each of which mostly waits for what is read below the arena."""
+LOADERS, READERS = 2, 8
+"""Threads that load what is in the arena, and what is still read below it, each of which mostly waits."""
 
 _LOOK_S = 0.005
 """Seconds between two looks at the limits of a load that waits."""
@@ -42,8 +42,8 @@ MAX_STORING = 0.75
 
 _POLLS_S = (0.0002, 0.005)
 
-Copied = tuple[list[bytes], int]
-"""Keys that are where they were to go, and the bytes that were copied for that."""
+Copied = tuple[list[bytes], int, str]
+"""Keys that are where they were to go, the bytes that were copied for that, and the well's reason for fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,14 @@ class RowJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """What became of a job. `done`: the keys whose bytes were copied, or are in the well already."""
+    """What became of a job. `done`: the keys whose bytes were copied, or are in the well already. `reason`: why chunks
+    of a load have not come; "" if those that are not done have failed otherwise."""
 
     job: RowJob
     done: tuple[bytes, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
+    reason: str = ""
 
     @property
     def complete(self) -> bool:
@@ -75,13 +77,16 @@ class RowTransfers:
     """`submit_load`, `submit_store` and `ended` are for one thread, the scheduler's, and never wait."""
 
     def __init__(self, client: SchedulerClient, worker: WorkerClient, rows: Rows) -> None:
+        """Starts all threads: one that could not be started later would leave its job in the queue, to run when the
+        rows are another's. Raises RuntimeError where the system allows no more."""
         self._client = client
         self._worker = worker
         self._rows: Rows | None = rows
         self._chunk_bytes = rows.shape[1]
         self._most_storing = max(1, int(rows.shape[0] * MAX_STORING))
-        self._loaders = ThreadPoolExecutor(LOADERS, "stepwell-load")
-        self._storer = ThreadPoolExecutor(1, "stepwell-store")
+        self._loaders = _started(LOADERS, "stepwell-load")
+        self._readers = _started(READERS, "stepwell-read")
+        self._storer = _started(1, "stepwell-store")
         self._results: SimpleQueue[JobEnd] = SimpleQueue()
         self._hurried = threading.Event()  # who waits for slots is to give up
         self._idle = threading.Condition()
@@ -95,7 +100,13 @@ class RowTransfers:
         return self._jobs > 0 or not self._results.empty()
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
-        self._submit(self._loaders, job, lambda: self._load(job, parts))
+        here = all(part.ask.blocks >= part.run.blocks for part in parts)
+        try:
+            self._submit(self._loaders if here else self._readers, job, lambda: self._load(job, parts))
+        except BaseException:
+            for part in parts:
+                self._client.release(part.ask)
+            raise
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
@@ -109,11 +120,16 @@ class RowTransfers:
 
         def over(future: Future[Copied]) -> None:
             failed = future.cancelled() or future.exception() is not None
-            done, nbytes = ([], 0) if failed else future.result()
-            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began))
+            done, nbytes, reason = ([], 0, "") if failed else future.result()
+            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began, reason))
             self._count(-1, -len(job.keys), job.load)
 
-        threads.submit(copy).add_done_callback(over)
+        try:
+            future = threads.submit(copy)
+        except BaseException:
+            self._count(-1, -len(job.keys), job.load)
+            raise
+        future.add_done_callback(over)
 
     def _count(self, jobs: int, rows: int, load: bool) -> None:
         with self._idle:
@@ -142,7 +158,7 @@ class RowTransfers:
     def close(self) -> None:
         """Ends the threads, and then refers to vLLM's memory no more."""
         self._hurried.set()
-        for threads in (self._loaders, self._storer):
+        for threads in (self._loaders, self._readers, self._storer):
             threads.shutdown(wait=True, cancel_futures=True)
         self._rows = None
 
@@ -150,40 +166,44 @@ class RowTransfers:
 
     def _load(self, job: RowJob, parts: Iterable[LoadPart]) -> Copied:
         loaded: list[bytes] = []
-        for part in parts:
-            self._load_part(part, part.rows(job.keys, job.rows), loaded)
-        return loaded, len(loaded) * self._chunk_bytes
+        reasons = [self._load_part(part, part.rows(job.keys, job.rows), loaded) for part in parts]
+        return loaded, len(loaded) * self._chunk_bytes, next(filter(None, reasons), "")
 
-    def _load_part(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]], loaded: list[bytes]) -> None:
+    def _load_part(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]], loaded: list[bytes]) -> str:
+        """Appends the keys that were loaded to `loaded`; why not all of the run came."""
         ask = part.ask
         first, end = min(wanted, default=0), max(wanted, default=-1) + 1
-        at = first
+        at = pieces = 0
         try:
             with self._worker.copying() as hold:
                 while at < end:
                     over = self._hurried.is_set() or self._client.settle(ask, 0.0)
-                    refs = self._client.landed(ask, at, 0.0 if over else _LOOK_S)
-                    if refs is None and over:
-                        break
-                    for ref in refs[: end - at].tolist() if refs is not None else ():
+                    news = self._client.landed(ask, pieces, 0.0 if over else _LOOK_S)
+                    if over and not news:
+                        return ask.reason if ask.final else "too_slow"
+                    pieces += len(news)
+                    for ref in (ref for piece in news for ref in piece.tolist()):
                         if at in wanted and self._copy_out(hold, part, at, ref[0], wanted[at][1]):
                             loaded.append(wanted[at][0])
                         at += 1
         finally:
             if at > first:
-                transfer, _ = self._client.recall(ask, first, at - first)
+                transfer, _ = self._client.recall(ask, first, min(at, end) - first)
                 self._worker.recalled(ask.session, [transfer])
             else:
                 self._client.release(ask)
+        return ""
 
     def _copy_out(self, hold: Hold, part: LoadPart, at: int, ref: tuple[int, int, int], row: int) -> bool:
-        """False: the slot does not hold what was leased any more. One bad chunk is one miss."""
+        """False: the slot does not hold what was leased any more. One such chunk is one miss."""
         assert self._rows is not None
+        session = part.ask.session
         try:
-            self._rows[row] = hold.slot(part.ask.session, *ref).bytes
-            self._worker.verify(part.ask.session, *ref)
+            self._rows[row] = hold.slot(session, *ref).bytes
+            self._worker.verify(session, *ref)
         except IntegrityError:
-            self._client.forget(part.ask.session, part.digest(at), part.epoch)
+            if self._worker.is_renewed(session, *ref):  # else the session or its memory has gone, and blocks are good
+                self._client.forget(session, part.digest(at), part.epoch)
             return False
         return True
 
@@ -195,7 +215,7 @@ class RowTransfers:
         copied = 0
         for chunks in by_group.values():
             copied += self._store_run(chunks, epoch, stored)
-        return stored, copied * self._chunk_bytes
+        return stored, copied * self._chunk_bytes, ""
 
     def _store_run(self, chunks: Sequence[tuple[bytes, int]], epoch: int, stored: list[bytes]) -> int:
         """Appends the keys that are in the well now to `stored`; how many chunks were copied for that."""
@@ -255,6 +275,20 @@ class RowTransfers:
         finally:
             self._worker.filled(spill.session, filled, [lease for lease, _ in leased[len(filled) :]])
         return len(filled), len(filled) == len(leased)
+
+
+def _started(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool all of whose threads run, so that it starts none later."""
+    pool, all_run = ThreadPoolExecutor(count, name), threading.Barrier(count + 1)
+    try:
+        for _ in range(count):
+            pool.submit(all_run.wait)
+    except BaseException:
+        all_run.abort()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    all_run.wait()
+    return pool
 
 
 def _pauses() -> Iterator[float]:
