@@ -264,7 +264,7 @@ def test_slabs_that_a_process_keeps_and_nobody_counts(monkeypatch: pytest.Monkey
 
 
 def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "over", lambda *arguments: False)
+    monkeypatch.setattr(Patience, "over", lambda *arguments, **more: False)
     _finds("late")
 
 
