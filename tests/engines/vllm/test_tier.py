@@ -185,6 +185,22 @@ def test_requests_that_wait_for_room_all_get_their_turn(tmp_path: Path) -> None:
             engine.assert_loaded(keys, context)
 
 
+def test_a_well_that_is_started_is_a_window_and_one_that_runs_keeps_its_settings(tmp_path: Path) -> None:
+    started: list[dict[str, Any]] = []
+
+    def dialler(wanted: Any) -> Any:
+        started.append(wanted.options)
+        return lambda: well.dial
+
+    with open_well() as well, joining(well), patch.object(StepwellTier, "dialler", staticmethod(dialler)):
+        engine = Offloading(tmp_path, tier={"disk": f"{tmp_path}:1GiB"})
+        session = engine.tier._session
+        assert session is not None and session.client._options == {"disk": f"{tmp_path}:1GiB"}
+        engine.close()
+    own = {"host": "256MiB", "disk_queue": "256MiB", "pin_waiting": 0.75}
+    assert started == [{"disk": f"{tmp_path}:1GiB", **own}] * 2
+
+
 # --- what a user may get wrong ----------------------------------------------------------------------------------------
 
 

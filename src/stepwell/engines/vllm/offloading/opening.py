@@ -53,6 +53,9 @@ READING_S, MIN_SPEED = 1.0, 256 << 20
 as failing; and bytes a second below which a read of many chunks is given up. Nothing is known here of what computing
 costs, nor told to the well."""
 
+PIN_WAITING = 0.75
+"""Share of that arena which waiting requests may pin."""
+
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
 
@@ -82,9 +85,11 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
 
 def options_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:
     """Settings of a well that may have to be started. All of its arena may wait to be written: a chunk that had to
-    leave unwritten would not be offered again, and vLLM's rows wait as well."""
+    leave unwritten would not be offered again, and vLLM's rows wait as well. Most of it may be pinned, since nothing is
+    kept there; the rest is for stores."""
     options = dict(wanted.options)
     options.setdefault("host", f"{max(MIN_WINDOW, WINDOW_CHUNKS * chunk_bytes) >> 20}MiB")
+    options.setdefault("pin_waiting", PIN_WAITING)
     if "disk" in options:
         options.setdefault("disk_queue", options["host"])
     return options
@@ -190,10 +195,10 @@ def open_session(
             why=f"a block in a well has at most {format_size(MAX_PAYLOAD)}",
             fix="a smaller block_size, or fewer blocks_per_chunk, in kv_connector_extra_config",
         )
-    wanted = replace(wanted, options=options_of(wanted, chunk_bytes))
+    starting = replace(wanted, options=options_of(wanted, chunk_bytes))  # what was not asked for is no reason to warn
     find = dialler or (lambda wanted: finder(wanted.home, wanted.socket, wanted.options))
     if wanted.strict:
-        find(wanted)()
+        find(starting)()
     pages = layout_facts(config, kv_cache_config) | chunk_facts(spec, config, chunk_bytes)
     model = model_facts(config)
     engine = f"{config.kv_transfer_config.engine_id}-tier"
@@ -212,7 +217,7 @@ def open_session(
     weights = WeightsIdentity(wanted.weights_id, lambda: weight_files(config), wanted.home / CACHE_NAME)
     member = worker.WorkerClient(
         WorkerIdentity(engine, 0, 1, chunk_bytes, layout),
-        find(wanted),
+        find(starting),
         trouble=log_messages.worker_trouble,
         options=wanted.options,
         threaded=threaded,
@@ -221,7 +226,7 @@ def open_session(
         client = scheduler.SchedulerClient(
             who,
             weights,
-            find(wanted),
+            find(starting),
             options=wanted.options,
             trouble=log_messages.trouble,
             joined=lambda welcome: log_messages.joined(welcome, who),
