@@ -197,7 +197,7 @@ def test_a_well_that_is_started_is_a_window_and_one_that_runs_keeps_its_settings
         session = engine.tier._session
         assert session is not None and session.client._options == {"disk": f"{tmp_path}:1GiB"}
         engine.close()
-    own = {"host": "256MiB", "disk_queue": "256MiB", "pin_waiting": 0.75}
+    own = {"host": "256MiB", "disk_queue": "256MiB"}
     assert started == [{"disk": f"{tmp_path}:1GiB", **own}] * 2
 
 

@@ -53,9 +53,6 @@ READING_S, MIN_SPEED = 1.0, 256 << 20
 as failing; and bytes a second below which a read of many chunks is given up. Nothing is known here of what computing
 costs, nor told to the well."""
 
-PIN_WAITING = 0.75
-"""Share of that arena which waiting requests may pin."""
-
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
 
@@ -85,11 +82,9 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
 
 def options_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:
     """Settings of a well that may have to be started. All of its arena may wait to be written: a chunk that had to
-    leave unwritten would not be offered again, and vLLM's rows wait as well. Most of it may be pinned, since nothing is
-    kept there; the rest is for stores."""
+    leave unwritten would not be offered again, and vLLM's rows wait as well."""
     options = dict(wanted.options)
     options.setdefault("host", f"{max(MIN_WINDOW, WINDOW_CHUNKS * chunk_bytes) >> 20}MiB")
-    options.setdefault("pin_waiting", PIN_WAITING)
     if "disk" in options:
         options.setdefault("disk_queue", options["host"])
     return options
