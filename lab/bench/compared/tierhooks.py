@@ -7,6 +7,7 @@ time, so that all but the last ones are recalled from disk. Times are the thread
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def _asked(work: Workload, repetitions: int, folder: Path) -> Mapping[str, list[
 
 
 def _timed(system: System, times: Path) -> System:
-    connector: dict[str, Any] = json.loads(json.dumps(system.connector))
+    connector: Any = copy.deepcopy(system.connector)
     (tier,) = connector["kv_connector_extra_config"]["secondary_tiers"]
     tier |= {"type": TimedTier.__name__, "module_path": TimedTier.__module__, "times": str(times)}
     path = os.pathsep.join([str(FOLDER.parent), system.env["PYTHONPATH"]])

@@ -140,14 +140,17 @@ class Slabs:
     def is_renewed(self, key: Key, slot: int, generation: int) -> bool:
         """The slab is mapped and not retired, and the slot has another generation."""
         with self._lock:
-            known = self._known.get(key)
-            if known is not None and known.usable and not known.retired:
-                return int(known.generations[slot]) != generation
-            return False
+            known = self._usable(key)
+            return known is not None and int(known.generations[slot]) != generation
+
+    def _usable(self, key: Key) -> _Slab | None:
+        """The slab, if it is mapped and not retired. Under the lock."""
+        known = self._known.get(key)
+        return known if known is not None and known.usable and not known.retired else None
 
     def _find(self, key: Key, slot: int, generation: int) -> _Slab:
-        known = self._known.get(key)
-        if known is None or not known.usable or known.retired or int(known.generations[slot]) != generation:
+        known = self._usable(key)
+        if known is None or int(known.generations[slot]) != generation:
             raise IntegrityError(
                 "SW-302",
                 what="a slot's content changed",
