@@ -40,3 +40,8 @@ class WorkerIdentity:
     layout: bytes
     replicas: int = 1
     facts: bytes = b""
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that a block has."""
+        return self.world // self.replicas

@@ -25,7 +25,8 @@ class PrefixQuestion:
     order: int  # its request's place in the engine's queue
     news: float  # when one of its blocks was found, or one before it in line got on
     blocks: int = 0  # leading run that is resident and pinned
-    pinned: int = 0  # the same with what a tier still reads, as the well last said
+    known: int = 0  # leading run that may be recalled as a stream, as the well last said
+    ends: str = ""  # why that is not more; "" while it is not known how much it is
     refs: list[SlotRefs] = field(default_factory=list)
     sources: bytearray = field(default_factory=bytearray)  # of each block: see `Found.sources`
     answered: bool = False

@@ -20,6 +20,7 @@ from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience
 from stepwell.client.questions import FOR_ROOM, IN_LINE, PrefixQuestion, SlotRefs, Spill
+from stepwell.client.streams import StreamLimits
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
@@ -59,6 +60,7 @@ class SchedulerClient:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._asks: dict[int, PrefixQuestion] = {}
+        self._streams: dict[int, PrefixQuestion] = {}  # by transfer
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MAX_TIMINGS)
@@ -130,6 +132,7 @@ class SchedulerClient:
             ask.first_poll = now
             with self._lock:
                 ask.ahead = sum(o.order < ask.order and o.in_line for o in self._asks.values())
+                ask.ahead += sum(o.order < ask.order for o in self._streams.values())
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
@@ -140,7 +143,7 @@ class SchedulerClient:
             over = self._patience.over(ask.first_poll, ask.news, now, allow_s, reading=not self._silent)
             self._silent = self._silent or over
             return over
-        limit_s = self._patience.total(ask.limit_s, ask.pinned)
+        limit_s = self._patience.total(ask.limit_s, ask.known)
         if now - ask.first_poll >= self._patience.cap(limit_s, ask.ahead):
             return True
         if ask.reason not in IN_LINE:
@@ -156,20 +159,13 @@ class SchedulerClient:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
 
-    def offer(self, ask: PrefixQuestion, *, unread: bool = False) -> int:
-        """Blocks that may be offered now; with `unread` those that a tier still reads, too, which may fail. From here
+    def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
+        """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to. From here
         on the pins do not give way to other requests."""
         with self._lock:
-            blocks = max(ask.blocks, ask.pinned) if unread and not ask.final else ask.blocks
+            blocks = max(ask.blocks, ask.known) if streamed else ask.blocks
             ask.offered = blocks > 0
             return blocks
-
-    def landed(self, ask: PrefixQuestion, pieces: int, wait_s: float) -> list[SlotRefs]:
-        """Where the shards of the run's blocks lie, in pieces as they came and in order, without the first `pieces`.
-        Waits up to `wait_s` if there are none. Any thread may wait here."""
-        with self._news:
-            self._news.wait_for(lambda: len(ask.refs) > pieces or ask.final, wait_s)
-            return ask.refs[pieces:]
 
     def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
@@ -184,6 +180,25 @@ class SchedulerClient:
             else:
                 self._got_on(ask, FOR_ROOM)
         return transfer, refs
+
+    def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
+        """Recalls blocks of an offered run that have not all landed: the transfer's number, by which workers get them,
+        and how long these are to wait. Ends the ask; `stream_ended` is to follow when all workers have done so."""
+        transfer, now = next(self._numbers), self._clock()
+        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, streamed=True))
+        with self._lock:
+            self._asks.pop(ask.ticket, None)
+            self._streams[transfer] = ask
+        total_s = self._patience.cap(self._patience.total(ask.limit_s, blocks), ask.ahead)
+        total_s = max(0.0, total_s - (now - (ask.first_poll or now)))
+        return transfer, StreamLimits(self._patience.stall_s + self._patience.reading_s, total_s, ask.allow_s)
+
+    def stream_ended(self, transfer: int) -> None:
+        """No worker waits for blocks of this stream any more. Idempotent."""
+        with self._lock:
+            ask = self._streams.pop(transfer, None)
+            if ask is not None:
+                self._got_on(ask, IN_LINE, all_of_it=True)
 
     def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
@@ -314,8 +329,10 @@ class SchedulerClient:
                 if ask.lined_up:
                     self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
-            if found.reason:  # a slice of a long answer names none
-                ask.reason, ask.pinned = found.reason, found.pinned
+            ask.reason = found.reason or ask.reason  # a slice of a long answer names none
+            ask.known, ask.ends = found.known, found.ends
+            if found.moves:
+                ask.news = self._clock()
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
             ask.allow_s = found.allow_s
             ask.limit_s = found.limit_s
@@ -343,7 +360,7 @@ class SchedulerClient:
             if ask is None or ask.offered:
                 return
             del self._asks[ticket]
-            ask.blocks, ask.final, ask.reason = 0, True, reason
+            ask.blocks, ask.known, ask.ends, ask.final, ask.reason = 0, 0, "", True, reason
             ask.refs.clear()
         self._post(ask.session, m.Release(ticket))
 
@@ -353,8 +370,9 @@ class SchedulerClient:
             self.session = 0
             for ask in self._asks.values():
                 # What was offered this moment may still be taken by `recall`: the worker finds its session gone.
-                ask.final, ask.reason, ask.blocks = True, "well_lost", 0
+                ask.final, ask.reason, ask.blocks, ask.known, ask.ends = True, "well_lost", 0, 0, ""
             self._asks.clear()
+            self._streams.clear()
             for spill in self._spills.values():
                 spill.leases, spill.reason = (
                     [0] * spill.blocks,

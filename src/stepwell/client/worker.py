@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from queue import SimpleQueue
 from stepwell.client.identity import WorkerIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.slabs import Hold, Key, Prepare, Slabs, Slot
+from stepwell.client.streams import Stream, StreamLimits, Streams
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial
@@ -38,6 +40,7 @@ class WorkerClient:
         trouble: Trouble,
         options: dict[str, str | int | float] | None = None,
         prepare: Prepare | None = None,
+        clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
     ) -> None:
         self._identity = identity
@@ -54,6 +57,7 @@ class WorkerClient:
             trouble=lambda error: self.membership.trouble(error),
             prepare=prepare,
         )
+        self._streams = Streams(identity.shards, clock)
         self._todo: SimpleQueue[Callable[[], None]] | None = SimpleQueue() if threaded else None
         if self._todo is not None:
             threading.Thread(target=self._map_all, args=(self._todo,), name="stepwell-map", daemon=True).start()
@@ -92,6 +96,14 @@ class WorkerClient:
     def recalled(self, session: int, transfers: Sequence[int]) -> None:
         for at in range(0, len(transfers), m.MAX_LISTED):
             self._post(session, m.Recalled(list(transfers[at : at + m.MAX_LISTED])))
+
+    def stream(self, session: int, transfer: int, limits: StreamLimits) -> Stream:
+        """The blocks of a streamed transfer as they land. Of a session that has ended none come."""
+        return self._streams.open(session, transfer, limits)
+
+    def copied(self, session: int, transfer: int, blocks: int) -> None:
+        """So many leading blocks of a streamed transfer are copied; `recalled` ends it."""
+        self._post(session, m.Copied(transfer, blocks))
 
     def _post(self, session: int, message: m.Message) -> None:
         outbox = self.membership.outbox
@@ -145,10 +157,13 @@ class WorkerClient:
                     os.close(extra)
                 if fds:
                     self._slabs.come((self._session, message.slab), message, fds[0])
+            case m.Landed():
+                self._streams.landed(message)
             case m.SlabRetired(slab=number):
                 self._slabs.retire((self._session, number))
             case m.Welcome(session=session):
                 self._session = session
+                self._streams.joined(session)
                 self._left.clear()
             case m.Ready():
                 self.membership.settled()
@@ -161,6 +176,7 @@ class WorkerClient:
         if self._session:
             self._left.append(self._session)
         self._session = 0
+        self._streams.lost()
         self._slabs.retire_all()
 
     # the mapping thread -----------------------------------------------------------------------------------------------

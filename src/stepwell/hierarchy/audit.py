@@ -97,7 +97,7 @@ def hierarchy(well: Hierarchy) -> None:
     leases: dict[int, int] = {}
     filling: set[int] = set()
     for request in (*well.leaving, *(t for s in well.registry.sessions.values() for t in s.requests.values())):
-        for entry in request.pinned:
+        for entry in request.pinned[request.freed :]:
             pins[id(entry)] = pins.get(id(entry), 0) + 1
     for session in well.registry.sessions.values():
         for transfer in session.transfers.values():

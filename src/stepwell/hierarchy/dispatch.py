@@ -132,8 +132,10 @@ class Dispatch:
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
                     self._core.news.changed = True
+            case m.Copied(transfer=number, blocks=blocks):
+                self._recalls.transfers.copied(session, member.hello.rank, number, blocks)
             case m.Recalled(transfers=transfers):
-                self._recalls.transfers.ended(session, member.hello.rank, transfers)
+                self._recalls.copied(session, member.hello.rank, transfers)
             case _:
                 raise _not_now(message)
 

@@ -37,6 +37,7 @@ FromEngine = (
     | Mapped
     | Unmapped
     | Filled
+    | Copied
     | Recalled
     | Ping
     | StatsQuery
@@ -54,6 +55,7 @@ FromWell = (
     | Refused
     | Ready
     | Found
+    | Landed
     | GiveWay
     | Granted
     | SlabShared

@@ -29,7 +29,8 @@ class Ask(Message, frozen=True):
 class Recall(Message, frozen=True):
     """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
     `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
-    kept waiting for them."""
+    kept waiting for them. `streamed`: some of them may still lie below host memory (up to `Found.known`). All of them
+    go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `Copied`."""
 
     ticket: int
     transfer: int
@@ -37,6 +38,7 @@ class Recall(Message, frozen=True):
     count: int
     compare: bool = False
     waited_s: float = 0.0
+    streamed: bool = False
 
 
 class Release(Message, frozen=True):

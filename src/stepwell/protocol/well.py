@@ -40,8 +40,9 @@ class Found(Message, frozen=True):
     `sources` has a byte for each block: the place in `Welcome.tiers` of the tier that it was promoted from for this
     ticket, 0 where it was in host memory. `allow_s`: seconds that the next block may take in addition to the usual
     patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
-    worth waiting for; 0: not known. `pinned`, where there is a reason: leading blocks of the run that are pinned,
-    those among them that a tier still reads.
+    worth waiting for; 0: not known. `known`: leading blocks of the run that are in host memory or in a tier and worth
+    having, which may be recalled as a stream, once all of it was looked up; `ends` says why these are not more, and is
+    "" before that. `moves`: requests before this one in line have got blocks.
     """
 
     ticket: int
@@ -52,7 +53,24 @@ class Found(Message, frozen=True):
     sources: bytes = b""
     allow_s: float = 0.0
     limit_s: float = 0.0
-    pinned: int = 0
+    known: int = 0
+    ends: str = ""
+    moves: bool = False
+
+
+class Landed(Message, frozen=True):
+    """The next blocks of a streamed transfer are resident, verified and leased at `slots` (SLOT_REF bytes of all
+    shards).
+
+    Without `more` none follow, and `reason` says why. One without blocks and with `more` says that requests before this
+    one in line have got blocks. `allow_s`: see `Found`.
+    """
+
+    transfer: int
+    slots: bytes
+    more: bool
+    reason: str = ""
+    allow_s: float = 0.0
 
 
 class GiveWay(Message, frozen=True):

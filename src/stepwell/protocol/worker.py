@@ -25,6 +25,13 @@ class Filled(Message, frozen=True):
     dropped: Numbers
 
 
+class Copied(Message, frozen=True):
+    """This rank has copied the first `blocks` blocks of a streamed transfer: their leases end, as far as it goes."""
+
+    transfer: int
+    blocks: int
+
+
 class Recalled(Message, frozen=True):
     """This rank's copies of these transfers have ended, well or badly."""
 

@@ -131,13 +131,22 @@ class Level:
         self.writes.add(entry)
         self.pump()
 
-    def promote(self, session: Session, origin: Origin, id: BlockId, parent: Entry | None, order: int) -> Entry | None:
+    def promote(
+        self,
+        session: Session,
+        origin: Origin,
+        id: BlockId,
+        parent: Entry | None,
+        order: int,
+        *,
+        passes: bool = False,
+    ) -> Entry | None:
         """A block of the arena that is being filled from the tier; None: there is no room. `order`: its request's place
-        in the engine's queue, or UNAWAITED."""
+        in the engine's queue, or UNAWAITED. `passes`: it is to leave before others, whatever it is worth."""
         assert session.owner is not None
         owner, shards = session.owner, session.shards
-        passing = False
-        if order != UNAWAITED:
+        passing = passes
+        if order != UNAWAITED and not passes:
             passing = self._arena.place(owner, id, shards, below=True) is not Destination.HOT
         entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
         if entry is not None:

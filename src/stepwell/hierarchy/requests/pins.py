@@ -40,13 +40,22 @@ class Pins:
         would = self._arena.pinned_bytes + nbytes
         return not self._arena.pins or would <= self._share * self._host_bytes
 
+    def passes(self, at: int, nbytes: int) -> bool:
+        """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
+        copied and then makes room for the next."""
+        return (at + 1) * nbytes > self._share * self._host_bytes
+
     def others(self, request: RecallRequest) -> bool:
         """True if other requests have pins, which will end."""
-        return self._arena.pins > len(request.pinned)
+        return self._arena.pins > len(request.pinned) - request.freed
 
     def ask_way(self, session: Session, request: RecallRequest) -> None:
         """Asks the session's last request in line that holds pins to give way to this earlier one."""
-        later = [t for t in session.requests.values() if t.order > request.order and t.pinned and not t.asked_way]
+        later = [
+            t
+            for t in session.requests.values()
+            if t.order > request.order and t.pinned and not (t.asked_way or t.transfer)
+        ]
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)
             last.asked_way = True
@@ -65,16 +74,23 @@ class Pins:
             self._unpin(request.pinned.pop())
             self._news.changed = True  # there is room
 
+    def free(self, request: RecallRequest, blocks: int) -> None:
+        """The pins of the first `blocks` of the request's run, which have landed, end."""
+        for entry in request.pinned[request.freed : blocks]:
+            self._unpin(entry)
+            self._news.changed = True
+        request.freed = max(request.freed, min(blocks, len(request.pinned)))
+
     def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
         """Ends the request's pins; those of a long run in slices, unless `at_once`."""
         self.leaving.add(request)
-        if at_once or len(request.pinned) <= AT_ONCE:
+        if at_once or len(request.pinned) - request.freed <= AT_ONCE:
             deque(self._let_go(request), maxlen=0)
         else:
             self._work.add(self._let_go(request))
 
     def _let_go(self, request: RecallRequest) -> Work:
-        while request.pinned:
+        while len(request.pinned) > request.freed:
             self._unpin(request.pinned.pop())
             yield WorkStep.DONE
         self.leaving.discard(request)

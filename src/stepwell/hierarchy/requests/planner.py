@@ -72,6 +72,7 @@ class RecallPlanner:
                 lies.append((tier, 1))
             yield WorkStep.DONE
         if session.phase is SessionPhase.LIVE and session.requests.get(request.number) is request and not request.ends:
+            request.known = sum(blocks for _, blocks in lies)
             self._weigh(session, request, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
     def probe(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> None:
@@ -134,7 +135,7 @@ class RecallPlanner:
         entry = self._index.find(*ids)
         if entry is None:
             source = self._stack.find(*ids)
-            return source.level.name if source is not None else None
+            return source.level.name if source is not None and not source.level.down else None
         if (level := self._stack.promoting(entry)) is not None:
             return level.name
         return HOST if entry.state is BlockState.RESIDENT else None

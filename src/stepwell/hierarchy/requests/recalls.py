@@ -4,13 +4,14 @@ recalled.
 A request's life:   Ask -> followed in slices -> Found ... Found(final) -> Recall (pins become leases) or Release
 Before anything is read for it, the rest of its run is looked at and weighed: what is not worth it is left alone.
 A run grows past blocks that are being promoted: they are pinned as they are asked for, and told when they have
-landed. Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
+landed. It may be recalled as a stream before that: then they go to the workers as they land, and it ends with the copy.
+Where it cannot grow yet (a block that the session itself is filling, a slab not mapped everywhere, no room for
 pins) the request waits and is followed again when something changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from stepwell.block.namespace import BlockId
@@ -33,14 +34,18 @@ from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
-from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase
+from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase, Stream
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
-from stepwell.protocol.messages import Ask, Found, GiveWay, Recall
+from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Recall
 
 SLICE = 128
 """Blocks told in one Found: bounds how long building it takes."""
+
+MOVES_S = 0.02
+"""Least time between two messages to those that wait that the line moves, in seconds: less than half of what a client
+waits for any sign."""
 
 
 class _Obstacle(NamedTuple):
@@ -75,6 +80,7 @@ class Recalls:
         pin_waiting: float,
     ) -> None:
         self._arena = arena
+        self._clock = core.clock
         self._slabs = slabs
         self._index = core.index
         self._news = core.news
@@ -91,7 +97,8 @@ class Recalls:
         self._held = held
         self.pins = Pins(core, arena, stack, pin_waiting)
         self.waiting = Waiting()
-        self.transfers = Transfers(arena, core.news)
+        self.transfers = Transfers(core, arena, self.pins)
+        self._moved_at = 0.0  # when those that wait were last told that the line moves
 
     def ask(self, session: Session, message: Ask) -> Work:
         request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
@@ -114,10 +121,28 @@ class Recalls:
         for entry in news.landed:
             if entry.state is BlockState.RESIDENT:
                 self._migration.promoted(entry)
+        served = self.waiting.for_any_of(entry for entry in news.landed if entry.state is BlockState.RESIDENT)
         again = self.waiting.take(news)
+        if served:
+            self._say_that_the_line_moves(served)
         if news.probed:
             again |= self._probes.answered()
         self._work.add(*self._again(again))
+
+    def _say_that_the_line_moves(self, served: Collection[RecallRequest]) -> None:
+        """These have got blocks: those that wait behind them are not stalled."""
+        now, first = self._clock.now(), min(request.order for request in served)
+        if now - self._moved_at < MOVES_S:
+            return
+        self._moved_at = now
+        for request, session in self.waiting.all():
+            if request.order <= first or request in served:
+                continue
+            if request.transfer:
+                self.transfers.announce(session, Landed(request.transfer, b"", True, "", self._allowance_s(request)))
+            elif session.scheduler is not None:
+                found = self._found(request, [], b"", more=True, reason=request.waiting, moves=True)
+                session.scheduler.channel.send(found)
 
     def pause(self, sessions: Sequence[Session]) -> Work:
         """Answers requests that wait, since recalls are paused, and takes back blocks that a request knows of and that
@@ -129,7 +154,8 @@ class Recalls:
                 if not self._pauses.recalls:
                     return
                 scheduler = session.scheduler
-                if request.told and scheduler is not None and session.requests.get(request.number) is request:
+                known = request.told and not request.transfer and session.requests.get(request.number) is request
+                if known and scheduler is not None:
                     scheduler.channel.send(GiveWay(request.number, PAUSED))
                 yield WorkStep.DONE
 
@@ -158,6 +184,7 @@ class Recalls:
             obstacle = self._grow(session, request, origins)
             if obstacle is _UNWEIGHED:
                 yield from self._planner.survey(session, request, origins)
+                self._end_of_known(request, origins)
                 if request.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._planner.probe(session, request, origins)
             elif obstacle is _UNPROBED:
@@ -193,8 +220,27 @@ class Recalls:
             self._tell(session, request, more=waits, reason=reason)
         if not waits:
             self._probes.forget(request)  # the answer is final, whatever is found later
-            missed = request.blocks - len(request.pinned)
-            self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
+            if not request.answered:
+                missed = request.blocks - len(request.pinned)
+                self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
+            request.answered = True
+
+    def _end_of_known(self, request: RecallRequest, origins: tuple[Origin, ...]) -> None:
+        """Takes note of why no more of the run is known to be somewhere and worth having."""
+        at = request.known = min(request.known, request.most)
+        if request.short or at == request.blocks:
+            request.ends_known = request.short or "end"
+            return
+        ids = [origin.name(request.digests[32 * at : 32 * at + 32]) for origin in origins]
+        if self._index.find(*ids) is not None:
+            request.ends_known = "filling"
+        elif self._stack.find(*ids) is not None:
+            request.ends_known = "tier_down"
+        else:
+            request.ends_known = self._why_absent(ids)
+
+    def _why_absent(self, ids: Iterable[BlockId]) -> str:
+        return "evicted" if any(id in self._ghosts for id in ids) else "never_seen"
 
     def _is_stuck(self, request: RecallRequest) -> bool:
         """True if the next block of the run is to come from a tier that is down."""
@@ -304,22 +350,23 @@ class Recalls:
             if self._probes.awaits(request):
                 return _Obstacle("staging", True)  # its wait is one for a tier
         if source is None:
-            evicted = any(id in self._ghosts for id in ids)
-            return _Obstacle("evicted" if evicted else "never_seen", False)
+            return _Obstacle(self._why_absent(ids), False)
         level, id = source
         if level.down:
             return _Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None
-        if not self.pins.room(owner.slot_bytes * shards):
+        nbytes = owner.slot_bytes * shards
+        if not self.pins.room(nbytes):
             return self._no_pins(session, request)
         if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return _Obstacle("mapping", True)
         if request.weighed is None or request.extended:
             return _UNWEIGHED
-        parent = request.pinned[-1] if request.pinned else None
         self._count(session, request, id)
-        entry = level.promote(session, origins[ids.index(id)], id, parent, request.order)
+        passes = bool(request.transfer) and self.pins.passes(len(request.pinned), nbytes)
+        parent = None if passes else self._parent(request)
+        entry = level.promote(session, origins[ids.index(id)], id, parent, request.order, passes=passes)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
@@ -335,30 +382,67 @@ class Recalls:
 
     def _no_pins(self, session: Session, request: RecallRequest) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
+        if request.weighed is None:
+            return _UNWEIGHED  # as a stream it may be had without
         self.pins.ask_way(session, request)
-        return _Obstacle("pins", self.pins.others(request))
+        return _Obstacle("pins", self.pins.others(request) or self._streams(request))
+
+    @staticmethod
+    def _streams(request: RecallRequest) -> bool:
+        """True if the request has pins that end when its blocks have been copied."""
+        return bool(request.transfer) and request.freed < len(request.pinned)
+
+    def _parent(self, request: RecallRequest) -> Entry | None:
+        """The block before the next one of the run; None where it is not in the arena any more."""
+        last = request.pinned[-1] if request.pinned else None
+        return last if last is not None and self._index.find(last.id) is last else None
 
     def _tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
-        first, request.told = request.told, request.landed
+        first = request.told
         news = request.pinned[first : request.landed]
         promoted = request.promoted[first : request.landed]  # their use was counted when they were asked for
         again = [entry for entry, below in zip(news, promoted, strict=True) if not below]
         self._arena.touch(again)
         self._migration.used(news, again)
         request.allow_s = self._allowance_s(request)
-        if session.scheduler is not None:
-            found = Found(
-                request.number,
-                first,
-                b"".join(e.refs for e in news),
-                more,
-                reason,
-                bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True)),
-                request.allow_s,
-                request.weighed.decision.limit_s if request.weighed is not None else 0.0,
-                len(request.pinned) if reason else 0,
-            )
-            session.scheduler.channel.send(found)
+        if request.transfer:
+            self.transfers.land(session, request, more=more, reason=reason, allow_s=request.allow_s)
+        elif session.scheduler is not None:
+            sources = bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True))
+            session.scheduler.channel.send(self._found(request, news, sources, more=more, reason=reason))
+            request.told = request.landed
+
+    def _found(
+        self,
+        request: RecallRequest,
+        news: Sequence[Entry],
+        sources: bytes,
+        *,
+        more: bool,
+        reason: str = "",
+        moves: bool = False,
+    ) -> Found:
+        """`news`: blocks of its run that its client has not been told."""
+        known, ends = request.known, request.ends_known
+        if request.ends:
+            known, ends = len(request.pinned), request.ends
+        elif not more:
+            known, ends = max(known, len(request.pinned)), ends or reason
+        elif self._probes.awaits(request):
+            known, ends = 0, ""
+        return Found(
+            request.number,
+            request.told,
+            b"".join(e.refs for e in news),
+            more,
+            reason,
+            sources,
+            self._allowance_s(request),
+            request.weighed.decision.limit_s if request.weighed is not None else 0.0,
+            known,
+            ends,
+            moves,
+        )
 
     def _allowance_s(self, request: RecallRequest) -> float:
         """Seconds that the request may wait for its next block in addition to the usual patience."""
@@ -371,8 +455,13 @@ class Recalls:
         """Turns pins into leases. The copy of a request that has ended fails its generation check, or the bytes are
         still the right ones."""
         request = session.requests.get(message.ticket)
-        if request is None:
+        if request is None or request.transfer:
             self.transfers.early(session, message.transfer)
+            if message.streamed:
+                self.transfers.announce(session, Landed(message.transfer, b"", False, "gave_way"))
+            return
+        if message.streamed:
+            self._stream(session, request, message)
             return
         entries = request.pinned[: request.told][message.first : message.first + message.count]
         self.transfers.begin(session, message.transfer, entries)
@@ -383,6 +472,36 @@ class Recalls:
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
 
+    def _stream(self, session: Session, request: RecallRequest, message: Recall) -> None:
+        """Blocks go to the workers from here on, those that have landed at once."""
+        if not self.transfers.stream(session, request, message.transfer, message.first, message.count):
+            self.release(session, message.ticket, message.waited_s)
+            return
+        request.waited_s = message.waited_s
+        self._work.add(*self._again({request: session}))
+
+    def copied(self, session: Session, rank: int, numbers: list[int]) -> None:
+        """This rank's copies of these transfers have ended. One that has not copied all of a stream has given it up:
+        then the others need no more of it either."""
+        for transfer in self.transfers.ended(session, rank, numbers):
+            assert transfer.stream is not None
+            stream, request = transfer.stream, transfer.stream.request
+            if not transfer.missing:
+                self._stream_ended(session, stream)
+            elif stream.copied[rank] < request.told - stream.first or request.told < len(request.pinned):
+                self._cut(request, request.landed, "gave_way")
+                self._work.add(*self._again({request: session}))
+
+    def _stream_ended(self, session: Session, stream: Stream) -> None:
+        request, blocks = stream.request, stream.done
+        copied = request.pinned[stream.first : stream.first + blocks]
+        if request.weighed is not None:
+            waited_s = request.waited_s + self._clock.now() - stream.began
+            self._planner.ended(request.weighed, stream.first + blocks, waited_s)
+            request.weighed = None
+        self._emit(BlocksRecalled(blocks, sum(entry.nbytes for entry in copied)))
+        self.release(session, request.number)
+
     def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
         """Ends a request, which has waited in vain so long. Its pins are let go, `at_once` or in slices."""
         request = session.requests.pop(number, None)
@@ -390,6 +509,8 @@ class Recalls:
             return
         if request.weighed is not None:
             self._planner.ended(request.weighed, 0, waited_s)
+        if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
+            self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))
         if not request.queued:
             self._held.give(session, len(request.digests))
         self._probes.forget(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import News
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
@@ -19,6 +21,16 @@ class Waiting:
     def any(self) -> bool:
         """True if a request waits."""
         return bool(self._anything or self._landing)
+
+    def all(self) -> Iterator[tuple[RecallRequest, Session]]:
+        """The requests that wait, each once."""
+        yield from self._anything.items()
+        for requests in self._landing.values():
+            yield from ((request, of) for request, of in requests.items() if request not in self._anything)
+
+    def for_any_of(self, entries: Iterable[Entry]) -> set[RecallRequest]:
+        """The requests that wait for one of these blocks."""
+        return {request for entry in entries for request in self._landing.get(entry, ())}
 
     def for_anything(self, request: RecallRequest, session: Session, *, starved: bool) -> None:
         """The request waits for anything that may change; `starved`: for slots that are held at the moment, too."""

@@ -88,16 +88,34 @@ class Fill:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A recall under way: its blocks are leased until no rank is missing."""
+    """A recall under way: `entries` are leased until no rank is missing."""
 
     entries: list[Entry]
     missing: set[int]
+    stream: Stream | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A transfer whose blocks are leased as they land, and no longer than it takes all ranks to copy them. `request` is
+    the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has."""
+
+    request: RecallRequest
+    first: int
+    copied: dict[int, int]
+    began: float
+
+    @property
+    def done(self) -> int:
+        """How many of its blocks all ranks have copied."""
+        return min(self.copied.values())
 
 
 @dataclass(slots=True, eq=False)
 class RecallRequest:
     """A request that asked. `pinned` is its run so far; the first `landed` blocks of it are RESIDENT, those behind them
-    are being promoted. `promoted` says of each whether it came from a level below, for this request."""
+    are being promoted. `promoted` says of each whether it came from a level below, for this request. The pins of the
+    first `freed` have ended: a stream has copied them, or does not need them."""
 
     number: int
     order: int
@@ -106,7 +124,13 @@ class RecallRequest:
     pinned: list[Entry] = field(default_factory=list)
     promoted: bytearray = field(default_factory=bytearray)
     landed: int = 0
-    told: int = 0  # blocks of the run that the client knows of; at most those that have landed
+    told: int = 0  # blocks of the run that the client, or a stream, knows of; at most those that have landed
+    freed: int = 0  # at most those that are told
+    known: int = 0  # leading blocks that were found somewhere when the run was weighed, and are worth having
+    ends_known: str = ""  # why these are not more
+    transfer: int = 0  # the stream that it has become; 0: none
+    waited_s: float = 0.0  # before it became that
+    answered: bool = False  # it has had a final answer
     ends: str = ""  # why the run cannot grow beyond what is pinned: a block below turned out not to be there
     queued: bool = True  # a slice of work for it is in the queue
     waiting: str = ""  # why the run does not grow at the moment; "" while it does or when it is final

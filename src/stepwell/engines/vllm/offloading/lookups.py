@@ -2,8 +2,8 @@
 
 vLLM looks up a request's keys one at a time, all of them in a pass, and passes over them again at every step until none
 is answered RETRY. The first pass gathers the keys; at the end of the step they go to the well as one question. When it
-has said how far the run reaches, the leading blocks that it has pinned or reads from a tier are hits, and vLLM loads
-them in that step. What was pinned and is not loaded is given back.
+has said how far the run reaches, in its memory or in a tier, the leading blocks are hits, and vLLM loads them in that
+step: their job copies each as it lands. What was pinned and is not loaded is given back.
 
 No request waits for ever, and none is sent round in circles: a question has the client's own time limits, a chunk is
 promoted at most once for a request (one that is looked up again was evicted from vLLM's host memory since, or could not
@@ -27,8 +27,8 @@ MAX_PROMOTED = 0.75
 """Share of vLLM's rows that one request may be promoted, and that all jobs together may hold."""
 
 MAX_READING = 0.5
-"""Share of them that may be held when a chunk which is still read is given a row: so what is in the arena finds rows
-while others wait for a tier."""
+"""Share of them that may be held by others when a chunk which is still read is given a row: so what is in the arena
+finds rows while others wait for a tier."""
 
 HELD_S = 1.0
 """Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
@@ -53,7 +53,7 @@ class LookupVerdict(Enum):
 @dataclass(slots=True, eq=False)
 class KeyRun:
     """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones can
-    be had, once that is settled. `growing`: there may be more."""
+    be had, once that is settled, and `reason`: why not more. `streams`: not all of them have landed yet."""
 
     keys: list[bytes] = field(default_factory=list)
     at: dict[bytes, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class KeyRun:
     end_token: int = 0
     ask: PrefixQuestion | None = None
     blocks: int = -1
-    growing: bool = False
+    streams: bool = False
     reason: str = ""
     looked: int = -1  # step in which the answer was last looked at
     settled_at: float = 0.0
@@ -236,8 +236,6 @@ class Lookups:
             return LookupVerdict.RETRY  # it is asked for next
         if at < run.blocks:
             return self._hit(request, group, key, end_token)
-        if run.growing:
-            return LookupVerdict.RETRY  # the rest is asked for next
         if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
             return LookupVerdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
         if group.of_engine.window is not None and at > run.blocks:
@@ -250,20 +248,21 @@ class Lookups:
         return request.loading > 0 or self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
 
     def _settled(self, group: GroupLookup, run: KeyRun) -> bool:
-        """It is known which chunks can be had. Of a group that is loaded from the prompt's beginning they may still be
-        on their way: the job copies each when it has come, and what does not come fails there."""
+        """It is known which chunks can be had. Of a group that is loaded from the prompt's beginning they may still lie
+        in a tier: the job copies each when it has landed, and what does not land fails there."""
         assert run.ask is not None
         if run.looked == self._step:
             return False
         run.looked = self._step
         over = self._client.settle(run.ask, 0.0)
-        if not over and (group.of_engine.window is not None or not run.ask.pinned):
+        ends = run.ask.ends if group.of_engine.window is None else ""
+        if not (over or ends):
             return False
-        run.blocks = self._client.offer(run.ask, unread=not over)
-        run.growing = not over
-        run.reason = run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "too_slow"
+        run.blocks = self._client.offer(run.ask, streamed=bool(ends))
+        run.streams = run.blocks > run.ask.blocks
+        run.reason = ends or (run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "too_slow")
         run.settled_at = self._clock()
-        if over and run.blocks < len(run.keys) and run.reason not in _ROOM:
+        if run.blocks < len(run.keys) and run.reason not in _ROOM:
             self._answered(run.reason)
         return True
 
@@ -273,8 +272,9 @@ class Lookups:
         if not self._may_promote(request, group):
             group.closed.add(key)
             return self._miss(request, group, end_token)
-        if self._busy_rows() + self._promised >= (self._limit_of_reads if run.growing else self._limit):
-            if (run.growing and self._may_wait(request)) or self._clock() - run.settled_at < HELD_S:
+        busy = self._busy_rows()
+        if busy + self._promised >= self._limit or (run.streams and busy >= self._limit_of_reads):
+            if (run.streams and self._may_wait(request)) or self._clock() - run.settled_at < HELD_S:
                 return LookupVerdict.RETRY
             group.closed.add(key)
             return self._miss(request, group, end_token)

@@ -2,16 +2,16 @@
 
 Every job ends once, with what became of it, whatever happens: until it is reported its rows stay pinned and the engine
 keeps stepping. A load's bytes were verified when the well brought them into the arena, and a slot is looked at again
-behind its copy: a row counts as loaded only if it holds what was pinned. A load may begin before its bytes have come:
-chunks are copied in their order, each as soon as it is there, and what has not come within the client's own limits is
-not loaded.
+behind its copy: a row counts as loaded only if it holds what was leased. A load may begin before its bytes have landed:
+then it is a stream, whose chunks are copied in their order, each as it lands, and what has not landed within the
+client's own limits is not loaded.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.client.questions import Spill
+from stepwell.client.questions import SlotRefs, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
+from stepwell.client.streams import StreamLimits
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
@@ -32,7 +33,7 @@ LOADERS, READERS = 2, 8
 """Threads that load what is in the arena, and what is still read below it, each of which mostly waits."""
 
 _LOOK_S = 0.005
-"""Seconds between two looks at the limits of a load that waits."""
+"""Seconds between two looks at the limits of a stream that waits."""
 
 STORE_S = 2.0
 """Seconds that a store may wait for its next slot: they become free as blocks are written below the arena."""
@@ -73,6 +74,23 @@ class JobEnd:
         return len(self.done) == len(self.job.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What a job copies of a run: blocks from `first` on, by one transfer, each wanted one to its key's row. `refs`:
+    where all of them lie; None: they come as a stream."""
+
+    part: LoadPart
+    wanted: dict[int, tuple[bytes, int]]
+    transfer: int
+    first: int
+    refs: SlotRefs | None = None
+    limits: StreamLimits | None = None
+
+    @property
+    def blocks(self) -> int:
+        return max(self.wanted) + 1 - self.first
+
+
 class RowTransfers:
     """`submit_load`, `submit_store` and `ended` are for one thread, the scheduler's, and never wait."""
 
@@ -100,13 +118,33 @@ class RowTransfers:
         return self._jobs > 0 or not self._results.empty()
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
-        here = all(part.ask.blocks >= part.run.blocks for part in parts)
+        copies = [self._copy_of(job, part) for part in parts]
+        streamed = any(copy.limits is not None for copy in copies)
         try:
-            self._submit(self._loaders if here else self._readers, job, lambda: self._load(job, parts))
+            self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(copies))
         except BaseException:
-            for part in parts:
-                self._client.release(part.ask)
+            for copy in copies:
+                self._end(copy)
             raise
+
+    def _copy_of(self, job: RowJob, part: LoadPart) -> _Copy:
+        """Turns what the job wants of this run into a transfer."""
+        wanted = part.rows(job.keys, job.rows)
+        if not wanted:
+            self._client.release(part.ask)
+            return _Copy(part, {}, 0, 0)
+        first, end = min(wanted), max(wanted) + 1
+        if part.ask.blocks < end:
+            transfer, limits = self._client.stream(part.ask, first, end - first)
+            return _Copy(part, wanted, transfer, first, limits=limits)
+        transfer, refs = self._client.recall(part.ask, first, end - first)
+        return _Copy(part, wanted, transfer, first, refs)
+
+    def _end(self, copy: _Copy) -> None:
+        """No thread copies any more of it."""
+        if copy.transfer:
+            self._worker.recalled(copy.part.ask.session, [copy.transfer])
+            self._client.stream_ended(copy.transfer)
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
@@ -164,37 +202,47 @@ class RowTransfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, job: RowJob, parts: Iterable[LoadPart]) -> Copied:
+    def _load(self, copies: Sequence[_Copy]) -> Copied:
         loaded: list[bytes] = []
-        reasons = [self._load_part(part, part.rows(job.keys, job.rows), loaded) for part in parts]
+        reasons = []
+        for copy in copies:
+            try:
+                reasons.append(self._copy(copy, loaded))
+            finally:
+                self._end(copy)
         return loaded, len(loaded) * self._chunk_bytes, next(filter(None, reasons), "")
 
-    def _load_part(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]], loaded: list[bytes]) -> str:
+    def _copy(self, copy: _Copy, loaded: list[bytes]) -> str:
         """Appends the keys that were loaded to `loaded`; why not all of the run came."""
-        ask = part.ask
-        first, end = min(wanted, default=0), max(wanted, default=-1) + 1
-        at = pieces = 0
-        try:
-            with self._worker.copying() as hold:
-                while at < end:
-                    over = self._hurried.is_set() or self._client.settle(ask, 0.0)
-                    news = self._client.landed(ask, pieces, 0.0 if over else _LOOK_S)
-                    if over and not news:
-                        return ask.reason if ask.final else "too_slow"
-                    pieces += len(news)
-                    for ref in (ref for piece in news for ref in piece.tolist()):
-                        if at in wanted and self._copy_out(hold, part, at, ref[0], wanted[at][1]):
-                            loaded.append(wanted[at][0])
-                        at += 1
-        finally:
-            if at > first:
-                transfer, _ = self._client.recall(ask, first, min(at, end) - first)
-                self._worker.recalled(ask.session, [transfer])
-            else:
-                self._client.release(ask)
+        session, limits = copy.part.ask.session, copy.limits
+        with self._worker.copying() as hold:
+            if limits is None:
+                self._copy_out(hold, copy, 0, copy.refs, loaded)
+                return ""
+            with self._worker.stream(session, copy.transfer, limits) as stream:
+                at = 0
+                while at < copy.blocks:
+                    over = "too_slow" if self._hurried.is_set() else stream.over
+                    refs = stream.next(0.0 if over else _LOOK_S)
+                    if refs is not None:
+                        at += self._copy_out(hold, copy, at, refs, loaded)
+                        self._worker.copied(session, copy.transfer, at)
+                    elif over:
+                        return over
         return ""
 
-    def _copy_out(self, hold: Hold, part: LoadPart, at: int, ref: tuple[int, int, int], row: int) -> bool:
+    def _copy_out(self, hold: Hold, copy: _Copy, at: int, refs: SlotRefs | None, loaded: list[bytes]) -> int:
+        """Copies blocks from the `at`th of the transfer on; how many these are. Appends the keys of those that were
+        loaded."""
+        rows = [] if refs is None else refs.tolist()
+        for number, (ref,) in enumerate(rows, copy.first + at):
+            if number in copy.wanted:
+                key, row = copy.wanted[number]
+                if self._copy_one(hold, copy.part, number, ref, row):
+                    loaded.append(key)
+        return len(rows)
+
+    def _copy_one(self, hold: Hold, part: LoadPart, at: int, ref: tuple[int, int, int], row: int) -> bool:
         """False: the slot does not hold what was leased any more. One such chunk is one miss."""
         assert self._rows is not None
         session = part.ask.session
