@@ -69,7 +69,7 @@ def test_what_is_read_is_waited_for_longer_and_a_silent_well_is_not() -> None:
     assert all(ask is not None and not client.settle(ask, 0.0) for ask in asks)
     silent, reading, mapping = asks
     assert silent is not None and reading is not None and mapping is not None
-    well.receivers[0].received(m.Found(reading.ticket, 0, b"", True, "staging", pinned=3), ())
+    well.receivers[0].received(m.Found(reading.ticket, 0, b"", True, "staging", known=3, ends="end"), ())
     well.receivers[0].received(m.Found(mapping.ticket, 0, b"", True, "mapping"), ())
     clock.advance(STALL_S + UNANSWERED_S)
     assert client.settle(mapping, 0.0) and not client.settle(reading, 0.0) and not client.settle(silent, 0.0)
@@ -97,16 +97,19 @@ def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:
     ask, other = client.ask(D + D + D, 0, 1), client.ask(D, 0, 2)
     assert ask is not None and other is not None
     for each in (ask, other):
-        answer(m.Found(each.ticket, 0, b"", True, "staging", pinned=2), ())
-    assert client.offer(ask, unread=True) == 2 and client.offer(other) == 0
+        answer(m.Found(each.ticket, 0, b"", True, "staging", known=2, ends="end"), ())
+    assert client.offer(ask, streamed=True) == 2 and client.offer(other) == 0
     for each in (ask, other):
         answer(m.GiveWay(each.ticket), ())
     assert (ask.final, other.final, released(well)) == (False, True, 1)
-    assert not client.landed(ask, 0, 0.0)
-    for blocks, more in ((1, True), (2, False)):
-        answer(found(ask, blocks, more=more, reason="end"), ())
-    assert [refs.shape for refs in client.landed(ask, 0, 0.0)] == [(1, 1), (2, 1)]
-    assert [refs.shape for refs in client.landed(ask, 1, 0.0)] == [(2, 1)] and not client.landed(ask, 2, 0.0)
+    transfer, limits = client.stream(ask, 0, 2)
+    assert well.said[-1] == m.Recall(ask.ticket, transfer, 0, 2, False, 0.0, streamed=True)
+    assert (limits.stall_s, limits.total_s) == (STALL_S, TOTAL_S)
+    behind = client.ask(D, 0, 3)
+    assert behind is not None and not client.settle(behind, 0.0) and behind.ahead == 1
+    client.stream_ended(transfer)
+    another = client.ask(D, 0, 4)
+    assert another is not None and not client.settle(another, 0.0) and another.ahead == 1, "only the one behind"
 
 
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ KEYS = [bytes([number]) * 32 + bytes(4) for number in range(4)]
 
 class Answering:
     """A client whose questions are answered at once, as the test says: (blocks, reason) each. A reason "staging" is no
-    last answer: so many blocks are read."""
+    last answer: so many blocks are known to lie in a tier, if any are."""
 
     live = True
 
@@ -31,16 +31,19 @@ class Answering:
         self.asked.append(len(digests) // 32)
         blocks, reason = next(self._answers)
         final = reason != "staging"
-        found = {"blocks": blocks} if final else {"pinned": blocks}
-        question = PrefixQuestion(len(self.asked), 1, order, 0.0, answered=True, final=final, reason=reason, **found)
+        question = PrefixQuestion(len(self.asked), 1, order, 0.0, answered=True, final=final, reason=reason)
+        if final:
+            question.blocks = blocks
+        elif blocks:
+            question.known, question.ends = blocks, "never_seen"
         self.given.append(question)
         return question
 
     def settle(self, ask: PrefixQuestion, wait_s: float) -> bool:
         return ask.final
 
-    def offer(self, ask: PrefixQuestion, *, unread: bool = False) -> int:
-        return max(ask.blocks, ask.pinned) if unread else ask.blocks
+    def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
+        return max(ask.blocks, ask.known) if streamed else ask.blocks
 
     def release(self, ask: PrefixQuestion) -> None:
         self.released += 1
@@ -83,19 +86,19 @@ def test_a_run_that_ends_for_another_reason_is_a_miss(reason: str) -> None:
     assert client.asked == [4]
 
 
-def test_what_a_tier_reads_is_a_hit_and_the_rest_is_asked_for_next() -> None:
-    client = Answering(iter([(0, "staging"), (3, "staging"), (0, "never_seen")]))
+def test_what_lies_in_a_tier_is_a_hit_once_it_is_known_how_far_it_reaches() -> None:
+    client = Answering(iter([(0, "staging")]))
     lookups = waiting(client)
     assert step(lookups) == [RETRY] * 4
     assert [step(lookups) for _ in range(3)] == [[RETRY] * 4] * 3, "nothing is said of how far it reaches"
-    client.given[0].pinned = 3
-    assert [lookups.lookup("r", key, 16) for key in KEYS] == [HIT, HIT, HIT, RETRY]
+    client.given[0].known, client.given[0].ends = 3, "never_seen"
+    assert [lookups.lookup("r", key, 16) for key in KEYS] == [HIT, HIT, HIT, MISS]
     (part,) = lookups.take("r", KEYS[:3])
     assert part.ask is client.given[0]
     assert part.rows(KEYS, [5, 6, 7, 8]) == {0: (KEYS[0], 5), 1: (KEYS[1], 6), 2: (KEYS[2], 7)}
-    assert lookups.lookup("r", KEYS[3], 16) is RETRY
+    assert lookups.lookup("r", KEYS[3], 16) is MISS
     lookups.end_of_step()
-    assert client.asked == [4, 1] and client.released == 0
+    assert client.asked == [4] and client.released == 0
 
 
 def test_what_a_tier_reads_for_a_window_is_no_hit_yet() -> None:

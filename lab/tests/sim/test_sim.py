@@ -231,9 +231,10 @@ def test_a_block_that_has_landed_before_it_was_read(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: Recalls, session: Session, rank: int, transfers: list[int]) -> None:
+    def forgets(self: Recalls, session: Session, rank: int, transfers: list[int]) -> tuple[()]:
         for number in transfers:
             session.transfers.pop(number, None)
+        return ()
 
     monkeypatch.setattr(Transfers, "ended", forgets)
     _finds("books")

@@ -98,13 +98,13 @@ def test_a_request_waits_for_what_another_one_loads(tmp_path: Path) -> None:
         with engine(tmp_path, well, windows=(0, 64), **pool) as h:
             tier = h.connector.connector_scheduler.manager.secondary_tiers[0]
             go = threading.Event()
-            load = tier._transfers._load_part
+            copy = tier._transfers._copy
 
             def when_told(*args: Any) -> Any:
                 go.wait()
-                return load(*args)
+                return copy(*args)
 
-            with patch.object(tier._transfers, "_load_part", when_told):
+            with patch.object(tier._transfers, "_copy", when_told):
                 first = h.add(shared)
                 h.run_until(lambda: tier._transfers.unreported)
                 other = h.add([*shared, *prompt(16 * MAX_ROUNDS + 1, 2)])

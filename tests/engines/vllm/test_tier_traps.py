@@ -90,16 +90,16 @@ def test_a_chunk_that_failed_to_load_is_a_miss_and_no_livelock(tmp_path: Path) -
         engine.store(keys)
         engine.forget()
         context = engine.request("r")
-        client = engine.tier._session.client  # type: ignore[union-attr]
-        landed, entries = client.landed, list(well.hierarchy.index.values())
+        transfers = engine.tier._transfers
+        assert transfers is not None
+        copy_out, entries = transfers._copy_out, list(well.hierarchy.index.values())
 
-        def then_spoil(*args: Any) -> Any:
-            refs = landed(*args)
+        def spoiled(*args: Any) -> int:
             slab, slot = entries[2].slots[0]
             slab.renew(slot)
-            return refs
+            return copy_out(*args)
 
-        with patch.object(client, "landed", then_spoil):
+        with patch.object(transfers, "_copy_out", spoiled):
             assert engine.hits(keys, context) == 2
         engine.assert_loaded(keys[:2], context)
         assert engine.manager.primary_tier.lookup(keys[3], context) is LookupResult.HIT  # it was loaded all the same

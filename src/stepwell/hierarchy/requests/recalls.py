@@ -369,6 +369,7 @@ class Recalls:
         entry = level.promote(session, origins[ids.index(id)], id, parent, request.order, passes=passes)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
+            held = held or self._pins_end(request)
             return _Obstacle("no_room", bool(held))  # copies and reads under way end
         return entry
 
@@ -385,12 +386,11 @@ class Recalls:
         if request.weighed is None:
             return _UNWEIGHED  # as a stream it may be had without
         self.pins.ask_way(session, request)
-        return _Obstacle("pins", self.pins.others(request) or self._streams(request))
+        return _Obstacle("pins", self._pins_end(request))
 
-    @staticmethod
-    def _streams(request: RecallRequest) -> bool:
-        """True if the request has pins that end when its blocks have been copied."""
-        return bool(request.transfer) and request.freed < len(request.pinned)
+    def _pins_end(self, request: RecallRequest) -> bool:
+        """True if there are pins of others, or of a stream whose blocks are being copied."""
+        return self.pins.others(request) or (bool(request.transfer) and request.freed < len(request.pinned))
 
     def _parent(self, request: RecallRequest) -> Entry | None:
         """The block before the next one of the run; None where it is not in the arena any more."""

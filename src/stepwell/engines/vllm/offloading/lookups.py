@@ -24,7 +24,10 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.protocol.limits import MAX_DIGESTS
 
 MAX_PROMOTED = 0.75
-"""Share of vLLM's rows that one request may be promoted, and that all jobs together may hold."""
+"""Share of vLLM's rows that one request may be promoted."""
+
+MAX_BUSY = 0.9
+"""Share of them that all jobs together may hold."""
 
 MAX_READING = 0.5
 """Share of them that may be held by others when a chunk which is still read is given a row: so what is in the arena
@@ -150,6 +153,7 @@ class Lookups:
     ) -> None:
         self._client = client
         self._limit = max(1, int(rows * MAX_PROMOTED))
+        self._limit_of_all = max(1, int(rows * MAX_BUSY))
         self._limit_of_reads = max(1, int(rows * MAX_READING))
         self._groups = groups
         windows = [group.window for group in groups.values() if group.window is not None]
@@ -273,7 +277,7 @@ class Lookups:
             group.closed.add(key)
             return self._miss(request, group, end_token)
         busy = self._busy_rows()
-        if busy + self._promised >= self._limit or (run.streams and busy >= self._limit_of_reads):
+        if busy + self._promised >= self._limit_of_all or (run.streams and busy >= self._limit_of_reads):
             if (run.streams and self._may_wait(request)) or self._clock() - run.settled_at < HELD_S:
                 return LookupVerdict.RETRY
             group.closed.add(key)

@@ -118,21 +118,24 @@ class RowTransfers:
         return self._jobs > 0 or not self._results.empty()
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
-        copies = [self._copy_of(job, part) for part in parts]
-        streamed = any(copy.limits is not None for copy in copies)
+        copies: list[_Copy] = []
         try:
+            for part in parts:
+                if wanted := part.rows(job.keys, job.rows):
+                    copies.append(self._copy_of(part, wanted))
+                else:
+                    self._client.release(part.ask)
+            streamed = any(copy.limits is not None for copy in copies)
             self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(copies))
         except BaseException:
             for copy in copies:
                 self._end(copy)
+            for part in parts:
+                self._client.release(part.ask)  # of those that are no copy yet
             raise
 
-    def _copy_of(self, job: RowJob, part: LoadPart) -> _Copy:
-        """Turns what the job wants of this run into a transfer."""
-        wanted = part.rows(job.keys, job.rows)
-        if not wanted:
-            self._client.release(part.ask)
-            return _Copy(part, {}, 0, 0)
+    def _copy_of(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]]) -> _Copy:
+        """Turns what a job wants of this run into a transfer."""
         first, end = min(wanted), max(wanted) + 1
         if part.ask.blocks < end:
             transfer, limits = self._client.stream(part.ask, first, end - first)
@@ -142,9 +145,8 @@ class RowTransfers:
 
     def _end(self, copy: _Copy) -> None:
         """No thread copies any more of it."""
-        if copy.transfer:
-            self._worker.recalled(copy.part.ask.session, [copy.transfer])
-            self._client.stream_ended(copy.transfer)
+        self._worker.recalled(copy.part.ask.session, [copy.transfer])
+        self._client.stream_ended(copy.transfer)
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
