@@ -159,6 +159,13 @@ class SchedulerClient:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
 
+    def _moved(self, order: int) -> None:
+        """The request at this place in line has got something, which this client may not have heard of otherwise."""
+        with self._lock:
+            for ask in self._asks.values():
+                if ask.order > order and ask.reason in IN_LINE:
+                    ask.news = self._clock()
+
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
         """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to. From here
         on the pins do not give way to other requests."""
@@ -191,7 +198,8 @@ class SchedulerClient:
             self._streams[transfer] = ask
         total_s = self._patience.cap(self._patience.total(ask.limit_s, blocks), ask.ahead)
         total_s = max(0.0, total_s - (now - (ask.first_poll or now)))
-        return transfer, StreamLimits(self._patience.stall_s + self._patience.reading_s, total_s, ask.allow_s)
+        stall_s = self._patience.stall_s + self._patience.reading_s
+        return transfer, StreamLimits(ask.order, stall_s, total_s, ask.allow_s)
 
     def stream_ended(self, transfer: int) -> None:
         """No worker waits for blocks of this stream any more. Idempotent."""
@@ -302,6 +310,8 @@ class SchedulerClient:
                 self._found(message)
             case m.Granted():
                 self._granted(message)
+            case m.Moved(order=order):
+                self._moved(order)
             case m.GiveWay(ticket=number, reason=reason):
                 self._give_way(number, reason or "gave_way")
             case m.Ready(session=number):
@@ -331,8 +341,6 @@ class SchedulerClient:
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.known, ask.ends = found.known, found.ends
-            if found.moves:
-                ask.news = self._clock()
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
             ask.allow_s = found.allow_s
             ask.limit_s = found.limit_s

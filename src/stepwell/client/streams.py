@@ -23,9 +23,11 @@ MAX_STREAMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How long the blocks of a stream are waited for, in seconds. `stall_s`: without a sign of the well that the line
-    moves, plus what it allows for a block, `allow_s` until it says something else. `total_s`: altogether."""
+    """How long the blocks of a stream are waited for, in seconds. `stall_s`: without a block of it, or of one that is
+    before its `order` in line, and beyond what the well allows for a block, `allow_s` until it says something else.
+    `total_s`: altogether."""
 
+    order: int
     stall_s: float
     total_s: float
     allow_s: float = 0.0
@@ -37,6 +39,7 @@ class _Inbox:
     more: bool = True
     reason: str = ""
     allow_s: float | None = None
+    order: int | None = None  # once it is known
     news: float = 0.0
 
 
@@ -102,6 +105,7 @@ class Streams:
         with self.changed:
             lost = session != self._session
             inbox = _Inbox(more=False, reason="well_lost") if lost else self._inbox(transfer)
+            inbox.order = limits.order
             return Stream(self, transfer, inbox, limits)
 
     def landed(self, message: Landed) -> None:
@@ -115,6 +119,13 @@ class Streams:
             inbox.more, inbox.reason, inbox.allow_s = message.more, message.reason, message.allow_s
             inbox.news = self.clock()
             self.changed.notify_all()
+
+    def moved(self, order: int) -> None:
+        """Called by the link's thread: the request at this place in line has got blocks."""
+        with self.changed:
+            for inbox in self._inboxes.values():
+                if inbox.order is not None and inbox.order > order:
+                    inbox.news = self.clock()
 
     def lost(self) -> None:
         """The session is over: nothing comes any more."""

@@ -159,6 +159,8 @@ class WorkerClient:
                     self._slabs.come((self._session, message.slab), message, fds[0])
             case m.Landed():
                 self._streams.landed(message)
+            case m.Moved(order=order):
+                self._streams.moved(order)
             case m.SlabRetired(slab=number):
                 self._slabs.retire((self._session, number))
             case m.Welcome(session=session):

@@ -56,6 +56,7 @@ FromWell = (
     | Ready
     | Found
     | Landed
+    | Moved
     | GiveWay
     | Granted
     | SlabShared

@@ -42,7 +42,7 @@ class Found(Message, frozen=True):
     patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
     worth waiting for; 0: not known. `known`: leading blocks of the run that are in host memory or in a tier and worth
     having, which may be recalled as a stream, once all of it was looked up; `ends` says why these are not more, and is
-    "" before that. `moves`: requests before this one in line have got blocks.
+    "" before that.
     """
 
     ticket: int
@@ -55,15 +55,13 @@ class Found(Message, frozen=True):
     limit_s: float = 0.0
     known: int = 0
     ends: str = ""
-    moves: bool = False
 
 
 class Landed(Message, frozen=True):
     """The next blocks of a streamed transfer are resident, verified and leased at `slots` (SLOT_REF bytes of all
     shards).
 
-    Without `more` none follow, and `reason` says why. One without blocks and with `more` says that requests before this
-    one in line have got blocks. `allow_s`: see `Found`.
+    Without `more` none follow, and `reason` says why. `allow_s`: see `Found`.
     """
 
     transfer: int
@@ -71,6 +69,13 @@ class Landed(Message, frozen=True):
     more: bool
     reason: str = ""
     allow_s: float = 0.0
+
+
+class Moved(Message, frozen=True):
+    """The line moves: the request with this `order` has got blocks. Those behind it in the engine's queue that wait are
+    not stalled, nor are streams."""
+
+    order: int
 
 
 class GiveWay(Message, frozen=True):

@@ -38,14 +38,13 @@ from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionP
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
-from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Recall
+from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Moved, Recall
 
 SLICE = 128
 """Blocks told in one Found: bounds how long building it takes."""
 
 MOVES_S = 0.02
-"""Least time between two messages to those that wait that the line moves, in seconds: less than half of what a client
-waits for any sign."""
+"""Least time between two messages that the line moves, in seconds: less than half of what a client waits for one."""
 
 
 class _Obstacle(NamedTuple):
@@ -135,14 +134,9 @@ class Recalls:
         if now - self._moved_at < MOVES_S:
             return
         self._moved_at = now
-        for request, session in self.waiting.all():
-            if request.order <= first or request in served:
-                continue
-            if request.transfer:
-                self.transfers.announce(session, Landed(request.transfer, b"", True, "", self._allowance_s(request)))
-            elif session.scheduler is not None:
-                found = self._found(request, [], b"", more=True, reason=request.waiting, moves=True)
-                session.scheduler.channel.send(found)
+        behind = {session.number: session for request, session in self.waiting.all() if request.order > first}
+        for member in (member for session in behind.values() for member in session.members):
+            member.channel.send(Moved(first))
 
     def pause(self, sessions: Sequence[Session]) -> Work:
         """Answers requests that wait, since recalls are paused, and takes back blocks that a request knows of and that
@@ -419,8 +413,7 @@ class Recalls:
         sources: bytes,
         *,
         more: bool,
-        reason: str = "",
-        moves: bool = False,
+        reason: str,
     ) -> Found:
         """`news`: blocks of its run that its client has not been told."""
         known, ends = request.known, request.ends_known
@@ -441,7 +434,6 @@ class Recalls:
             request.weighed.decision.limit_s if request.weighed is not None else 0.0,
             known,
             ends,
-            moves,
         )
 
     def _allowance_s(self, request: RecallRequest) -> float:
