@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -32,7 +32,7 @@ from .slow import SlowTier
 
 CHUNKS, BLOCK_S = 8, 0.01
 KEYS = keys_of("a", CHUNKS)
-_PASSES = 2000  # within which a job that has ended is seen
+_PASSES = 20_000  # within which a job that has ended is seen
 
 
 class Streaming:
@@ -48,6 +48,16 @@ class Streaming:
         session = self.engine.tier._session
         assert session is not None
         return session.client
+
+    def put(self, keys: Sequence[bytes], name: str) -> None:
+        """These chunks are in the tier alone from here on."""
+        hierarchy = self.well.hierarchy
+        self.engine.store(keys, name)
+        while not hierarchy.stack.levels[0].writes.idle:
+            self.arrive(1)
+        for entry in reversed(list(hierarchy.index.values())):
+            hierarchy.arena.drop(entry, "evicted")
+        self.engine.forget()
 
     def begin(self) -> None:
         """The request is looked up until its job has begun; nothing has come yet."""
@@ -107,17 +117,10 @@ def streaming(folder: Path, rows: int = 64) -> Iterator[Streaming]:
         session = engine.tier._session
         assert session is not None
         session.client._clock = session.worker._streams.clock = clock.now
-        engine.store(KEYS)
-        while not hierarchy.stack.levels[0].writes.idle:
-            clock.advance(BLOCK_S)
-            tier.tick()
-            well.pump()
-        for entry in reversed(list(hierarchy.index.values())):
-            hierarchy.arena.drop(entry, "evicted")
-        engine.forget()
+        load = Streaming(engine, well, tier, clock)
+        load.put(KEYS, "s")
         engine.rows[:] = 0
         tier.block_s = BLOCK_S
-        load = Streaming(engine, well, tier, clock)
         try:
             yield load
         finally:
@@ -216,14 +219,18 @@ def test_why_chunks_did_not_come_is_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_in_the_arena_does_not_wait_for_what_is_read(tmp_path: Path) -> None:
-    """Rows are left for it, and threads."""
-    with streaming(tmp_path, rows=9) as load:
-        there = keys_of("b", 2)
+    """Rows are left for it, and threads; another load that is read waits for its turn."""
+    with streaming(tmp_path, rows=12) as load:
+        there, below = keys_of("b", 2), keys_of("c", 2)
+        load.put(below, "s3")
         load.engine.store(there, "s2")
         load.engine.forget()
         load.begin()
         load.tier.hung = True
-        assert load.engine.hits(there, load.engine.request("r2"), passes=10 * _PASSES) == 2
+        other = load.engine.request("r3")
+        for _ in range(10):
+            assert load.engine.look(below, other) is None and load._step()
+        assert load.engine.hits(there, load.engine.request("r2"), passes=_PASSES) == 2
         load.tier.hung = False
 
 
