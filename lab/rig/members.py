@@ -267,6 +267,7 @@ class FakeEngine:
         self.name = name
         self._numbers = count(1)
         self._found: dict[int, list[m.Found]] = {}
+        self._landed: dict[tuple[int, int], list[m.Landed]] = {}  # by rank and transfer
         self.workers = [FakeMember(rig, self.worker_hello(r, acknowledges), tenant=tenant) for r in range(model.world)]
         self.scheduler = FakeMember(rig, self.scheduler_hello(), tenant=tenant)
 
@@ -337,6 +338,26 @@ class FakeEngine:
         transfer = self.number()
         self.scheduler.say(m.Recall(ticket, transfer, first, blocks))
         return transfer
+
+    def stream(self, ticket: int, first: int = 0, blocks: int = 1 << 20) -> int:
+        transfer = self.number()
+        self.scheduler.say(m.Recall(ticket, transfer, first, blocks, streamed=True))
+        return transfer
+
+    def landed(self, transfer: int, rank: int = 0) -> Answer:
+        """All that the well said to a rank of one stream so far."""
+        for landed in self.workers[rank].take(m.Landed):
+            self._landed.setdefault((rank, landed.transfer), []).append(landed)
+        said = self._landed.get((rank, transfer), [])
+        assert all(each.more for each in said[:-1]), "nothing comes after the end of a stream"
+        slots = b"".join(each.slots for each in said)
+        refs = np.frombuffer(slots, m.SLOT_REF).reshape(-1, self.model.shards)
+        return Answer(refs, said[-1].more if said else None, said[-1].reason if said else "")
+
+    def copied(self, transfer: int, blocks: int, *ranks: int) -> None:
+        """These ranks, or all of them, have copied so many leading blocks of a stream."""
+        for rank in ranks or range(len(self.workers)):
+            self.workers[rank].say(m.Copied(transfer, blocks))
 
     def recalled(self, transfer: int) -> None:
         for worker in self.workers:

@@ -6,19 +6,21 @@ computed are spilled. Copies take their time: a process whose connection is lost
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
-from lab.sim.limits import Queue
+from lab.sim.limits import Queue, StreamWait
 from lab.sim.oracle import Fill, Identity
 from lab.sim.setup import Model
 from stepwell.client import scheduler as client
 from stepwell.client import worker
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.questions import PrefixQuestion, SlotRefs, Spill
+from stepwell.client.streams import Stream, StreamLimits
 from stepwell.client.worker import Hold
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
@@ -34,12 +36,14 @@ class Worker(worker.WorkerClient):
         identity: WorkerIdentity,
         find: Callable[[], Dial],
         trouble: Callable[[StepwellError], None],
+        clock: Callable[[], float],
         *,
         pins: bool,
     ):
         self.jobs: list[Callable[[], None]] = []
-        self.copies: list[Copy] = []
-        super().__init__(identity, find, trouble=trouble, prepare=self._register if pins else None, threaded=False)
+        self.copies: list[Copy | StreamCopy] = []
+        prepare = self._register if pins else None
+        super().__init__(identity, find, trouble=trouble, prepare=prepare, clock=clock, threaded=False)
 
     @staticmethod
     def _register(whole: Bytes) -> Callable[[], None]:
@@ -72,7 +76,9 @@ class Phase(Enum):
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt that arrived; `asked`: after how many events. `offered` blocks can be recalled, those from `first` on
-    are. `good`: leading ones that every rank has copied; `got`: all that they have, by rank."""
+    are. `good`: leading ones that every rank has copied; `got`: all that they have, by rank. `streams`: as a stream, if
+    it can be. `failed`: the block behind the good ones is not what was leased. `ended`: why ranks have ended a stream.
+    """
 
     number: int
     asked: int
@@ -85,6 +91,9 @@ class Request:
     good: int = 0
     missing: set[int] = field(default_factory=set)
     got: dict[int, list[Bytes]] = field(default_factory=dict)
+    streams: bool = False
+    failed: bool = False
+    ended: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +109,7 @@ class Spilling:
 @dataclass(slots=True, eq=False)
 class Copy:
     """One rank's copy of a few blocks, a half of each block at a time: into the engine for a `request`, or out of it (a
-    spill), of `fills` with `leases`."""
+    spill), of `fills` with `leases`. It may be a piece of a `stream`."""
 
     worker: Worker
     rank: int
@@ -111,6 +120,7 @@ class Copy:
     fills: list[Fill]
     request: Request | None = None
     transfer: int = 0
+    stream: StreamCopy | None = None
     held: Hold | None = None
     slots: list[Bytes] = field(default_factory=list)
     buffers: list[Bytes] = field(default_factory=list)
@@ -141,6 +151,33 @@ class Copy:
         self.worker.copies.remove(self)
 
 
+@dataclass(slots=True, eq=False)
+class StreamCopy:
+    """One rank's copies of `blocks` blocks that come as a stream, in pieces as they land. `good`: leading ones whose
+    copies have ended. `slow`: it takes its time. `wait`: whether it waits too long."""
+
+    worker: Worker
+    rank: int
+    shard: int
+    session: int
+    request: Request
+    transfer: int
+    blocks: int
+    limits: StreamLimits
+    wait: StreamWait
+    slow: bool
+    stream: Stream | None = None
+    copying: bool = False
+    good: int = 0
+    buffers: list[Bytes] = field(default_factory=list)
+
+    def end(self) -> None:
+        """It waits for nothing any more."""
+        if self.stream is not None:
+            self.stream.__exit__()
+        self.worker.copies.remove(self)
+
+
 class Engine:
     """One engine with all its processes. `dial(process)` is how process n of it (0: the scheduler) reaches the well."""
 
@@ -166,6 +203,7 @@ class Engine:
                 WorkerIdentity(name, rank, model.world, model.shard_bytes, b"l" * 32, model.replicas),
                 lambda rank=rank: dial(self, 1 + rank),  # type: ignore[misc]
                 trouble,
+                clock.now,
                 pins=number % 2 == 0,
             )
             for rank in range(model.world)
@@ -184,7 +222,7 @@ class Engine:
         return [self.scheduler, *self.workers]
 
     @property
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[Copy | StreamCopy]:
         return [copy for each in self.workers for copy in each.copies]
 
     @property

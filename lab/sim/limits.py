@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lab.sim.oracle import Violation
 from stepwell.client.questions import PrefixQuestion
+from stepwell.protocol.messages import Found
 
 NOTHING_MOVED_S = 0.05 + 0.25
 """Neither this request nor one before it in the queue has got anything, though a read may take its time."""
@@ -29,7 +30,7 @@ QUEUED = ("staging", "pins", "no_room")
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too. `over`: it need not wait any more."""
+    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read."""
 
     order: int
     first: float = 0.0
@@ -39,11 +40,30 @@ class _Place:
     said: bool = False
     queued: bool = False
     over: bool = False
+    streams: bool = False
 
     @property
     def counts(self) -> bool:
         """For those behind it, as one that waits before them: it does, or may well."""
-        return not self.over and (self.queued or (self.first > 0 and not self.said))
+        return self.streams or (not self.over and (self.queued or (self.first > 0 and not self.said)))
+
+
+@dataclass(slots=True)
+class StreamWait:
+    """Of one worker for the blocks of a stream, whose request had waited so long before it, behind so many others."""
+
+    waited: float
+    ahead: int
+    began: float = 0.0
+    news: float = 0.0
+
+    def still_in_time(self, now: float) -> None:
+        """It is told to wait at this moment. Raises Violation if it should not be."""
+        idle, waited = now - max(self.began, self.news), self.waited + now - self.began
+        if idle >= NOTHING_MOVED_S:
+            raise Violation("late", f"nothing of a stream has landed for {idle:.3f} s")
+        if waited >= min((1 + self.ahead) * TURN_S, EVER_S):
+            raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.ahead} before it")
 
 
 class Queue:
@@ -56,17 +76,19 @@ class Queue:
         if ask is not None:
             self._places[ask.ticket] = _Place(order)
 
-    def told(self, ticket: int, reason: str, now: float, *, blocks: bool, more: bool) -> None:
-        """The well has said something about it. `blocks`: that some were found; `more`: that others may be."""
-        place = self._places.get(ticket)
+    def told(self, found: Found, now: float) -> None:
+        """The well has said something about it."""
+        place = self._places.get(found.ticket)
         if place is None:
             return
-        if blocks:
+        if found.moves:
+            place.news = now
+        if found.slots:
             place.news = now
             if place.queued:
                 self._behind(place, now)
-        place.queued = place.queued or reason in QUEUED
-        place.said, place.over = True, place.over or not more
+        place.queued = place.queued or found.reason in QUEUED
+        place.said, place.over = True, place.over or not found.more
 
     def _behind(self, place: _Place, now: float, *, turn: bool = False) -> None:
         for other in self._places.values():
@@ -74,9 +96,21 @@ class Queue:
                 other.news = now
                 other.turn = now if turn else other.turn
 
-    def offered(self, ask: PrefixQuestion) -> None:
-        """Its wait has ended with something."""
-        self._places[ask.ticket].over = True
+    def offered(self, ask: PrefixQuestion, *, streams: bool) -> None:
+        """Its wait has ended with something; that of the workers begins if it `streams`."""
+        place = self._places[ask.ticket]
+        place.over, place.streams = True, streams
+
+    def streams(self, ask: PrefixQuestion, now: float) -> StreamWait:
+        """It is recalled as a stream: how long a worker may wait for that."""
+        place = self._places[ask.ticket]
+        return StreamWait(now - (place.first or now), place.ahead)
+
+    def ended(self, ask: PrefixQuestion, now: float) -> None:
+        """No worker waits for its stream any more."""
+        place = self._places.pop(ask.ticket, None)
+        if place is not None:
+            self._behind(place, now, turn=True)
 
     def left(self, ask: PrefixQuestion, now: float, *, all_of_it: bool) -> None:
         """It was recalled or given up, and what it had pinned is for others. `all_of_it`: it got all it asked for."""

@@ -50,8 +50,7 @@ def settle(world: World) -> None:
             for each in engine.workers:
                 busy = each.map() or busy
             for copy in engine.copies:
-                world.copy(engine, copy)
-                busy = True
+                busy = world.copy(engine, copy) or busy
         if not busy:
             return
     raise Violation("late", "it never comes to rest")

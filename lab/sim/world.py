@@ -10,19 +10,24 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from lab.sim.copies import Copies
 from lab.sim.disk import Disk
-from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, empty, halves
+from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, StreamCopy
 from lab.sim.life import Life, Surroundings, keyring
 from lab.sim.line import Line
-from lab.sim.oracle import Fill, Oracle, Violation, content
+from lab.sim.oracle import Fill, Oracle
 from lab.sim.setup import Setup
+from lab.sim.streams import Streams
 from lab.sim.trace import Trace
 from lab.sim.weather import FAIR
-from stepwell.errors import BackendDown, IntegrityError, StepwellError
+from stepwell.errors import BackendDown, StepwellError
 from stepwell.hierarchy.requests.clearing import Sum
 from stepwell.protocol import messages as m
 from stepwell.protocol.link import Dial, Link, Receiver
 from stepwell.tiers.faulty import TierFaults
+
+STREAMED = 0.4
+"""Share of requests that are recalled as streams, if they can be."""
 
 HOLD_S = 0.1
 """How long an engine waits for slots before it gives a spill up."""
@@ -52,6 +57,8 @@ class World:
         self.clearing = 0  # clears that are under way in this life
         self.whims = True  # engines give some of their spills up
         self.life: Life | None = None
+        self.copies = Copies(self)
+        self.streams = Streams(self)
 
     # the well ---------------------------------------------------------------------------------------------------------
 
@@ -144,10 +151,12 @@ class World:
                     if fill is not None:
                         fill.landed.add(line.member.hello.rank)
                         fill.dropped |= lease in dropped
-            case m.Found(ticket=ticket, slots=slots, more=more, reason=reason):
+            case m.Found():
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
-                        engine.queue.told(ticket, reason, self.clock.now(), blocks=bool(slots), more=more)
+                        engine.queue.told(message, self.clock.now())
+            case m.Landed(transfer=transfer):
+                self.streams.heard(line.process, transfer)
 
     def trouble(self, error: StepwellError) -> None:
         self.seen[f"engine told {error.code}"] += 1
@@ -191,6 +200,7 @@ class World:
     def ask(self, engine: Engine, digests: bytes, epoch: int, order: int) -> Request:
         self.requests += 1
         request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
+        request.streams = self.dice.random() < STREAMED
         engine.requests.append(request)
         engine.queue.entered(request.ask, order)
         return request
@@ -201,25 +211,31 @@ class World:
         if request.phase is not Phase.WAITING:
             return
         if ask is None:
-            self._finish(engine, request, "no session")
+            self.finish(engine, request, "no session")
             return
         engine.queue.polled(ask, now)
-        if not engine.scheduler.settle(ask, 0):
+        request.streams = request.streams and (bool(ask.ends) or not ask.final)
+        known = request.streams and bool(ask.ends)
+        if not engine.scheduler.settle(ask, 0) and not (known and max(ask.blocks, ask.known)):
             engine.queue.still_in_time(ask, now)
         else:
-            request.offered = engine.scheduler.offer(ask)
+            request.streams = known
+            request.offered = engine.scheduler.offer(ask, streamed=known)
             request.phase = Phase.OFFERED
-            engine.queue.offered(ask)
+            engine.queue.offered(ask, streams=known)
             if not request.offered:
                 engine.queue.left(ask, now, all_of_it=False)
                 engine.scheduler.release(ask)
-                self._finish(engine, request, ask.reason)
+                self.finish(engine, request, ask.reason)
 
     def recall(self, engine: Engine, request: Request) -> None:
         """The engine has room for what was offered, and recalls it; at times it has the first of it already."""
         ask = request.ask
         assert ask is not None
         request.first = 0 if self.dice.random() < 0.8 else self.dice.randrange(request.offered)
+        if request.streams:
+            self.streams.begin(engine, request)
+            return
         blocks, final = request.offered - request.first, ask.final
         transfer, refs = engine.scheduler.recall(ask, request.first, blocks)
         engine.queue.left(ask, self.clock.now(), all_of_it=final)
@@ -234,9 +250,10 @@ class World:
         if request.ask is not None and request.phase in (Phase.WAITING, Phase.OFFERED):
             engine.queue.left(request.ask, self.clock.now(), all_of_it=False)
             engine.scheduler.release(request.ask)
-            self._finish(engine, request, "aborted")
+            self.finish(engine, request, "aborted")
 
-    def _finish(self, engine: Engine, request: Request, why: str) -> None:
+    def finish(self, engine: Engine, request: Request, why: str) -> None:
+        """The request has ended, and why."""
         request.phase = Phase.ENDED
         if request in engine.requests:
             engine.requests.remove(request)
@@ -287,78 +304,12 @@ class World:
 
     # copies -----------------------------------------------------------------------------------------------------------
 
-    def copy(self, engine: Engine, copy: Copy) -> None:
-        """A part of a copy: its beginning, a half of its bytes, or its end."""
-        if not copy.running:
-            copy.begin()
-        elif copy.half < 2:
-            nbytes = engine.model.shard_bytes
-            part = halves(nbytes)[copy.half]
-            for at, slot in enumerate(copy.slots):
-                if copy.request is None:
-                    self._still_theirs(copy, at)
-                    slot[part] = content(copy.fills[at].nonce, copy.shard, nbytes)[part]
-                else:
-                    if not copy.half:
-                        copy.buffers.append(empty(nbytes))
-                    copy.buffers[at][part] = slot[part]
-            copy.half += 1
-        elif copy.request is None:
-            self._copied_out(engine, copy)
-        else:
-            self._copied_in(engine, copy, copy.request)
-
-    def _still_theirs(self, copy: Copy, at: int) -> None:
-        """What a process writes, zombie or not, was given to nobody else meanwhile."""
-        if self.life is None or copy.session not in self.sessions:
-            return
-        number, slot, generation = list(copy.where())[at]
-        slab = self.life.hierarchy.slabs.slabs.get(number)
-        if slab is None or slab.generation(slot) != generation:
-            raise Violation("books", f"slot {slot} of slab {number} was given away while a process writes it")
-        self.seen["zombie writes"] += copy.session not in self.life.hierarchy.registry.sessions
-
-    def _copied_out(self, engine: Engine, copy: Copy) -> None:
-        written = len(copy.slots)
-        if self.whims and self.dice.random() < 0.05:
-            written = self.dice.randrange(written + 1)
-        copy.end()
-        for at, fill in enumerate(copy.fills):
-            if at < written:
-                fill.sent.add(copy.rank)
-            else:
-                fill.dropped = True
-        copy.worker.filled(copy.session, copy.leases[:written], copy.leases[written:])
-
-    def _copied_in(self, engine: Engine, copy: Copy, request: Request) -> None:
-        good = 0
-        try:
-            for place in list(copy.where())[: len(copy.buffers)]:
-                copy.worker.verify(copy.session, *place)
-                good += 1
-        except IntegrityError:
-            self.seen["failed loads"] += 1
-        copy.end()
-        request.good = min(request.good, good)
-        request.got[copy.rank] = copy.buffers
-        request.missing.discard(copy.rank)
-        copy.worker.recalled(copy.session, [copy.transfer])
-        if not request.missing and request.phase is Phase.COPYING:
-            self._recalled(engine, request)
-
-    def _recalled(self, engine: Engine, request: Request) -> None:
-        for at in range(request.good):
-            for alike in range(engine.model.replicas):
-                ranks = range(alike, engine.model.world, engine.model.replicas)
-                shards = [request.got[rank][at] for rank in ranks]
-                self.oracle.judge(
-                    engine.identity(request.epoch, request.digests, request.first + at), shards, request.asked
-                )
-        assert request.ask is not None
-        if request.first + request.good < request.offered:
-            bad = 32 * (request.first + request.good)
-            engine.scheduler.forget(request.ask.session, request.digests[bad : bad + 32], request.epoch)
-        self._finish(engine, request, "recalled")
+    def copy(self, engine: Engine, copy: Copy | StreamCopy) -> bool:
+        """Goes on with a copy. False: it waits for blocks."""
+        if isinstance(copy, StreamCopy):
+            return self.streams.go_on(engine, copy)
+        self.copies.go_on(engine, copy)
+        return True
 
     # an operator ------------------------------------------------------------------------------------------------------
 
