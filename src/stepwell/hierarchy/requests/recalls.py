@@ -175,6 +175,8 @@ class Recalls:
             self._see_landed(request)
             if request.landed - request.told >= SLICE:
                 self._tell(session, request, more=True)
+                yield WorkStep.DONE
+                continue
             obstacle = self._grow(session, request, origins)
             if obstacle is _UNWEIGHED:
                 yield from self._planner.survey(session, request, origins)
@@ -392,19 +394,23 @@ class Recalls:
         return last if last is not None and self._index.find(last.id) is last else None
 
     def _tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
-        first = request.told
-        news = request.pinned[first : request.landed]
-        promoted = request.promoted[first : request.landed]  # their use was counted when they were asked for
-        again = [entry for entry, below in zip(news, promoted, strict=True) if not below]
-        self._arena.touch(again)
-        self._migration.used(news, again)
+        first, end = request.told, request.landed
+        if more and not reason:
+            end = min(end, first + SLICE)
+        news, promoted = request.pinned[first:end], request.promoted[first:end]
+        known = max(0, request.used - first)  # before it became a stream
+        used = news[known:]
+        again = [entry for entry, below in zip(used, promoted[known:], strict=True) if not below]
+        self._arena.touch(again)  # the use of others was counted when they were asked for
+        self._migration.used(used, again)
+        request.used = max(request.used, end)
         request.allow_s = self._allowance_s(request)
         if request.transfer:
-            self.transfers.land(session, request, more=more, reason=reason, allow_s=request.allow_s)
+            self.transfers.land(session, request, end, more=more, reason=reason, allow_s=request.allow_s)
         elif session.scheduler is not None:
             sources = bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True))
             session.scheduler.channel.send(self._found(request, news, sources, more=more, reason=reason))
-            request.told = request.landed
+            request.told = end
 
     def _found(
         self,
@@ -470,6 +476,11 @@ class Recalls:
             self.release(session, message.ticket, message.waited_s)
             return
         request.waited_s = message.waited_s
+        if len(request.pinned) > request.most:
+            self._cut(request, request.most, request.short)
+            request.landed = min(request.landed, request.most)
+        if len(session.transfers[message.transfer].missing) < len(session.workers):
+            self._cut(request, request.landed, "gave_way")
         self._work.add(*self._again({request: session}))
 
     def copied(self, session: Session, rank: int, numbers: list[int]) -> None:

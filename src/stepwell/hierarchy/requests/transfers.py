@@ -47,13 +47,16 @@ class Transfers:
             request.short = request.ends_known if request.most == request.known else "end"
         return True
 
-    def land(self, session: Session, request: RecallRequest, *, more: bool, reason: str, allow_s: float) -> None:
-        """Leases what has landed since the last time, and announces it."""
+    def land(
+        self, session: Session, request: RecallRequest, end: int, *, more: bool, reason: str, allow_s: float
+    ) -> None:
+        """Leases blocks of the run up to `end`, which have landed since the last time, and announces them."""
         transfer = session.transfers[request.transfer]
         assert transfer.stream is not None
-        self._pins.free(request, min(transfer.stream.first, request.landed))
-        news = request.pinned[max(request.told, transfer.stream.first) : request.landed]
-        request.told = max(request.told, request.landed)
+        transfer.stream.told_all = not more
+        self._pins.free(request, min(transfer.stream.first, end))
+        news = request.pinned[max(request.told, transfer.stream.first) : end]
+        request.told = end
         for entry in news:
             self._arena.lease(entry)
         transfer.entries += news

@@ -98,13 +98,16 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class Stream:
     """A transfer whose blocks are leased as they land, and no longer than it takes all ranks to copy them. `request` is
-    the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has."""
+    the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has, and
+    `copied_bytes` what those are that all of them have. `told_all`: the workers know of all that come."""
 
     request: RecallRequest
     first: int
     copied: dict[int, int]
     began: float
 
+    copied_bytes: int = 0
+    told_all: bool = False
     @property
     def done(self) -> int:
         """How many of its blocks all ranks have copied."""
@@ -126,6 +129,7 @@ class RecallRequest:
     landed: int = 0
     told: int = 0  # blocks of the run that the client, or a stream, knows of; at most those that have landed
     freed: int = 0  # at most those that are told
+    used: int = 0  # blocks whose use was noted when the client, or a stream, was told of them
     known: int = 0  # leading blocks that were found somewhere when the run was weighed, and are worth having
     ends_known: str = ""  # why these are not more
     transfer: int = 0  # the stream that it has become; 0: none
