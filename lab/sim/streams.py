@@ -1,5 +1,5 @@
-"""Streamed recalls: each rank copies blocks as they land, in pieces, at its own pace, until it has all that were to come
-or gives up, at a limit or by whim."""
+"""Streamed recalls: each rank copies blocks as they land, in pieces, at its own pace, until it has all that were to
+come or gives up, at a limit or by whim."""
 
 from __future__ import annotations
 

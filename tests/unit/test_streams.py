@@ -7,6 +7,7 @@ import pytest
 from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told, written
 
 from lab.rig.members import FakeEngine, Rig
+from stepwell import events as e
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.levels.breaker import Verdict
 from stepwell.hierarchy.requests import recalls
@@ -170,6 +171,20 @@ def test_an_engine_takes_less_than_was_offered() -> None:
     assert engine.landed(transfer).reason == "end" and nothing_held(rig)
 
 
+def test_a_rank_that_has_copied_nothing_ends_no_pins() -> None:
+    """Nor those of blocks that come before the stream's first, which are still to land."""
+    rig = written(2, 6)
+    engine = rig.join()
+    transfer = engine.stream(asked(engine, chain(6)), 3)
+    for blocks in (-1, 0, 5):
+        engine.copied(transfer, blocks)
+    rig.settle()
+    assert rig.stat("pinned_bytes") == 6 * SLOT
+    heal(rig)
+    assert whole(engine, transfer) == [103, 104, 105]
+    assert nothing_held(rig)
+
+
 def test_an_engine_takes_less_of_what_has_landed() -> None:
     rig = written(2, 6)
     engine = rig.join()
@@ -317,6 +332,23 @@ def middle(slabs: int = 1, blocks: int = 12) -> tuple[DeepRig, FakeEngine, int]:
     return rig, engine, transfer
 
 
+def test_a_rank_that_gives_up_cuts_the_run_for_the_others() -> None:
+    rig, engine = two_ranks(blocks=8)
+    window(rig, 4)
+    transfer = engine.stream(asked(engine, chain(8)))
+    heal(rig)
+    rig.settle()
+    assert len(engine.landed(transfer).refs) == 2
+    engine.copied(transfer, 2, 0)
+    engine.workers[0].say(m.Recalled([transfer]))
+    rig.settle()
+    answer = engine.landed(transfer, 1)
+    assert (len(answer.refs), answer.more, answer.reason) == (2, False, "gave_way")
+    engine.workers[1].say(m.Recalled([transfer]))
+    rig.settle()
+    assert nothing_held(rig)
+
+
 def test_a_rank_that_had_given_up_before_the_well_knew_of_the_stream() -> None:
     rig, engine = two_ranks()
     ticket = asked(engine, chain(6))
@@ -348,6 +380,52 @@ def test_a_request_that_is_unknown_is_no_stream() -> None:
     transfer = engine.stream(77)
     rig.settle()
     assert (engine.landed(transfer).more, engine.landed(transfer).reason) == (False, "gave_way")
+
+
+def test_a_stream_that_is_released_ends_and_lets_go_of_what_was_copied() -> None:
+    rig, engine, transfer = middle()
+    decided: list[e.Event] = []
+    sink, rig.hierarchy._sink = rig.hierarchy._sink, lambda event: (decided.append(event), sink(event))[1]
+    (ticket,) = rig.hierarchy.registry.sessions[engine.session].requests
+    engine.release(ticket)
+    rig.settle()
+    assert (engine.landed(transfer).more, engine.landed(transfer).reason) == (False, "gave_way")
+    assert rig.stat("leased_blocks") == 2 and not rig.stat("pinned_bytes")
+    engine.scheduler.say(m.Ask(ticket, 0, 1, chain(1, 500)))  # nobody does so, and it is no one else's
+    engine.copied(transfer, 3)
+    rig.settle()
+    assert rig.stat("leased_blocks") == 1
+    engine.recalled(transfer)
+    heal(rig)
+    rig.settle()
+    assert nothing_held(rig)
+    assert list(rig.hierarchy.registry.sessions[engine.session].requests) == [ticket]
+    assert sum(isinstance(event, e.RecallEnded) for event in decided) == 1
+    (recalled,) = [event for event in decided if isinstance(event, e.BlocksRecalled)]
+    assert (recalled.blocks, recalled.nbytes) == (3, 3 * SLOT)
+
+
+def test_who_waits_for_slots_hears_that_a_released_stream_has_let_go_of_some() -> None:
+    rig, engine, transfer = middle()
+    (ticket,) = rig.hierarchy.registry.sessions[engine.session].requests
+    engine.release(ticket)
+    rig.settle()
+    rig.hierarchy._core.news.take()
+    engine.copied(transfer, 3)
+    assert rig.hierarchy._core.news.freed
+
+
+def test_a_rank_that_ends_a_released_stream_ends_it_once() -> None:
+    rig, engine = two_ranks()
+    ticket = asked(engine, chain(6))
+    transfer = engine.stream(ticket)
+    engine.release(ticket)
+    engine.workers[0].say(m.Recalled([transfer]))
+    heal(rig)
+    rig.settle()
+    engine.workers[1].say(m.Recalled([transfer]))
+    rig.settle()
+    assert nothing_held(rig)
 
 
 def test_a_pause_ends_a_stream_with_what_has_landed() -> None:
@@ -416,3 +494,30 @@ def test_a_session_that_ends_in_the_middle_leaves_its_leases_to_who_may_still_co
         engine.workers[0].exit()
     rig.settle()
     assert nothing_held(rig)
+
+
+def test_those_behind_a_stream_hear_that_it_gets_on() -> None:
+    """One that asks, and one that streams: they wait for the room that it has."""
+    rig = DeepRig(2)
+    engine, other, digests = rig.join(), rig.join(name="other"), chain(8)
+    fill(engine, digests + chain(3, 50))
+    rig.settle()
+    window(rig, 4)
+    first = engine.stream(engine.ask(digests, order=1))
+    rig.settle()
+    assert len(engine.landed(first).refs) == 4
+    tickets = [other.ask(chain(3, 50), order=order) for order in (2, 3)]
+    rig.settle()
+    second = other.stream(tickets[1])
+    rig.settle()
+    other.scheduler.take(m.Found), other.workers[0].take(m.Landed)
+    rig.clock.advance(recalls.MOVES_S)
+    engine.copied(first, 1)
+    rig.turns()
+    assert [found.ticket for found in other.scheduler.take(m.Found) if found.moves] == tickets[:1]
+    assert [(landed.transfer, landed.slots, landed.more) for landed in other.workers[0].take(m.Landed)] == [
+        (second, b"", True)
+    ]
+    engine.copied(first, 2)
+    rig.turns()
+    assert not other.scheduler.take(m.Found), "it has just been told"

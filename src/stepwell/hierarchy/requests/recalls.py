@@ -483,27 +483,34 @@ class Recalls:
             self._cut(request, request.landed, "gave_way")
         self._work.add(*self._again({request: session}))
 
+    def piece_copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
+        """This rank has copied the first `blocks` of a stream."""
+        moved = self.transfers.copied(session, rank, number, blocks)
+        if moved is not None:
+            self._say_that_the_line_moves({moved})
+
     def copied(self, session: Session, rank: int, numbers: list[int]) -> None:
         """This rank's copies of these transfers have ended. One that has not copied all of a stream has given it up:
         then the others need no more of it either."""
         for transfer in self.transfers.ended(session, rank, numbers):
             assert transfer.stream is not None
             stream, request = transfer.stream, transfer.stream.request
+            released = session.requests.get(request.number) is not request
             if not transfer.missing:
-                self._stream_ended(session, stream)
-            elif stream.copied[rank] < request.told - stream.first or request.told < len(request.pinned):
+                self._stream_ended(session, stream, released=released)
+            elif not (released or stream.told_all):
                 self._cut(request, request.landed, "gave_way")
                 self._work.add(*self._again({request: session}))
 
-    def _stream_ended(self, session: Session, stream: Stream) -> None:
-        request, blocks = stream.request, stream.done
-        copied = request.pinned[stream.first : stream.first + blocks]
+    def _stream_ended(self, session: Session, stream: Stream, *, released: bool) -> None:
+        request = stream.request
         if request.weighed is not None:
             waited_s = request.waited_s + self._clock.now() - stream.began
-            self._planner.ended(request.weighed, stream.first + blocks, waited_s)
+            self._planner.ended(request.weighed, stream.first + stream.done, waited_s)
             request.weighed = None
-        self._emit(BlocksRecalled(blocks, sum(entry.nbytes for entry in copied)))
-        self.release(session, request.number)
+        self._emit(BlocksRecalled(stream.done, stream.copied_bytes))
+        if not released:
+            self.release(session, request.number)
 
     def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
         """Ends a request, which has waited in vain so long. Its pins are let go, `at_once` or in slices."""
@@ -512,6 +519,7 @@ class Recalls:
             return
         if request.weighed is not None:
             self._planner.ended(request.weighed, 0, waited_s)
+            request.weighed = None
         if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
             self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))
         if not request.queued:

@@ -6,6 +6,7 @@ So a run of any length goes through whatever room there is, and is copied while 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from stepwell.hierarchy.arena.arena import Arena
@@ -33,7 +34,7 @@ class Transfers:
         if missing:
             for entry in entries:
                 self._arena.lease(entry)
-            session.transfers[number] = Transfer(list(entries), missing, stream)
+            session.transfers[number] = Transfer(deque(entries), missing, stream)
         return bool(missing)
 
     def stream(self, session: Session, request: RecallRequest, number: int, first: int, count: int) -> bool:
@@ -67,23 +68,23 @@ class Transfers:
         for member in session.workers.values():
             member.channel.send(landed)
 
-    def copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
-        """This rank has copied the first `blocks` of a stream."""
+    def copied(self, session: Session, rank: int, number: int, blocks: int) -> RecallRequest | None:
+        """This rank has copied the first `blocks` of a stream. Returns its request if that made room."""
         transfer = session.transfers.get(number)
         if transfer is None or transfer.stream is None:
-            return  # it has ended, or never was one
+            return None  # it has ended, or never was one
         stream, before = transfer.stream, transfer.stream.done
         told = stream.request.told - stream.first
         stream.copied[rank] = max(stream.copied[rank], min(blocks, told))
-        self._let_go(transfer, stream.done - before)
-
-    def _let_go(self, transfer: Transfer, blocks: int) -> None:
-        """Ends the leases of the first `blocks` of those that a stream still has."""
-        for entry in transfer.entries[:blocks]:
+        for _ in range(stream.done - before):
+            entry = transfer.entries.popleft()
+            stream.copied_bytes += entry.nbytes
             self._arena.release(entry)
-        del transfer.entries[:blocks]
-        if blocks and transfer.stream is not None:
-            self._pins.free(transfer.stream.request, transfer.stream.first + transfer.stream.done)
+            self._news.freed = True
+        if stream.done == before:
+            return None
+        self._pins.free(stream.request, stream.first + stream.done)
+        return stream.request
 
     def early(self, session: Session, number: int) -> set[int]:
         """The ranks that have acknowledged this transfer before it was known, which is forgotten with it."""

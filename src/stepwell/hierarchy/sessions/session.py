@@ -7,6 +7,7 @@ alone never frees a slot.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -90,7 +91,7 @@ class Fill:
 class Transfer:
     """A recall under way: `entries` are leased until no rank is missing."""
 
-    entries: list[Entry]
+    entries: deque[Entry]
     missing: set[int]
     stream: Stream | None = None
 
@@ -105,9 +106,9 @@ class Stream:
     first: int
     copied: dict[int, int]
     began: float
-
     copied_bytes: int = 0
     told_all: bool = False
+
     @property
     def done(self) -> int:
         """How many of its blocks all ranks have copied."""
@@ -128,8 +129,8 @@ class RecallRequest:
     promoted: bytearray = field(default_factory=bytearray)
     landed: int = 0
     told: int = 0  # blocks of the run that the client, or a stream, knows of; at most those that have landed
-    freed: int = 0  # at most those that are told
     used: int = 0  # blocks whose use was noted when the client, or a stream, was told of them
+    freed: int = 0  # at most those that are told
     known: int = 0  # leading blocks that were found somewhere when the run was weighed, and are worth having
     ends_known: str = ""  # why these are not more
     transfer: int = 0  # the stream that it has become; 0: none
