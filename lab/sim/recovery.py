@@ -5,6 +5,7 @@ from __future__ import annotations
 from lab.sim.bounds import balance, directories, has_room
 from lab.sim.engine import Engine, Phase, Request
 from lab.sim.oracle import Violation
+from lab.sim.setup import EPOCHS
 from lab.sim.world import World
 from stepwell.hierarchy import audit
 
@@ -110,6 +111,7 @@ def _hits(world: World) -> None:
     assert world.life is not None
     faults = sum(files.met for files in world.life.files)
     world.whims = False
+    _streams(world)
     digests = max(world.setup.prompts, key=len)[: 32 * 2]
     _spill(world, digests, _EPOCH)
     if _found(world, _joined(world), digests, _EPOCH) < 2:
@@ -134,6 +136,35 @@ def _hits(world: World) -> None:
     balance(world)
     if asked:
         world.seen["asked after faults" if faults else "asked without faults"] += 1
+
+
+def _streams(world: World) -> None:
+    """All comes that the well says is known, however little of it fits into its memory at a time; but for what a disk
+    has spoilt."""
+    engine = _joined(world)
+    for epoch in EPOCHS:
+        for digests in world.setup.prompts:
+            request = world.ask(engine, digests, epoch, 0)
+            request.streams = True
+            while request.phase is Phase.WAITING:
+                if not _one_event(world):
+                    world.clock.advance(_POLL_S)
+                world.poll(engine, request)
+            if request.phase is Phase.OFFERED:
+                world.recall(engine, request)
+            settle(world)
+            if ended := request.ended.keys() - {"all", "not_readable"}:
+                came = f"{request.good} of {request.offered - request.first} blocks"
+                raise Violation("hits", f"{came} of a stream have come in fair weather: {sorted(ended)}")
+            world.seen["streams in fair weather"] += request.phase is Phase.ENDED and bool(request.ended)
+
+
+def _one_event(world: World) -> bool:
+    """A turn of the well, a step of a job, or a message. False: there is none."""
+    assert world.life is not None
+    if world.life.hierarchy.turn() or world.life.fibres.step():
+        return True
+    return any(line.up() or line.down() for line in world.lines)
 
 
 def _end(world: World, *, kill: bool) -> None:
