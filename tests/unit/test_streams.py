@@ -284,10 +284,11 @@ def test_a_window_that_is_full_hides_nothing_that_others_have_written() -> None:
     fill(first.join(), chain(12))
     first.settle()
     rig = first.next_life(1, store=store)
-    for n in range(8, 12):
-        rig.below.blocks.pop(rig.name(rig.join(name=f"{n}"), at(chain(12), n)))
     engine = rig.join()
-    transfer = engine.stream(known_at_last(engine, chain(12)))
+    for n in range(8, 12):
+        del rig.below.blocks[rig.name(engine, at(chain(12), n))]
+    ticket = known_at_last(engine, chain(12))
+    transfer = engine.stream(ticket, 0, said(engine, ticket)[0])
     assert whole(engine, transfer) == list(range(100, 112))
 
 

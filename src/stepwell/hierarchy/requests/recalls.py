@@ -47,6 +47,10 @@ MOVES_S = 0.02
 """Least time between two messages that the line moves, in seconds: less than half of what a client waits for one."""
 
 
+HERE = ("end", "filling")
+"""Why a run ends that no tier has more of."""
+
+
 class _Obstacle(NamedTuple):
     """The reason why a run does not grow now; `waits`: waiting may help."""
 
@@ -183,6 +187,8 @@ class Recalls:
                 self._end_of_known(request, origins)
                 if request.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._planner.probe(session, request, origins)
+                elif self._stack.shared and not (request.probed or request.short or request.ends_known in HERE):
+                    yield from self._probes.run(session, request, origins)
             elif obstacle is _UNPROBED:
                 yield from self._probes.run(session, request, origins)
             elif obstacle is not None and not self._goes_around(request):
@@ -379,7 +385,7 @@ class Recalls:
 
     def _no_pins(self, session: Session, request: RecallRequest) -> _Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for."""
-        if request.weighed is None:
+        if request.weighed is None or request.extended:
             return _UNWEIGHED  # as a stream it may be had without
         self.pins.ask_way(session, request)
         return _Obstacle("pins", self._pins_end(request))
