@@ -153,6 +153,8 @@ def _streams(world: World) -> None:
             if request.phase is Phase.OFFERED:
                 world.recall(engine, request)
             settle(world)
+            if request.phase is not Phase.ENDED:
+                raise Violation("hits", f"a stream waits for nothing, with {request.got} of {request.offered} blocks")
             if ended := request.ended.keys() - {"all", "not_readable"}:
                 came = f"{request.good} of {request.offered - request.first} blocks"
                 raise Violation("hits", f"{came} of a stream have come in fair weather: {sorted(ended)}")

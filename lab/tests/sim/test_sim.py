@@ -17,6 +17,7 @@ from lab.sim.fibres import Fibres, Killed
 from lab.sim.life import Surroundings
 from lab.sim.oracle import Oracle, Violation, content
 from lab.sim.walk import Walked, walk
+from stepwell.client import streams
 from stepwell.client.patience import Patience
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
@@ -29,16 +30,18 @@ from stepwell.hierarchy.levels import prefetch
 from stepwell.hierarchy.levels.prefetch import Guess, Prefetch
 from stepwell.hierarchy.levels.reads import ReadQueue
 from stepwell.hierarchy.pauses import Pauses
+from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
 from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.saved import KINDS
 from stepwell.hierarchy.sessions.registry import SessionRegistry
-from stepwell.hierarchy.sessions.session import Fill, Session
+from stepwell.hierarchy.sessions.session import Fill, Session, Stream
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.policies.prefetch import record, rhythm
+from stepwell.protocol.messages import Landed
 from stepwell.tiers.base import Forgotten, Reading
 from stepwell.tiers.disk import recovery
 from stepwell.tiers.disk.directory.directory import DiskDirectory
@@ -241,6 +244,28 @@ def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.nightly
+def test_a_stream_whose_leases_end_when_the_first_rank_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "done", property(lambda self: max(self.copied.values())))
+    assert "given away" in _finds("books").what
+
+
+def test_a_stream_whose_pins_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pins, "free", lambda self, request, blocks: None)
+    assert "a stream waits for nothing" in _finds("hits").what
+
+
+def test_a_stream_of_which_blocks_are_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce = Transfers.announce
+
+    def stutters(self: Transfers, session: Session, landed: Landed) -> None:
+        announce(self, session, landed)
+        announce(self, session, landed)
+
+    monkeypatch.setattr(Transfers, "announce", stutters)
+    _finds("books", "wrong")
+
+
+@pytest.mark.nightly
 def test_slots_of_a_zombie_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = SessionRegistry.leave
 
@@ -267,6 +292,11 @@ def test_slabs_that_a_process_keeps_and_nobody_counts(monkeypatch: pytest.Monkey
 def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "over", lambda *arguments, **more: False)
     _finds("late")
+
+
+def test_a_stream_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams.Stream, "over", property(lambda self: "" if self._inbox.more else self._inbox.reason))
+    assert "stream" in _finds("late").what
 
 
 @pytest.mark.nightly
