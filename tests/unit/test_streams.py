@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told, written
 
-from lab.rig.members import FakeEngine, Rig
+from lab.rig.members import PLACES, FakeEngine, Rig, write
 from stepwell import events as e
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.levels.breaker import Verdict
@@ -321,6 +321,7 @@ def middle(slabs: int = 1, blocks: int = 12) -> tuple[DeepRig, FakeEngine, int]:
     """A stream of which the first half of a window has been copied, and which waits for the tier."""
     rig = written(slabs, blocks)
     engine = rig.join()
+    window(rig, SLAB_PINS)
     transfer = engine.stream(asked(engine, chain(blocks)))
     heal(rig)
     rig.settle()
@@ -472,6 +473,28 @@ def test_a_block_that_cannot_be_read_ends_a_stream_there() -> None:
         pass
     assert words == list(range(100, 107))
     assert (engine.landed(transfer).more, engine.landed(transfer).reason) == (False, "not_readable")
+    engine.recalled(transfer)
+    rig.settle()
+    assert nothing_held(rig)
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_a_stream_waits_for_what_another_session_fills(fills: bool) -> None:
+    """It was known, and is promised: it is there again in a moment, or read."""
+    rig, engine, transfer = middle(2)
+    heal(rig)
+    other = rig.join(name="other")
+    (lease,), refs = other.reserve(at(chain(12), 9))
+    words = [100, 101]
+    while through(engine, transfer, words):
+        pass
+    assert words == list(range(100, 109)) and engine.landed(transfer).more
+    for place in range(len(PLACES)):
+        write(other.workers[0].slot(refs[0][0]), place, 109)
+    other.workers[0].say(m.Filled([lease], []) if fills else m.Filled([], [lease]))
+    while through(engine, transfer, words):
+        pass
+    assert words == list(range(100, 112))
     engine.recalled(transfer)
     rig.settle()
     assert nothing_held(rig)

@@ -333,7 +333,7 @@ class Recalls:
     def _obstacle(self, session: Session, request: RecallRequest, entry: Entry) -> _Obstacle | None:
         """Why this block of the arena cannot be added to the run."""
         if entry.state is BlockState.FILLING and self._stack.promoting(entry) is None:
-            return _Obstacle("filling", entry.id in session.filling)
+            return _Obstacle("filling", bool(request.transfer) or entry.id in session.filling)
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
