@@ -8,6 +8,7 @@ from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told, written
 
 from lab.rig.members import PLACES, FakeEngine, Rig, write
 from stepwell import events as e
+from stepwell.hierarchy import dispatch
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.levels.breaker import Verdict
 from stepwell.hierarchy.requests import recalls
@@ -228,6 +229,21 @@ def test_a_block_that_was_found_and_is_streamed_is_used_once() -> None:
     assert {
         entry.history.id: entry.history.uses - uses[entry.history.id] for entry in rig.hierarchy.index.values()
     } == (dict.fromkeys(uses, 1))
+
+
+def test_streams_take_no_places_of_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client bounds what it asks, and knows of no stream that it would be too many with."""
+    monkeypatch.setattr(dispatch, "MAX_REQUESTS", 4)
+    rig = written(2, 6)
+    engine = rig.join()
+    streams = [engine.stream(asked(engine, chain(6))) for _ in range(4)]
+    tickets = [engine.ask(chain(6)) for _ in range(4)]
+    heal(rig)
+    rig.settle()
+    assert engine.live and all(len(engine.answer(ticket).refs) == 6 for ticket in tickets)
+    engine.ask(chain(6))
+    assert not engine.live
+    del streams
 
 
 # known ----------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,10 @@ class Dispatch:
             raise _not_now(message)
         match message:
             case m.Ask(ticket=number, digests=digests):
-                if len(digests) % 32 or number in session.requests or len(session.requests) >= MAX_REQUESTS:
+                waiting = len(session.requests) - len(
+                    session.transfers
+                )  # some of these are streams, which wait no more
+                if len(digests) % 32 or number in session.requests or waiting >= MAX_REQUESTS:
                     raise _not_now(message)
                 if not self._held.take(session, len(digests)):
                     self._recalls.decline(session, message)
