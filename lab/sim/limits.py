@@ -81,14 +81,18 @@ class Queue:
         place = self._places.get(found.ticket)
         if place is None:
             return
-        if found.moves:
-            place.news = now
         if found.slots:
             place.news = now
             if place.queued:
                 self._behind(place, now)
         place.queued = place.queued or found.reason in QUEUED
         place.said, place.over = True, place.over or not found.more
+
+    def moved(self, order: int, now: float) -> None:
+        """The well says that one at this place has got something."""
+        for place in self._places.values():
+            if place.order > order:
+                place.news = now
 
     def _behind(self, place: _Place, now: float, *, turn: bool = False) -> None:
         for other in self._places.values():

@@ -3,6 +3,7 @@ come or gives up, at a limit or by whim."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lab.sim.engine import Copy, Engine, Phase, Request, StreamCopy
@@ -38,12 +39,13 @@ class Streams:
             )
         world.seen["streams"] += 1
 
-    def heard(self, process: int, transfer: int) -> None:
-        """The well has said something of a stream to this process."""
+    def heard(self, process: int, concerns: Callable[[StreamCopy], bool]) -> None:
+        """The well has said something to this process that concerns such streams."""
         for engine in self._world.engines:
             if process // 10 == engine.number:
-                for copy in engine.workers[process % 10 - 1].copies:
-                    if isinstance(copy, StreamCopy) and copy.transfer == transfer:
+                worker = process % 10 - 1
+                for copy in engine.workers[worker].copies if worker >= 0 else ():
+                    if isinstance(copy, StreamCopy) and concerns(copy):
                         copy.wait.news = self._world.clock.now()
 
     def go_on(self, engine: Engine, copy: StreamCopy) -> bool:

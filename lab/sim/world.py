@@ -155,8 +155,13 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
+            case m.Moved(order=order):
+                for engine in self.engines:
+                    if line.process == 10 * engine.number:
+                        engine.queue.moved(order, self.clock.now())
+                self.streams.heard(line.process, lambda copy: copy.limits.order > order)
             case m.Landed(transfer=transfer):
-                self.streams.heard(line.process, transfer)
+                self.streams.heard(line.process, lambda copy: copy.transfer == transfer)
 
     def trouble(self, error: StepwellError) -> None:
         self.seen[f"engine told {error.code}"] += 1

@@ -20,7 +20,7 @@ from stepwell.protocol import messages as m
 from stepwell.testing.clock import SetClock
 
 D = bytes(32)
-LIMITS = StreamLimits(stall_s=1.0, total_s=4.0, allow_s=0.1)
+LIMITS = StreamLimits(order=5, stall_s=1.0, total_s=4.0, allow_s=0.1)
 
 
 def refs(*slots: int) -> bytes:
@@ -120,12 +120,26 @@ def test_what_a_well_allows_is_bounded(streams: Streams, clock: SetClock) -> Non
         assert not stream.over
 
 
+def test_one_that_is_before_it_in_line_renews_its_time_to_stall(streams: Streams, clock: SetClock) -> None:
+    with streams.open(7, 3, LIMITS) as stream:
+        clock.advance(1.0)
+        streams.moved(4)
+        streams.landed(landed(9, 1))
+        clock.advance(1.0)
+        assert not stream.over
+        for order in (5, 6):
+            streams.moved(order)
+        clock.advance(0.11)
+        assert stream.over == "too_slow", "those behind it do not"
+
+
 def test_no_sign_renews_the_total(streams: Streams, clock: SetClock) -> None:
     with streams.open(7, 3, LIMITS) as stream:
         for _ in range(8):
             assert not stream.over
             clock.advance(0.5)
             streams.landed(landed(3))
+            streams.moved(1)
         assert stream.over == "too_slow"
 
 
@@ -219,7 +233,7 @@ def test_what_is_known_may_be_offered_as_a_stream(clock: SetClock) -> None:
     assert client.offer(ask) == 1 and client.offer(ask, streamed=True) == 4
     transfer, limits = client.stream(ask, 1, 3)
     assert well.said[-1] == m.Recall(ask.ticket, transfer, 1, 3, streamed=True)
-    assert limits == StreamLimits(STALL_S, TOTAL_S, 0.2)
+    assert limits == StreamLimits(1, STALL_S, TOTAL_S, 0.2)
     client.release(ask)
     assert not any(isinstance(message, m.Release) for message in well.said), "it has ended with the stream"
     well.receivers[0].received(m.GiveWay(ask.ticket), ())
@@ -234,7 +248,7 @@ def test_a_stream_may_wait_for_what_is_left_of_its_requests_time(clock: SetClock
     client.settle(ask, 0.0)
     well.receivers[0].received(found(ask, 0, 4, "end"), ())
     clock.advance(0.75)
-    assert client.stream(ask, 0, 4)[1] == StreamLimits(STALL_S + 0.5, TOTAL_S + 4 - 0.75, 0.0)
+    assert client.stream(ask, 0, 4)[1] == StreamLimits(1, STALL_S + 0.5, TOTAL_S + 4 - 0.75, 0.0)
     ask = asked(client)
     client.settle(ask, 0.0)
     well.receivers[0].received(found(ask, 0, 4, "end", limit_s=1.0), ())
@@ -252,13 +266,13 @@ def test_those_behind_a_stream_have_their_turn_when_it_has_ended(clock: SetClock
     well.receivers[0].received(found(behind, 0, 0, ""), ())
     for _ in range(49):
         clock.advance(0.04)
-        well.receivers[0].received(found(behind, 0, 0, "", moves=True), ())
+        well.receivers[0].received(m.Moved(1), ())
         assert not client.settle(behind, 0.0), "the line moves"
     client.stream_ended(transfer)
     client.stream_ended(transfer)
     assert behind.turn == clock.now()
     clock.advance(0.04)
-    well.receivers[0].received(found(behind, 0, 0, "", moves=True), ())
+    well.receivers[0].received(m.Moved(1), ())
     clock.advance(0.04)
     assert not client.settle(behind, 0.0), "its turn has begun anew"
     clock.advance(0.04)

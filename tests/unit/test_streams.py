@@ -548,16 +548,15 @@ def test_those_behind_a_stream_hear_that_it_gets_on() -> None:
     assert len(engine.landed(first).refs) == 4
     tickets = [other.ask(chain(3, 50), order=order) for order in (2, 3)]
     rig.settle()
-    second = other.stream(tickets[1])
+    other.stream(tickets[1])
     rig.settle()
-    other.scheduler.take(m.Found), other.workers[0].take(m.Landed)
     rig.clock.advance(recalls.MOVES_S)
+    for member in (*engine.members, *other.members):
+        member.take(m.Moved)
     engine.copied(first, 1)
     rig.turns()
-    assert [found.ticket for found in other.scheduler.take(m.Found) if found.moves] == tickets[:1]
-    assert [(landed.transfer, landed.slots, landed.more) for landed in other.workers[0].take(m.Landed)] == [
-        (second, b"", True)
-    ]
+    assert [member.take(m.Moved) for member in other.members] == [[m.Moved(1)], [m.Moved(1)]]
+    assert not any(member.take(m.Moved) for member in engine.members), "none of it waits"
     engine.copied(first, 2)
     rig.turns()
-    assert not other.scheduler.take(m.Found), "it has just been told"
+    assert not any(member.take(m.Moved) for member in other.members), "they have just been told"
