@@ -197,6 +197,7 @@ class Engine:
         self.requests: list[Request] = []
         self.spills: list[Spilling] = []
         self.queue = Queue()
+        self.lanes = 1 + number % 3  # streams that a worker copies at a time
         name = f"engine {number}"
         self.workers = [
             Worker(

@@ -51,6 +51,9 @@ class Streams:
     def go_on(self, engine: Engine, copy: StreamCopy) -> bool:
         """A rank comes to its stream. False: it waits."""
         world, now = self._world, self._world.clock.now()
+        ahead = [other for other in copy.worker.copies if isinstance(other, StreamCopy)][: engine.lanes]
+        if copy not in ahead:
+            return False
         if copy.stream is None:
             copy.stream = copy.worker.stream(copy.session, copy.transfer, copy.limits)
             copy.wait.began = now
