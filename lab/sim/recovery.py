@@ -159,7 +159,7 @@ def _streams(world: World) -> None:
             if request.phase is not Phase.ENDED:
                 raise Violation("hits", f"a stream of {request.offered} blocks waits for nothing")
             at = request.first + request.good
-            if request.ended and at < request.offered and _is_there(world, request, at):
+            if at < request.offered and all(_is_there(world, request, block) for block in range(at + 1)):
                 came = f"{request.good} of {request.offered - request.first} blocks"
                 raise Violation("hits", f"{came} of a stream have come in fair weather: {sorted(request.ended)}")
             world.seen["streams in fair weather"] += bool(request.ended)

@@ -160,6 +160,22 @@ def test_two_streams_go_through_a_small_window(slots: int) -> None:
     assert nothing_held(rig)
 
 
+@pytest.mark.parametrize("session", ["the same", "another"])
+def test_a_stream_that_nobody_copies_keeps_no_earlier_one_from_going_on(session: str) -> None:
+    """An engine copies a few at a time, or has stopped: what it holds meanwhile is all that may be pinned."""
+    rig = written(1, 16)
+    one, digests = rig.join(), chain(16)
+    two = one if session == "the same" else rig.join(name="two")
+    window(rig, 2)
+    first = one.stream(asked(one, digests, order=1))
+    second = two.stream(asked(two, digests, order=2))
+    heal(rig)
+    assert whole(one, first) == list(range(100, 116))
+    assert rig.stat("pinned_bytes") <= 2 * SLOT, "it has not followed the first one through all of it"
+    assert whole(two, second) == list(range(100, 116))
+    assert nothing_held(rig)
+
+
 def test_an_engine_takes_less_than_was_offered() -> None:
     """No more blocks than it has pages for come to its workers."""
     rig = written(2, 6)

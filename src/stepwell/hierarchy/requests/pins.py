@@ -13,6 +13,9 @@ from stepwell.hierarchy.sessions.session import RecallRequest, Session
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.protocol.messages import GiveWay
 
+AT_LEAST = 2
+"""Blocks of a stream that find room: one is read while another one is copied."""
+
 AT_ONCE = 32
 """Pins let go without giving others a turn."""
 
@@ -35,10 +38,17 @@ class Pins:
         self._share = share
         self._news.changed = True  # there may be room
 
-    def room(self, nbytes: int) -> bool:
-        """There is room for so many more bytes; one block finds some however small the share is."""
+    def room(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
+        """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
+        session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
+        that they come to later."""
         would = self._arena.pinned_bytes + nbytes
-        return not self._arena.pins or would <= self._share * self._host_bytes
+        if not self._arena.pins or would <= self._share * self._host_bytes:
+            return True
+        if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
+            return False
+        streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
+        return next(streams, None) is request
 
     def passes(self, at: int, nbytes: int) -> bool:
         """The block at this place of a run is one of those that cannot be pinned together with all before it: it is

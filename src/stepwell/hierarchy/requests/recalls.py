@@ -337,7 +337,7 @@ class Recalls:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return _Obstacle("mapping", True)
-        if not entry.pins and not self.pins.room(entry.nbytes):
+        if not self.pins.room(session, request, 0 if entry.pins else entry.nbytes):
             return self._no_pins(session, request)
         return None
 
@@ -359,7 +359,7 @@ class Recalls:
         owner, shards = session.owner, session.shards
         assert owner is not None
         nbytes = owner.slot_bytes * shards
-        if not self.pins.room(nbytes):
+        if not self.pins.room(session, request, nbytes):
             return self._no_pins(session, request)
         if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return _Obstacle("mapping", True)
