@@ -188,6 +188,17 @@ def test_an_engine_takes_less_than_was_offered() -> None:
     assert engine.landed(transfer).reason == "end" and nothing_held(rig)
 
 
+def test_blocks_that_an_engine_has_already_fill_no_window() -> None:
+    rig = written(2, 8)
+    engine = rig.join()
+    window(rig, 4)
+    ticket = engine.ask(chain(8))
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == 4
+    assert whole(engine, engine.stream(ticket, 6)) == [106, 107]
+    assert nothing_held(rig)
+
+
 def test_a_rank_that_has_copied_nothing_ends_no_pins() -> None:
     """Nor those of blocks that come before the stream's first, which are still to land."""
     rig = written(2, 6)

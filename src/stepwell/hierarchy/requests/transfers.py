@@ -43,6 +43,7 @@ class Transfers:
         if not self.begin(session, number, (), Stream(request, first, ranks, self._clock.now())):
             return False
         request.transfer, request.told = number, min(first, request.landed)
+        self._pins.free(request, request.told)
         if first + count < request.most:
             request.most = first + count
             request.short = request.ends_known if request.most == request.known else "end"
