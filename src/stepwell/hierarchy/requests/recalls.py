@@ -367,8 +367,12 @@ class Recalls:
             return _UNWEIGHED
         self._count(session, request, id)
         passes = bool(request.transfer) and self.pins.passes(len(request.pinned), nbytes)
-        parent = None if passes else self._parent(request)
-        entry = level.promote(session, origins[ids.index(id)], id, parent, request.order, passes=passes)
+        origin, order = origins[ids.index(id)], request.order
+        entry = None
+        if not passes:
+            entry = level.promote(session, origin, id, self._parent(request), order)
+        if entry is None and request.transfer:  # it may take the place of the last one that was copied
+            entry = level.promote(session, origin, id, None, order, passes=True)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             held = held or self._pins_end(request)
@@ -384,11 +388,11 @@ class Recalls:
             request.counted = depth + 1
 
     def _no_pins(self, session: Session, request: RecallRequest) -> _Obstacle:
-        """Others' pins end; if all of them are its own, nothing is to be waited for."""
+        """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""
         if request.weighed is None or request.extended:
             return _UNWEIGHED  # as a stream it may be had without
         self.pins.ask_way(session, request)
-        return _Obstacle("pins", self._pins_end(request))
+        return _Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))
 
     def _pins_end(self, request: RecallRequest) -> bool:
         """True if there are pins of others, or of a stream whose blocks are being copied."""
@@ -433,7 +437,7 @@ class Recalls:
             known, ends = len(request.pinned), request.ends
         elif not more:
             known, ends = max(known, len(request.pinned)), ends or reason
-        elif self._probes.awaits(request):
+        elif request.extended or self._probes.awaits(request):
             known, ends = 0, ""
         return Found(
             request.number,
