@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, TWO, DeepRig, at, chain, fill, told, written
 
-from lab.rig.members import PLACES, FakeEngine, Rig, write
+from lab.rig.members import PLACES, FakeEngine, Model, Rig, write
 from stepwell import events as e
 from stepwell.hierarchy import dispatch
 from stepwell.hierarchy.core import Options
@@ -139,6 +139,20 @@ def test_a_run_that_is_larger_than_host_memory_goes_through_and_its_head_stays(s
     assert rig.stat("recalled_blocks") == 3 * SLOTS
     read = rig.stat("hits_staged")
     assert engine.found(digests[: 32 * slots]) == slots and rig.stat("hits_staged") == read
+
+
+def test_a_run_goes_through_what_its_engine_has_of_host_memory() -> None:
+    """Others have most of it, so that not even what may be pinned fits in."""
+    rig = written(4, 2 * SLOTS)
+    engine = rig.join()
+    other = rig.join(Model(weights=bytes(32)), "other")
+    fill(other, chain(3 * SLOTS, 500))
+    held = [slab for slab in rig.hierarchy.slabs.slabs.values() if engine.workers[0].member.number in slab.mapped]
+    assert len(held) == 1
+    transfer = engine.stream(asked(engine, chain(2 * SLOTS)))
+    heal(rig)
+    assert whole(engine, transfer) == list(range(100, 100 + 2 * SLOTS))
+    assert nothing_held(rig)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
