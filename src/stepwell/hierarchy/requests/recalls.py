@@ -480,7 +480,7 @@ class Recalls:
             stream, request = transfer.stream, transfer.stream.request
             if not transfer.missing:
                 self._stream_ended(session, stream)
-            elif stream.copied[rank] < request.told - stream.first or request.told < len(request.pinned):
+            elif not stream.has_all(rank):
                 self._cut(request, request.landed, "gave_way")
                 self._work.add(*self._again({request: session}))
 

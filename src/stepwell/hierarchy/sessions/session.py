@@ -98,12 +98,18 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class Stream:
     """A transfer whose blocks are leased as they land, and no longer than it takes all ranks to copy them. `request` is
-    the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has."""
+    the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has,
+    `final` that no more will be announced."""
 
     request: RecallRequest
     first: int
     copied: dict[int, int]
     began: float
+    final: bool = False
+
+    def has_all(self, rank: int) -> bool:
+        """This rank has copied all that there will be."""
+        return self.final and self.copied[rank] >= self.request.told - self.first
 
     @property
     def done(self) -> int:
