@@ -14,22 +14,14 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from stepwell.io.memory import Bytes
-
-Numbers = npt.NDArray[np.int64]
-Index = slice | Numbers | tuple[slice, slice]
 
 
 class Copy(NamedTuple):
-    """to[where] = source[which]"""
+    """to[...] = source"""
 
     to: Bytes
-    where: Index
     source: Bytes
-    which: Index
 
 
 ALONE_BYTES = 32 << 20
@@ -51,8 +43,8 @@ class _Job:
         self._left = threading.Event()
 
     def work(self) -> None:
-        for to, where, source, which in self.copies:
-            to[where] = source[which]
+        for to, source in self.copies:
+            to[...] = source
 
     def help(self) -> None:
         """The second thread's part; nothing if the first one is through already."""
