@@ -67,7 +67,8 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(
     per_block, chosen = plan
     slabs = [slab(per_block, 1), slab(per_block, 2)]
     tensors = caches(3)
-    copies = open_cpu(tensors, PAGES)
+    with patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+        copies = open_cpu(tensors, PAGES)
     shards = [Shard(Slot(slabs[n], slot), skip, pages) for n, slot, skip, pages in chosen]
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     for n, slot, skip, pages in chosen:
@@ -75,7 +76,7 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(
             whole = slabs[n][slot].reshape(per_block, -1)[place]
             for name, tensor in expected.items():
                 tensor[page] = torch.from_numpy(whole[LAYERS[name]])
-    with patch.object(team_module, "ALONE_BYTES", 0), patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+    with patch.object(team_module, "ALONE_BYTES", 0):
         copies.scatter(shards, copies.now())
         assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
         before = [one.copy() for one in slabs]
@@ -89,9 +90,10 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(
 
 @pytest.mark.parametrize(("piece_bytes", "calls"), [(4 * PAGE, 2), (4 * PAGE - 1, 3), (1, 3)])
 def test_evenly_spaced_layers_of_a_page_are_copied_at_once(piece_bytes: int, calls: int) -> None:
-    slots, copies = slab(2, 1), open_cpu(caches(1), PAGES)
+    with patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+        slots, copies = slab(2, 1), open_cpu(caches(1), PAGES)
     for copy in (copies.scatter, copies.gather):
-        with patch.object(copies, "_team") as team, patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+        with patch.object(copies, "_team") as team:
             copy([Shard(Slot(slots, 3), 0, [7, 2])], copies.now())
         assert len(team.copy.call_args.args[0]) == 2 * calls
 

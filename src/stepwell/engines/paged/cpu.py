@@ -48,15 +48,16 @@ class Copied:
 
 
 class CpuCopies:
-    """`stacks`: one rank's pages, as arrays (pages, layers, bytes of a layer's page); their layers, in this order, make a
-    page. `rows`: what their numbers are, for `errors`; without them nothing can be compared."""
+    """`stacks`: one rank's pages, as arrays (pages, layers, bytes of a layer's page), in the order in which a page lies
+    in a slot. `rows`: what their numbers are, for `errors`; without them nothing can be compared."""
 
     inline_bytes = INLINE_BYTES
     overlaps = False
     prepare: Callable[[Bytes], Callable[[], None]] | None = None
 
     def __init__(self, stacks: Sequence[Bytes], rows: Sequence[Row] = ()) -> None:
-        self._stacks, self._rows = list(stacks), tuple(rows)
+        self._stacks = [part for stack in stacks for part in _parts(stack)]
+        self._rows = tuple(rows)
         self._team = Team()
         self.num_pages = min(map(len, stacks))
         self.page_bytes = sum(stack[0].size for stack in stacks)
@@ -98,19 +99,32 @@ class CpuCopies:
 
     def _pieces(self, shards: Sequence[Shard]) -> Iterator[tuple[Bytes, Bytes]]:
         """Layers of a page, and their place in a slot, as arrays of the same shape: one numpy call copies them all."""
+        views: dict[int, list[Bytes]] = {}  # of each slab
         for shard in shards:
             check(shard, self.num_pages, self.page_bytes)
             (slots, slot), skip, pages = shard
-            at = skip * self.page_bytes
-            places = slots[slot, at : at + len(pages) * self.page_bytes].reshape(len(pages), self.page_bytes)
-            for stack in self._stacks:
-                count, size = stack.shape[1:]
-                there = places[:, : count * size].reshape(len(pages), count, size)
-                places = places[:, count * size :]
-                step = max(1, PIECE_BYTES // size)
-                for layers in (slice(first, first + step) for first in range(0, count, step)):
-                    for page, place in zip(pages, there, strict=True):
-                        yield stack[page, layers], place[layers]
+            if id(slots) not in views:
+                views[id(slots)] = self._places(slots)
+            for stack, places in zip(self._stacks, views[id(slots)], strict=True):
+                for place, page in enumerate(pages, skip):
+                    yield stack[page], places[slot, place]
+
+    def _places(self, slots: Bytes) -> list[Bytes]:
+        """Where the stacks lie in a slab: each (slots, pages of a slot, layers, bytes)."""
+        pages, at, places = slots.reshape(len(slots), -1, self.page_bytes), 0, []
+        for stack in self._stacks:
+            _, layers, size = stack.shape
+            places.append(pages[:, :, at : at + layers * size].reshape(*pages.shape[:2], layers, size))
+            at += layers * size
+        return places
+
+
+def _parts(stack: Bytes) -> Iterator[Bytes]:
+    """The stack's layers, as many at a time as one call copies."""
+    _, count, size = stack.shape
+    step = max(1, PIECE_BYTES // size)
+    for first in range(0, count, step):
+        yield stack[:, first : first + step]
 
 
 def _view(storage: Any, stack: LayerStack, num_pages: int) -> Bytes:
