@@ -21,7 +21,8 @@ INLINE_BYTES = 128 << 20
 forward's time where cores are few, and the request that waits for it would wait longer."""
 
 PIECE_BYTES = 4 << 20
-"""Of a page's layers, what one call copies: the last piece is waited for, so two threads are done at about one time."""
+"""Of a page's layers, what one call copies at most: two threads are done at about one time, since each waits for the
+other's last piece."""
 
 
 class Moment:
