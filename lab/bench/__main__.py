@@ -18,6 +18,7 @@ from lab.bench.report import Result
 
 FOLDERS = {
     "demo": "serving",
+    "copies": "disk",
     "datapath": "disk",
     "lookup": "halves",
     "blockcost": "halves",

@@ -1,5 +1,5 @@
-"""The data path: from an engine's pages to the arena, from there to disk, sealed and plain, and back again, beside what
-memory, the device and the cipher give in the same run.
+"""The data path from the arena to disk, sealed and plain, and back again, beside what memory, the device and the cipher
+give in the same run.
 
 Blocks in shared memory go through the disk tier as they do in a well: batches, threads, O_DIRECT, segments. Beside each
 pass runs a bare O_DIRECT loop with as many threads and the same pieces on the same filesystem, on a file in the same
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.bench.disk.lane import LIMIT, Arena, Bare, Lane, cipher_work, copy_pass, in_threads, sync
-from lab.bench.disk.pages import Pages
 from lab.bench.disk.passes import Pass, timed
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.model import cache_folder
@@ -66,9 +65,8 @@ def run(quick: bool) -> Result:
     remarks = [
         f"{size.nbytes // MIB} MiB a pass, best of {size.repetitions} interleaved passes; CPU seconds per 10^9 bytes"
         " are the least of them and the whole process's, kernel workers not among them",
-        "4 threads everywhere but in memcpy and the arena's copies, which two share; the bare loop moves pieces of the"
-        " block's size between huge-page buffers and one file; the cipher pass moves pieces of 1 MiB between the blocks"
-        " and one buffer a thread",
+        "4 threads everywhere but in memcpy; the bare loop moves pieces of the block's size between huge-page buffers"
+        " and one file; the cipher pass moves pieces of 1 MiB between the blocks and one buffer a thread",
     ]
     return Result("datapath", rows, {"repetitions": size.repetitions}, remarks)
 
@@ -83,33 +81,12 @@ def _block_size(nbytes: int, size: Size) -> list[Row]:
             _row(f"{_name(nbytes)}: one AES-256-GCM pass, sealing", limits["seal"]),
             _row(f"{_name(nbytes)}: one AES-256-GCM pass, opening", limits["open"]),
         ]
-        rows += _arena(arena, nbytes, size)
         for sealed in (True, False):
             rows += _form(base, arena, nbytes, size, limits, sealed=sealed)
         return rows
     finally:
         arena.close()
         shutil.rmtree(base, ignore_errors=True)
-
-
-def _arena(arena: Arena, nbytes: int, size: Size) -> list[Row]:
-    pages = Pages(arena)
-    try:
-        found = {"memcpy": Passes(), "spill": Passes(), "recall": Passes()}
-        for _ in range(size.repetitions):
-            found["memcpy"].add(pages.memcpy())
-            found["spill"].add(pages.spill())
-            found["recall"].add(pages.recall())
-    finally:
-        pages.close()
-    limit = found["memcpy"]
-    rows = [_row(f"{_name(nbytes)}: memcpy to the arena, one thread", limit)]
-    for what, copy in (("spill to the arena", "spill"), ("recall from the arena", "recall")):
-        ours = found[copy]
-        speeds, cpu = f"{ours.speed:.2f} of {limit.speed:.2f} GB/s", f"{ours.cpu:.3f} of {limit.cpu:.3f} s/GB"
-        rows.append(Row(f"{_name(nbytes)}: {what}, speed / memcpy", "", _one(ours.speed / limit.speed), beside=speeds))
-        rows.append(Row("  CPU / memcpy", "", _one(ours.cpu / limit.cpu), beside=cpu))
-    return rows
 
 
 def _limits(arena: Arena, nbytes: int, size: Size) -> dict[str, Passes]:

@@ -118,7 +118,8 @@ class StandIn:
         def find_well() -> Callable[..., Any]:
             return dial(find(home))
 
-        self.caches = {f"layer {n}": torch.zeros(kv.pages, kv.layer_bytes, dtype=torch.uint8) for n in range(kv.layers)}
+        whole = torch.zeros(kv.layers, kv.pages, kv.layer_bytes, dtype=torch.uint8)
+        self.caches = {f"layer {n}": layer for n, layer in enumerate(whole)}
         self.worker_client = WorkerClient(
             WorkerIdentity(engine, 0, 1, kv.shard_bytes, layout), find_well, trouble=self._trouble
         )

@@ -21,25 +21,29 @@ pytest.importorskip("torch", reason="pages are torch's tensors")
 
 from stepwell.client.worker import Slot
 from stepwell.engines.common.worker_half import WorkerHalf
+from stepwell.engines.paged import cpu as cpu_module
 from stepwell.engines.paged import team as team_module
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.cpu import open_cpu
 from stepwell.engines.paged.team import Copy, Team
 
-LAYERS = 2
-PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the second has twice as many
+PAGES, SLOTS, PAGE = 12, 8, 24  # PAGE: bytes in the first layer; the others have twice as many
+LAYERS = {"a": slice(0, PAGE), "b": slice(PAGE, 3 * PAGE), "c": slice(3 * PAGE, 5 * PAGE)}
+"""Where each layer lies in a page of a slot."""
 
 
 def caches(seed: int) -> dict[str, torch.Tensor]:
+    """The last two layers are evenly spaced in one buffer, as vLLM allocates them."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randint(0, 256, (PAGES, size), dtype=torch.uint8, generator=generator)
-        for name, size in (("a", PAGE), ("b", 2 * PAGE))
-    }
+    first, others = (
+        torch.randint(0, 256, (count, PAGES, size), dtype=torch.uint8, generator=generator)
+        for count, size in ((1, PAGE), (2, 2 * PAGE))
+    )
+    return dict(zip(LAYERS, (*first, *others), strict=True))
 
 
 def slab(pages_per_block: int, seed: int) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, (SLOTS, pages_per_block * 3 * PAGE), np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (SLOTS, pages_per_block * 5 * PAGE), np.uint8)
 
 
 @st.composite
@@ -56,19 +60,22 @@ def moves(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int, list[int]]]]:
     return per_block, chosen
 
 
-@given(moves())
-def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tuple[int, int, int, list[int]]]]) -> None:
+@given(moves(), st.sampled_from([1, 4 * PAGE]))
+def test_scatter_and_gather_equal_a_copy_page_by_page(
+    plan: tuple[int, list[tuple[int, int, int, list[int]]]], piece_bytes: int
+) -> None:
     per_block, chosen = plan
     slabs = [slab(per_block, 1), slab(per_block, 2)]
     tensors = caches(3)
-    copies = open_cpu(tensors, PAGES)
+    with patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+        copies = open_cpu(tensors, PAGES)
     shards = [Shard(Slot(slabs[n], slot), skip, pages) for n, slot, skip, pages in chosen]
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     for n, slot, skip, pages in chosen:
         for place, page in enumerate(pages, skip):
-            at = place * 3 * PAGE
-            expected["a"][page] = torch.from_numpy(slabs[n][slot, at : at + PAGE])
-            expected["b"][page] = torch.from_numpy(slabs[n][slot, at + PAGE : at + 3 * PAGE])
+            whole = slabs[n][slot].reshape(per_block, -1)[place]
+            for name, tensor in expected.items():
+                tensor[page] = torch.from_numpy(whole[LAYERS[name]])
     with patch.object(team_module, "ALONE_BYTES", 0):
         copies.scatter(shards, copies.now())
         assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
@@ -81,20 +88,14 @@ def test_scatter_and_gather_equal_a_copy_page_by_page(plan: tuple[int, list[tupl
     copies.close()
 
 
-def test_evenly_spaced_pages_are_copied_at_once() -> None:
-    slots, copies = slab(1, 1), open_cpu(caches(1), PAGES)
-
-    def calls(copy: Any, pages: list[int], order: range) -> int:
+@pytest.mark.parametrize(("piece_bytes", "calls"), [(4 * PAGE, 2), (4 * PAGE - 1, 3), (1, 3)])
+def test_evenly_spaced_layers_of_a_page_are_copied_at_once(piece_bytes: int, calls: int) -> None:
+    with patch.object(cpu_module, "PIECE_BYTES", piece_bytes):
+        slots, copies = slab(2, 1), open_cpu(caches(1), PAGES)
+    for copy in (copies.scatter, copies.gather):
         with patch.object(copies, "_team") as team:
-            copy([Shard(Slot(slots, n), 0, [page]) for n, page in zip(order, pages, strict=True)], copies.now())
-        return len(team.copy.call_args.args[0]) // LAYERS
-
-    for pages in ([3, 4, 5, 6, 7], [7, 6, 5, 4, 3], [9, 7, 5, 3, 1]):
-        assert calls(copies.gather, pages, range(5)) == 1
-        assert calls(copies.gather, pages, range(6, 1, -1)) == 1
-    uneven = [0, 1, 2, 7, 8, 9]
-    assert calls(copies.gather, uneven, range(6)) == 2
-    assert calls(copies.scatter, uneven, range(6)) == 1
+            copy([Shard(Slot(slots, 3), 0, [7, 2])], copies.now())
+        assert len(team.copy.call_args.args[0]) == 2 * calls
 
 
 @pytest.mark.parametrize(
@@ -137,16 +138,14 @@ class Meeting:
 
 
 LARGE = team_module.ALONE_BYTES + 1
-ALL = slice(None)
 
 
 def onto(target: Meeting, times: int) -> list[Copy]:
-    return [Copy(target, ALL, np.zeros(1, np.uint8), ALL)] * times  # type: ignore[arg-type]
+    return [Copy(target, np.zeros(1, np.uint8))] * times  # type: ignore[arg-type]
 
 
 def pieces(target: Any, source: Any, size: int) -> list[Copy]:
-    cuts = [slice(at, at + size) for at in range(0, len(target), size)]
-    return [Copy(target, cut, source, cut) for cut in cuts]
+    return [Copy(target[at : at + size], source[at : at + size]) for at in range(0, len(target), size)]
 
 
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
@@ -245,7 +244,7 @@ def test_a_closed_team_has_no_thread_and_touches_no_other() -> None:
 
 
 def test_a_worker_half_ends_its_threads() -> None:
-    work = WorkerHalf(0, 3 * PAGE, open_cpu(caches(1), PAGES), Mock())
+    work = WorkerHalf(0, 5 * PAGE, open_cpu(caches(1), PAGES), Mock())
     team = work._copies._team
     work.close()
     assert team._closed

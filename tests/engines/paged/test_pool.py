@@ -143,9 +143,10 @@ def test_each_byte_gets_to_its_place(plan: tuple[str, int, list[tuple[int, int, 
         assert np.array_equal(slots, expected)
 
 
+@pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize("order", COMPACT)
-def test_the_processor_copies_each_layout(order: str) -> None:
-    tensors = caches(order)
+def test_the_processor_copies_each_layout(order: str, padding: int) -> None:
+    tensors = caches(order, padding=padding)
     fill(tensors)
     copies = open_cpu(tensors, PAGES)
     slots = np.zeros((2, 2 * copies.page_bytes), np.uint8)

@@ -10,15 +10,19 @@ import numpy as np
 
 from stepwell.engines.paged.base import Copying, Fetched, Mark, Shard
 from stepwell.engines.paged.compare import compare
-from stepwell.engines.paged.pool import Row, pool_of
+from stepwell.engines.paged.pool import LayerStack, Row, pool_of, stacks
 from stepwell.engines.paged.runs import check, check_whole
-from stepwell.engines.paged.team import Copy, Numbers, Team
+from stepwell.engines.paged.team import Copy, Team
 from stepwell.errors import Unsupported
 from stepwell.io.memory import Bytes
 
 INLINE_BYTES = 128 << 20
 """Bytes of recalls that a step copies before it goes on: some 10 to 25 ms. A copy beside the forward would take the
 forward's time where cores are few, and the request that waits for it would wait longer."""
+
+PIECE_BYTES = 4 << 20
+"""Of a page's layers, what one call copies at most: two threads are done at about one time, since each waits for the
+other's last piece."""
 
 
 class Moment:
@@ -45,18 +49,19 @@ class Copied:
 
 
 class CpuCopies:
-    """`layers`: one rank's pages layer by layer, each (pages, bytes of a page). `rows`: what their numbers are, for
-    `errors`; without them nothing can be compared."""
+    """`stacks`: one rank's pages, as arrays (pages, layers, bytes of a layer's page), in the order in which a page lies
+    in a slot. `rows`: what their numbers are, for `errors`; without them nothing can be compared."""
 
     inline_bytes = INLINE_BYTES
     overlaps = False
     prepare: Callable[[Bytes], Callable[[], None]] | None = None
 
-    def __init__(self, layers: Sequence[Bytes], rows: Sequence[Row] = ()) -> None:
-        self._layers, self._rows = list(layers), tuple(rows)
+    def __init__(self, stacks: Sequence[Bytes], rows: Sequence[Row] = ()) -> None:
+        self._stacks = [part for stack in stacks for part in _parts(stack)]
+        self._rows = tuple(rows)
         self._team = Team()
-        self.num_pages = min(map(len, layers))
-        self.page_bytes = sum(layer.shape[1] for layer in layers)
+        self.num_pages = min(map(len, stacks))
+        self.page_bytes = sum(stack[0].size for stack in stacks)
 
     def now(self) -> Mark:
         return Moment()
@@ -68,23 +73,20 @@ class CpuCopies:
         began = time.monotonic()
         for shard in shards:
             check_whole(shard, self.page_bytes)
-        runs = self._runs(shards, _EvenRun)
-        copies = [Copy(run.slots, at, row, pages) for run in runs for row, pages, at in self._pieces(run)]
-        self._team.copy(copies, self._nbytes(shards))
+        self._team.copy([Copy(place, layers) for layers, place in self._pieces(shards)], self._nbytes(shards))
         return Copied(began)
 
     def scatter(self, shards: Sequence[Shard], after: Mark) -> Copying:
         began = time.monotonic()
-        runs = self._runs(shards, _Run)
-        copies = [Copy(row, pages, run.slots, at) for run in runs for row, pages, at in self._pieces(run)]
-        self._team.copy(copies, self._nbytes(shards))
+        self._team.copy([Copy(layers, place) for layers, place in self._pieces(shards)], self._nbytes(shards))
         return Copied(began)
 
     def fetch(self, pages: Sequence[int], after: Mark) -> Fetched:
         began = time.monotonic()
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"pages {list(pages)} of {self.num_pages}")
-        fetched = np.concatenate([layer[np.asarray(pages, np.int64)] for layer in self._layers], axis=1)
+        numbers = np.asarray(pages, np.int64)
+        fetched = np.concatenate([stack[numbers].reshape(len(pages), stack[0].size) for stack in self._stacks], axis=1)
         return Fetched(Copied(began), fetched)
 
     def errors(self, fresh: Bytes, stored: Bytes) -> list[float]:
@@ -96,108 +98,57 @@ class CpuCopies:
     def _nbytes(self, shards: Sequence[Shard]) -> int:
         return sum(len(shard.pages) for shard in shards) * self.page_bytes
 
-    def _pieces(self, run: _Run) -> Iterator[tuple[Bytes, slice | Numbers, tuple[slice, slice]]]:
-        """Each layer, the run's pages of it, and where in the slab they lie."""
-        at = run.place * self.page_bytes
-        pages, slots = run.where, run.slot.span(len(run.pages))
-        for layer in self._layers:
-            size = layer.shape[1]
-            yield layer, pages, (slots, slice(at, at + size))
-            at += size
-
-    def _runs(self, shards: Sequence[Shard], kind: type[_Run]) -> list[_Run]:
-        """All pages of the shards, each in one run."""
+    def _pieces(self, shards: Sequence[Shard]) -> Iterator[tuple[Bytes, Bytes]]:
+        """Layers of a page, and their place in a slot, as arrays of the same shape: one numpy call copies them all."""
+        views: dict[int, list[Bytes]] = {}  # of each slab
         for shard in shards:
             check(shard, self.num_pages, self.page_bytes)
-        runs: list[_Run] = []
-        growing: dict[int, _Run] = {}  # by place
-        for (slots, slot), skip, pages in shards:
-            for place, page in enumerate(pages, skip):
-                run = growing.get(place)
-                if run is None or not run.takes(slots, slot, page):
-                    growing[place] = run = kind(slots, slot, place, page)
-                    runs.append(run)
-        return runs
+            (slots, slot), skip, pages = shard
+            if id(slots) not in views:
+                views[id(slots)] = self._places(slots)
+            for stack, places in zip(self._stacks, views[id(slots)], strict=True):
+                for place, page in enumerate(pages, skip):
+                    yield stack[page], places[slot, place]
+
+    def _places(self, slots: Bytes) -> list[Bytes]:
+        """Where the stacks lie in a slab: each (slots, pages of a slot, layers, bytes)."""
+        pages, at, places = slots.reshape(len(slots), -1, self.page_bytes), 0, []
+        for stack in self._stacks:
+            _, layers, size = stack.shape
+            places.append(pages[:, :, at : at + layers * size].reshape(*pages.shape[:2], layers, size))
+            at += layers * size
+        return places
 
 
-class _Steps:
-    """Evenly spaced numbers, as far as they are known."""
-
-    __slots__ = ("first", "last", "step")
-
-    def __init__(self, first: int) -> None:
-        self.first = self.last = first
-        self.step = 0
-
-    def continued_by(self, number: int) -> bool:
-        step = number - self.last
-        return step == self.step if self.step else step != 0
-
-    def add(self, number: int) -> None:
-        self.step, self.last = number - self.last, number
-
-    def span(self, count: int) -> slice:
-        stop = self.first + count * (self.step or 1)
-        return slice(self.first, stop if stop >= 0 else None, self.step or 1)
+def _parts(stack: Bytes) -> Iterator[Bytes]:
+    """The stack's layers, as many at a time as one call copies."""
+    _, count, size = stack.shape
+    step = max(1, PIECE_BYTES // size)
+    for first in range(0, count, step):
+        yield stack[:, first : first + step]
 
 
-class _Run:
-    """Page `place` of evenly spaced slots of one slab, and the engine's pages that go with them: one numpy call copies
-    a layer of them all, and the fewer calls, the less two threads wait for the GIL."""
-
-    def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
-        self.slots, self.slot, self.place, self.pages = slots, _Steps(slot), place, [page]
-
-    def takes(self, slots: Bytes, slot: int, page: int) -> bool:
-        """True if this page continues the run; it is part of it then."""
-        if slots is not self.slots or not self.slot.continued_by(slot):
-            return False
-        self.slot.add(slot)
-        self.pages.append(page)
-        return True
-
-    @property
-    def where(self) -> slice | Numbers:
-        """The engine's pages as numpy takes them. Assigning to a list of them copies once, reading one copies twice."""
-        return np.array(self.pages)
-
-
-class _EvenRun(_Run):
-    """A run whose engine pages are evenly spaced too."""
-
-    def __init__(self, slots: Bytes, slot: int, place: int, page: int) -> None:
-        super().__init__(slots, slot, place, page)
-        self._page = _Steps(page)
-
-    def takes(self, slots: Bytes, slot: int, page: int) -> bool:
-        if not self._page.continued_by(page) or not super().takes(slots, slot, page):
-            return False
-        self._page.add(page)
-        return True
-
-    @property
-    def where(self) -> slice:
-        return self._page.span(len(self.pages))
-
-
-def _view(tensor: Any, row: Row, num_pages: int) -> Bytes:
-    """A layer's storage as (pages, bytes)."""
+def _view(storage: Any, stack: LayerStack, num_pages: int) -> Bytes:
+    """A stack of layers as (pages, layers, bytes)."""
     import torch
 
-    if tensor.device.type != "cpu":
+    if storage.device.type != "cpu":
         raise Unsupported(
             "SW-707",
             what="KV that is not in CPU memory cannot be copied by the processor",
-            why=f"device {tensor.device}",
+            why=f"device {storage.device}",
             fix="report this to the project",
         )
-    flat = tensor.as_strided((num_pages, row.nbytes // tensor.element_size()), (row.stride // tensor.element_size(), 1))
-    view: Bytes = flat.view(torch.uint8).numpy()
+    span = stack.first
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    shape, strides = (num_pages, stack.count, span.nbytes), (span.stride, stack.step, 1)
+    view: Bytes = whole.as_strided(shape, strides, span.address - span.buffer).numpy()
     return view
 
 
 def open_cpu(kv_caches: Mapping[str, Any], num_pages: int) -> CpuCopies:
     """Copies for these tensors. Raises Unsupported SW-707 as `pool_of` does."""
-    rows = pool_of(kv_caches, num_pages).rows
-    tensors = {tensor.data_ptr(): tensor for tensor in kv_caches.values()}
-    return CpuCopies([_view(tensors[row.address], row, num_pages) for row in rows], rows)
+    pool = pool_of(kv_caches, num_pages)
+    storages = {storage.data_ptr(): storage for storage in (one.untyped_storage() for one in kv_caches.values())}
+    views = [_view(storages[stack.first.buffer], stack, num_pages) for stack in stacks(pool.spans)]
+    return CpuCopies(views, pool.rows)

@@ -14,22 +14,14 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from stepwell.io.memory import Bytes
-
-Numbers = npt.NDArray[np.int64]
-Index = slice | Numbers | tuple[slice, slice]
 
 
 class Copy(NamedTuple):
-    """to[where] = source[which]"""
+    """to[...] = source"""
 
     to: Bytes
-    where: Index
     source: Bytes
-    which: Index
 
 
 ALONE_BYTES = 32 << 20
@@ -45,34 +37,28 @@ class _Job:
     def __init__(self, copies: Iterator[Copy]) -> None:
         self.copies = copies
         self.error: Exception | None = None
-        self._lock = threading.Lock()
         self._over = False
-        self._joined = False
-        self._left = threading.Event()
+        self._helping = threading.Lock()
 
     def work(self) -> None:
-        for to, where, source, which in self.copies:
-            to[where] = source[which]
+        for to, source in self.copies:
+            to[...] = source
 
     def help(self) -> None:
         """The second thread's part; nothing if the first one is through already."""
-        with self._lock:
+        with self._helping:
             if self._over:
                 return
-            self._joined = True
-        try:
-            self.work()
-        except Exception as error:  # noqa: BLE001 - raised by `wait`, on the thread that wants the copy
-            self.error = error
-        finally:
-            self._left.set()
+            try:
+                self.work()
+            except Exception as error:  # noqa: BLE001 - raised by `wait`, on the thread that wants the copy
+                self.error = error
 
     def wait(self) -> None:
         """Returns when neither thread copies any more. Raises what the helper raised."""
-        with self._lock:
-            self._over = True
-        if self._joined:
-            self._left.wait()
+        self._over = True
+        with self._helping:
+            pass  # a helper that begins from here on finds it over
         error, self.error = self.error, None
         try:
             if error is not None:
