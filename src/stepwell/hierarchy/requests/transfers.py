@@ -62,7 +62,6 @@ class Transfers:
         for entry in news:
             self._arena.lease(entry)
         transfer.entries += news
-        transfer.stream.final = not more
         self.announce(session, Landed(request.transfer, b"".join(e.refs for e in news), more, reason, allow_s))
 
     def announce(self, session: Session, landed: Landed) -> None:
