@@ -19,6 +19,7 @@ from lab.bench.report import Result
 FOLDERS = {
     "demo": "serving",
     "datapath": "disk",
+    "readwrite": "disk",
     "lookup": "halves",
     "blockcost": "halves",
     "hooks": "halves",
