@@ -33,9 +33,9 @@ from stepwell.io.memory import Bytes, SystemMemory
 
 BLOCK, PIECE, PART, TAG = 4 * MiB, 2 * MiB, MiB, 16
 """Bytes of a block, of a request of the bare system, of what is opened at once, and of the tag at its end."""
-HOST, DISK, FILE = 512 * MiB, 12 << 30, 4 << 30
+HOST, DISK, FILE = 512 * MiB, 8 << 30, 4 << 30
 OLD, KNOWN = 2 * HOST // BLOCK, (DISK // 2) // BLOCK
-"""A block is read when at least OLD others were written after it, so that host memory has it no more, and fewer than
+"""A block is read when at least OLD others were spilled after it, so that host memory has it no more, and fewer than
 KNOWN, so that the disk still has it."""
 BETWEEN_S = 0.015
 """The mean time from the end of a read to the beginning of the next."""
@@ -108,8 +108,9 @@ class WellSide:
         self._known: list[bytes] = []
 
     def fill(self, rate: float) -> None:
-        """Writes as many blocks as reads choose from."""
-        while len(self._known) < KNOWN:
+        """Writes as much as the disk may have, so that what is written later goes where something was before."""
+        before = self._written()
+        while self._written() - before < DISK:
             with at_rate(rate, self._spill, BLOCK, 1):
                 time.sleep(1.0)
             self.settle()
@@ -156,7 +157,6 @@ class WellSide:
             window.reads.append(time.perf_counter() - began)
         else:
             window.missed += 1
-            print("missed", ask.reason, ask.final, time.perf_counter() - began)
         scheduler.release(ask)
 
     def close(self) -> None:

@@ -55,8 +55,8 @@ def run(quick: bool) -> Result:
 
 
 def _measured(well: WellSide, bare: BareSide, size: Size) -> Result:
+    well.fill(well.window(ANY_DISK, size.seconds, reading=False).rate / 2)
     most = well.window(ANY_DISK, 2 * size.seconds, reading=False).rate
-    well.fill(most / 2)
     ours: dict[float, list[Window]] = defaultdict(list)
     theirs: dict[float, list[Window]] = defaultdict(list)
     alone: list[Window] = []
