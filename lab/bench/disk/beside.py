@@ -46,12 +46,12 @@ _DISK = "disk"
 
 @dataclass(slots=True)
 class Window:
-    """`reads`: seconds of each. `opened`: the same, of bare reads that also open. `missed`: reads that brought
-    nothing, whatever the reason."""
+    """`reads`: seconds of each. `opened`: the same, of bare reads that also open. `gone`: blocks that
+    were asked for and were not on disk, since host memory had no room for them until they could be written."""
 
     seconds: float = 0.0
     written: int = 0
-    missed: int = 0
+    gone: int = 0
     reads: list[float] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
 
@@ -156,7 +156,7 @@ class WellSide:
         if ask.blocks:
             window.reads.append(time.perf_counter() - began)
         else:
-            window.missed += 1
+            window.gone += 1
         scheduler.release(ask)
 
     def close(self) -> None:

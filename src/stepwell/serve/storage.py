@@ -66,6 +66,10 @@ def warn_of_space(settings: Settings, sites: Sequence[Site]) -> None:
                 format_size(here[0][1].reserve),
             )
 
+YIELDING = 10
+"""Of threads that write to tiers: what is sealed must not keep the processors from a recall. They get at least a tenth
+of a processor that others keep busy."""
+
 
 @dataclass(slots=True)
 class Storage:
@@ -76,9 +80,9 @@ class Storage:
     readers: int = 0
 
     def add_threads(self, wakeup: Wakeup, threads: int) -> tuple[ThreadExecutor, ThreadExecutor]:
-        """Executors for one more tier, with so many threads each: one reads, the other does all else. Raises OSError
-        where the system gives no thread."""
-        readers, others = ThreadExecutor(wakeup, threads), ThreadExecutor(wakeup, threads)
+        """Executors for one more tier, with so many threads each: one reads, the other does all else and yields to
+        whoever needs the processors. Raises OSError where the system gives no thread."""
+        readers, others = ThreadExecutor(wakeup, threads), ThreadExecutor(wakeup, threads, nice=YIELDING)
         self.executors += [readers, others]
         self.readers = max(self.readers, 2 * threads)  # so that no thread waits for us to hand it the next
         return readers, others
