@@ -241,5 +241,3 @@ class BareSide:
         self._opened.close()
         self._files.close()
         self._buffers.clear()
-
-

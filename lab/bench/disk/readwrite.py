@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.bench.disk.beside import BareSide, Window, WellSide, well_side
+from lab.bench.disk.beside import BareSide, WellSide, Window, well_side
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.model import cache_folder
 from stepwell.demo.results import stats

@@ -66,6 +66,7 @@ def warn_of_space(settings: Settings, sites: Sequence[Site]) -> None:
                 format_size(here[0][1].reserve),
             )
 
+
 YIELDING = 10
 """Of threads that write to tiers: what is sealed must not keep the processors from a recall. They get at least a tenth
 of a processor that others keep busy."""

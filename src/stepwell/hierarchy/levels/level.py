@@ -3,10 +3,10 @@
     down   write   ──► writes ──► tier
     up     promote ──► reads  ──► tier ──► arena
 
-Reads go before writes: they have threads of their own, and while some came lately little is written at a time, so that
-the next one need not wait. A tier that hangs or fails is asked for nothing more until it works again. Reads and writes have
-a breaker each: writes may wait for other things than a device (a recovery, room), so they stop no reads. What a tier
-cannot be read for now, a level further below may have.
+Reads go before writes: while some came lately, little is written at a time, and they have threads of their own. A tier
+that hangs or fails is asked for nothing more until it works again. Reads and writes have a breaker each: writes may
+wait for other things than a device (a recovery, room), so they stop no reads. What a tier cannot be read for now, a
+level further below may have.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from stepwell.tiers.base import Tier, Writing
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
 
-AHEAD_S, NEAR_S = 0.05, 0.005
+AHEAD_S, NEAR_S = 0.05, 0.003
 """Seconds of writes that a tier is asked for at a time, as fast as it has written so far; at least one batch."""
 
 

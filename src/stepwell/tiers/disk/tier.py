@@ -60,8 +60,8 @@ class Site:
 class DiskTier:
     """The `Tier` on local disks. `wall()`: Unix seconds. `trouble(kind, error)` takes errors of the device, on any
     thread; it must not block. `entropy(n)`: n unpredictable random bytes, for names and ids of segments. `staging`:
-    buffers to use; None: the tier makes its own. `readers` reads blocks, so that no read waits for a thread that writes;
-    None: `executor`, which does all else.
+    buffers to use; None: the tier makes its own. `readers` reads blocks, so that no read waits for a thread that
+    writes; None: `executor`, which does all else.
 
     Segments whose keys are not known, of another version, with frames of a later release, or with a damaged head are
     kept as they are until everything is cleared (`kept_segments`). Other files are counted (`foreign_files`) and never
