@@ -14,8 +14,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.bench.disk.beside import BareSide, WellSide, Window, well_side
+from lab.bench.disk.beside import BETWEEN_S, BLOCK, BareSide, WellSide, Window, well_side
 from lab.bench.report import Result, Row, Target
+from stepwell.block.layout import MiB
 from stepwell.demo.model import cache_folder
 from stepwell.demo.results import stats
 
@@ -63,35 +64,43 @@ def _measured(well: WellSide, bare: BareSide, size: Size) -> Result:
     for _ in range(size.repetitions):
         alone.append(well.window(FULL_LOAD * most, size.seconds, reading=False))
         for load in LOADS:
-            rate = FULL_LOAD * most if load == 1 else load * most
-            ours[load].append(well.window(rate, size.seconds))
+            ours[load].append(well.window(most * (FULL_LOAD if load == 1 else load), size.seconds))
             theirs[load].append(bare.window(ours[load][-1].rate if load else 0.0, size.seconds))
     rows = [row for load in LOADS for row in _rows(load, ours[load], theirs[load])]
-    speed = stats.median([window.rate / 1e6 for window in alone])
-    rows.append(Row("written with nobody reading", "MB/s", speed))
+    rows.append(Row("written with nobody reading", "MB/s", stats.median([window.rate / 1e6 for window in alone])))
     kept = stats.ratio_of_paired_means([(o.rate, a.rate) for o, a in zip(ours[1.0], alone, strict=True)])
-    rows.append(Row("written at full load beside reads / with nobody reading", "", kept))
+    rows.append(Row("  at full load beside reads / that", "", kept))
     counts = {
-        "windows": 2 * size.repetitions * len(LOADS),
-        "reads": sum(len(w.reads) for windows in (*ours.values(), *theirs.values()) for w in windows),
-        "gone": sum(w.gone for windows in ours.values() for w in windows),
+        "windows_of_each_load": 2 * size.repetitions,
+        "recalls": sum(len(window.reads) for windows in ours.values() for window in windows),
+        "gone": sum(window.gone for windows in ours.values() for window in windows),
     }
-    return Result("readwrite", rows, counts)
+    remarks = [
+        f"one block of {BLOCK // MiB} MiB a read, {1000 * BETWEEN_S:.0f} ms between reads on average; windows of"
+        f" {size.seconds:g} s; the bare system writes as many bytes a second as the well did at the same load"
+    ]
+    return Result("readwrite", rows, counts, remarks)
 
 
 def _rows(load: float, ours: list[Window], theirs: list[Window]) -> list[Row]:
-    name = f"{load:.0%} of what the well writes"
     recalls = [seconds for window in ours for seconds in window.reads]
     bare = [seconds for window in theirs for seconds in window.reads]
     opened = [seconds for window in theirs for seconds in window.opened]
+    written = stats.median([window.rate / 1e6 for window in ours]).value
     rows = []
     for percent in (50, 99):
         target = Target("<=", LIMIT) if (load, percent) == (1.0, 99) else None
-        rows.append(Row(f"{name}: p{percent} of a recall", "ms", stats.percentile(recalls, percent).times(1e3)))
-        for what, base in (("a bare read", bare), ("a bare read that opens", opened)):
-            own = stats.percentile(base, percent).times(1e3)
-            beside = f"of {own.value:.2f} ({own.low:.2f} to {own.high:.2f}) ms"
-            rows.append(Row(f"  / {what}", "", stats.ratio_of_percentiles(recalls, base, percent), target, beside))
-    wrote = [stats.median([window.rate / 1e6 for window in windows]) for windows in (ours, theirs)]
-    rows.append(Row("  written", "MB/s", wrote[0], beside=f"bare {wrote[1].value:.0f}"))
+        recall_ms, bare_ms, opened_ms = (1e3 * stats.percentile(s, percent).value for s in (recalls, bare, opened))
+        more = {
+            "load": load,
+            "written_mb_s": written,
+            "recall_ms": recall_ms,
+            "bare_ms": bare_ms,
+            "opened_ms": opened_ms,
+        }
+        beside = f"{recall_ms:.2f} of {bare_ms:.2f} ms, {written:.0f} MB/s written"
+        what, ratio = f"{load:.0%} write load: recall / bare read, p{percent}", stats.ratio_of_percentiles
+        rows.append(Row(what, "", ratio(recalls, bare, percent), target, beside, {"written_mb_s": written, **times}))
+        beside = f"of {opened_ms:.2f} ms"
+        rows.append(Row("  / bare read that also opens", "", ratio(recalls, opened, percent), target, beside))
     return rows
