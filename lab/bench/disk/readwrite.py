@@ -91,13 +91,7 @@ def _rows(load: float, ours: list[Window], theirs: list[Window]) -> list[Row]:
     for percent in (50, 99):
         target = Target("<=", LIMIT) if (load, percent) == (1.0, 99) else None
         recall_ms, bare_ms, opened_ms = (1e3 * stats.percentile(s, percent).value for s in (recalls, bare, opened))
-        more = {
-            "load": load,
-            "written_mb_s": written,
-            "recall_ms": recall_ms,
-            "bare_ms": bare_ms,
-            "opened_ms": opened_ms,
-        }
+        times = {"recall_ms": recall_ms, "bare_ms": bare_ms, "opened_ms": opened_ms}
         beside = f"{recall_ms:.2f} of {bare_ms:.2f} ms, {written:.0f} MB/s written"
         what, ratio = f"{load:.0%} write load: recall / bare read, p{percent}", stats.ratio_of_percentiles
         rows.append(Row(what, "", ratio(recalls, bare, percent), target, beside, {"written_mb_s": written, **times}))
