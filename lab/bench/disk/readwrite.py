@@ -36,7 +36,7 @@ class Size:
     seconds: float
 
 
-FULL, QUICK = Size(16, 2.0), Size(1, 0.5)
+FULL, QUICK = Size(12, 2.0), Size(1, 0.5)
 
 
 def run(quick: bool) -> Result:
