@@ -111,6 +111,31 @@ def decide(kept: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def readwrite(kept: dict[str, Any]) -> str:
+    """Median and 99th percentile of a recall at each write load, beside those of the bare reads."""
+    lines = [
+        "| write load, percentile | written | recall | bare read | and opened | recall / bare read (95 %) | / opened |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row, other in zip(kept["rows"][:-2:2], kept["rows"][1:-2:2], strict=True):
+        load, percent = row["what"].split(" write load: recall / bare read, ")
+        times = " | ".join(f"{row[name]:.1f} ms" for name in ("recall_ms", "bare_ms", "opened_ms"))
+        ratios = " | ".join(
+            f"{each['measured']:.2f} ({each['interval'][0]:.2f} to {each['interval'][1]:.2f})" for each in (row, other)
+        )
+        lines.append(f"| {load}, {percent} | {row['written_mb_s']:.0f} MB/s | {times} | {ratios} |")
+    machine, (alone, beside) = kept["machine"], kept["rows"][-2:]
+    before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+    low, high = beside["interval"]
+    lines += [
+        "",
+        f"`readwrite` at {machine['revision'][:7]}, load {before:.1f} to {after:.1f}: {kept['remarks'][0]}. "
+        f"With nobody reading the well writes {alone['measured']:.0f} MB/s; beside the reads of full load, "
+        f"{beside['measured']:.2f} ({low:.2f} to {high:.2f}) of that.",
+    ]
+    return "\n".join(lines)
+
+
 PEERS = (
     ("host memory, one request at a time", "host", "vllm-cpu", "", ""),
     ("disk, one request at a time", "disk", "vllm-fs", "", ""),
@@ -203,6 +228,7 @@ TABLES = (
     ("docs/trust.md", ("trust.json",), trust),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
     ("docs/benchmarks.md", ("decide.json",), decide),
+    ("docs/benchmarks.md", ("readwrite.json",), readwrite),
 )
 
 

@@ -20,6 +20,7 @@ FOLDERS = {
     "demo": "serving",
     "copies": "disk",
     "datapath": "disk",
+    "readwrite": "disk",
     "lookup": "halves",
     "blockcost": "halves",
     "hooks": "halves",

@@ -58,6 +58,7 @@ from stepwell.serve.server import exits, listeners
 from stepwell.serve.server import server as server_module
 from stepwell.serve.server.connection import Connection, is_pidfd
 from stepwell.serve.server.gates import Gate
+from stepwell.serve.storage import Storage
 
 ADMIN = Hello(PROTOCOL, "admin")
 
@@ -609,6 +610,22 @@ def test_jobs_end_on_the_owners_thread_with_what_they_raised() -> None:
     assert isinstance(error, OSError)
     assert executor.close(PATIENCE)
     wakeup.close()
+
+
+def test_threads_that_write_yield_to_those_that_read() -> None:
+    wakeup = Wakeup()
+    readers, others = Storage().add_threads(wakeup, 1)
+    found: dict[ThreadExecutor, int] = {}
+    for executor in (readers, others):
+        executor.submit(lambda executor=executor: found.setdefault(executor, thread_priority()), lambda _: None)  # type: ignore[misc]
+    eventually(lambda: len(found) == 2)
+    assert found[readers] == thread_priority() < found[others], "a higher number yields"
+    assert all(executor.close(PATIENCE) for executor in found)
+    wakeup.close()
+
+
+def thread_priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 def test_a_system_without_threads_says_so_as_the_system_does(monkeypatch: pytest.MonkeyPatch) -> None:

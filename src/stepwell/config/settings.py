@@ -75,7 +75,9 @@ class Settings(BaseModel):
     disk_queue: Size | None = Field(
         default=None, description="bytes that may wait to be written to disk; unset: an eighth of host, at most 1GiB"
     )
-    disk_threads: int = Field(default=4, ge=1, le=64, description="threads per directory that read and write")
+    disk_threads: int = Field(
+        default=4, ge=1, le=64, description="threads per directory that read, and as many that write"
+    )
     recall: Literal["auto", "always", "never"] = Field(
         default="auto",
         description="whether what is cached is recalled: where that is expected to be faster than computing it (auto),"

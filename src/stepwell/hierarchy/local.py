@@ -40,7 +40,7 @@ from stepwell.vault.keyring import Keyring
 
 KEYRING = "keyring"
 DISK_THREADS, DISK_RESERVE = 4, "5%"
-"""Threads that read and write a well's disk, and the share of its filesystem that is left free."""
+"""Threads that read a well's disk, as many as write it, and the share of its filesystem that is left free."""
 
 RECOVER_S, DRAIN_S, JOBS_S = 10.0, 5.0, 2.0
 """Most seconds that a well with threads is waited for: until it knows what its disk has; when it is closed, until what
@@ -316,8 +316,8 @@ def open_threaded(
     threads = [JobThreads(1)]
     tier: DiskTier | None = None
     if site is not None:
-        threads.append(JobThreads(DISK_THREADS))
-        tier = DiskTier([site], threads[-1], clock, time.time, sealing)
+        threads += [JobThreads(DISK_THREADS), JobThreads(DISK_THREADS)]
+        tier = DiskTier([site], threads[1], clock, time.time, sealing, readers=threads[2])
     recovered = threading.Event()
 
     def hear(event: Event) -> None:

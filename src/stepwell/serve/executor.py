@@ -8,6 +8,7 @@ Python loops.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import threading
@@ -68,11 +69,12 @@ class Wakeup:
 
 
 class ThreadExecutor:
-    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken. Raises OSError EAGAIN where the system
-    gives no thread."""
+    """An `Executor` whose owner calls `complete` whenever `wakeup` was woken. `nice`: how much its threads yield to
+    others when processors are busy, as nice(1) has it. Raises OSError EAGAIN where the system gives no thread."""
 
-    def __init__(self, wakeup: Wakeup, threads: int = 2) -> None:
+    def __init__(self, wakeup: Wakeup, threads: int = 2, *, nice: int = 0) -> None:
         self._wakeup = wakeup
+        self._nice = nice
         self._jobs: SimpleQueue[tuple[Job, Done]] = SimpleQueue()
         self._ended: deque[tuple[Done, BaseException | None]] = deque()
         self._closed = False
@@ -111,6 +113,7 @@ class ThreadExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
+        os.nice(self._nice)  # of this thread alone
         while not self._closed:
             job, done = self._jobs.get()
             if self._closed:

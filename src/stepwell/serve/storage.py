@@ -67,6 +67,11 @@ def warn_of_space(settings: Settings, sites: Sequence[Site]) -> None:
             )
 
 
+YIELDING = 10
+"""Of threads that write to tiers: what is sealed must not keep the processors from a recall. They get at least a tenth
+of a processor that others keep busy."""
+
+
 @dataclass(slots=True)
 class Storage:
     """`tiers`: the uppermost first. `executors` run their jobs. `readers`: batches read at the same time from each."""
@@ -75,19 +80,22 @@ class Storage:
     executors: list[ThreadExecutor] = field(default_factory=list)
     readers: int = 0
 
-    def add_threads(self, wakeup: Wakeup, threads: int) -> ThreadExecutor:
-        """An executor for one more tier. Raises OSError where the system gives no thread."""
-        self.executors.append(ThreadExecutor(wakeup, threads))
+    def add_threads(self, wakeup: Wakeup, threads: int) -> tuple[ThreadExecutor, ThreadExecutor]:
+        """Executors for one more tier, with so many threads each: one reads, the other does all else and yields to
+        whoever needs the processors. Raises OSError where the system gives no thread."""
+        readers, others = ThreadExecutor(wakeup, threads), ThreadExecutor(wakeup, threads, nice=YIELDING)
+        self.executors += [readers, others]
         self.readers = max(self.readers, 2 * threads)  # so that no thread waits for us to hand it the next
-        return self.executors[-1]
+        return readers, others
 
 
 def make_storage(settings: Settings, sites: Sequence[Site], wakeup: Wakeup, clock: Clock, sealing: Sealing) -> Storage:
     """The tiers that the settings name; `sites` are the disk's directories. Raises OSError."""
     storage = Storage()
     if sites:
-        executor = storage.add_threads(wakeup, settings.disk_threads * len(sites))
-        storage.tiers.append(DiskTier(sites, executor, clock, time.time, sealing, trouble=_log_trouble))
+        readers, executor = storage.add_threads(wakeup, settings.disk_threads * len(sites))
+        tier = DiskTier(sites, executor, clock, time.time, sealing, trouble=_log_trouble, readers=readers)
+        storage.tiers.append(tier)
         executor.submit(partial(warn_of_space, settings, sites), lambda error: None)  # only for the log
     return storage
 

@@ -3,9 +3,10 @@
     down   write   ──► writes ──► tier
     up     promote ──► reads  ──► tier ──► arena
 
-Reads go before writes. A tier that hangs or fails is asked for nothing more until it works again. Reads and writes have
-a breaker each: writes may wait for other things than a device (a recovery, room), so they stop no reads. What a tier
-cannot be read for now, a level further below may have.
+Reads go before writes: while some came lately, little is written at a time, and they have threads of their own. A tier
+that hangs or fails is asked for nothing more until it works again. Reads and writes have a breaker each: writes may
+wait for other things than a device (a recovery, room), so they stop no reads. What a tier cannot be read for now, a
+level further below may have.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import Breaker, State
 from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue
-from stepwell.hierarchy.levels.writes import WRITERS, WriteQueue
+from stepwell.hierarchy.levels.writes import AHEAD_S, NEAR_S, WRITERS, WriteQueue
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.placement.base import Destination
 from stepwell.tiers.base import SharedTier, Tier
+
+CALM_S = 1.0
+"""Seconds without a read after which writes take the whole tier."""
 
 
 class Level:
@@ -177,7 +181,8 @@ class Level:
         self._moves = False
         self.reads.begin()
         may_write = not (self.down or self.recovering)
-        self.writes.begin((1 if self.reads.reading else WRITERS) if may_write else 0)
+        lately = self._clock.now() - self.reads.began < CALM_S
+        self.writes.begin((1 if self.reads.reading else WRITERS) if may_write else 0, NEAR_S if lately else AHEAD_S)
         if self._when_idle is not None and self.writes.idle:
             call, self._when_idle = self._when_idle, None
             call()

@@ -14,6 +14,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from stepwell import events as e
@@ -70,6 +71,7 @@ class ReadQueue:
         self.waiting_bytes = 0  # of those whose read has not begun
         self._reading_bytes = 0
         self._ended = 0  # reads so far
+        self.began = -inf  # when the last one did
         self._probes = 0  # under way
         self._orders: dict[Entry, int] = {}  # of those in `promoting`: the smallest order, also of a read that runs
         self._asked: Counter[int] = Counter()  # bytes of those in `promoting`, by that order
@@ -159,6 +161,7 @@ class ReadQueue:
         if not batch:
             return
         number, began = next(self._numbers), self._clock.now()
+        self.began = began
         self.reading[number] = batch
         self._reading_bytes += nbytes
         beside = len(self.reading)

@@ -4,6 +4,9 @@
 
 A block that waits to be written is leased, so that it stays, up to `queue_bytes` of them; beyond that it waits as long
 as nothing needs its slots.
+
+What the tier is asked to write at a time, a read that arrives has to share the tier and the processors with. So it is
+what the tier writes in AHEAD_S, and in NEAR_S while reads come now and then.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.breaker import Breaker, verdict
 from stepwell.hierarchy.levels.reads import MAX_BATCH
 from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.policies.costs.transfer import TransferFit
 from stepwell.tiers.base import Tier, Writing
 
 WRITERS = 4
 """Batches being written at the same time; one while anything is being read."""
+
+AHEAD_S, NEAR_S = 0.05, 0.003
+"""Seconds of writes that a tier is asked for at a time, as fast as it has written so far; at least one batch."""
 
 
 class WriteQueue:
@@ -47,6 +54,8 @@ class WriteQueue:
         self.queued_bytes = 0  # of them
         self._leased_bytes = 0  # of them, those that are leased
         self.writing: dict[int, list[Entry]] = {}  # by the number of the call
+        self._writing_bytes = 0
+        self._speed = TransferFit(WRITERS * MAX_BATCH)
         self.stored = 0
         self.stale = False
 
@@ -76,20 +85,25 @@ class WriteQueue:
         self._line.append((entry, held))
         self.stale = True
 
-    def begin(self, most: int) -> None:
-        """Gives the tier as much to write as it should have, in at most so many batches at a time."""
+    def begin(self, most: int, ahead_s: float = AHEAD_S) -> None:
+        """Gives the tier as much to write as it should have: what it writes in `ahead_s` seconds, in at most so many
+        batches at a time."""
         self.stale = False
+        speed = self._speed.speed
+        nbytes = WRITERS * MAX_BATCH if speed is None else int(ahead_s / max(speed.byte_s, 1e-15))
         while self._breaker.admits and self._line and len(self.writing) < most:
-            self._write()
+            if self.writing and self._writing_bytes >= nbytes:
+                break
+            self._write(min(MAX_BATCH, nbytes // 2))
 
     def _hold(self, entry: Entry) -> None:
         self._arena.lease(entry)
         self._leased_bytes += entry.nbytes
 
-    def _write(self) -> None:
+    def _write(self, most: int) -> None:
         batch: list[Entry] = []
         nbytes = 0
-        while self._line and (not batch or nbytes + self._line[0][0].nbytes <= MAX_BATCH):
+        while self._line and (not batch or nbytes + self._line[0][0].nbytes <= most):
             entry, held = self._line.popleft()
             if entry.state is BlockState.RESIDENT:
                 if not held:
@@ -103,10 +117,14 @@ class WriteQueue:
             return
         number, began = next(self._numbers), self._clock.now()
         self.writing[number] = batch
+        self._writing_bytes += nbytes
+        beside = len(self.writing)
         self._breaker.began(number)
 
         def done(answers: list[Writing]) -> None:
+            side_by_side = (beside + len(self.writing)) / 2
             del self.writing[number]
+            self._writing_bytes -= nbytes
             self._breaker.ended(number, verdict(Writing.STORED in answers, Writing.FAILED in answers))
             stored = [entry for entry, answer in zip(batch, answers, strict=True) if answer is Writing.STORED]
             for entry, answer in zip(batch, answers, strict=True):
@@ -116,6 +134,8 @@ class WriteQueue:
                 else:
                     self._emit(e.BlockNotWritten(self._tier.name, answer.value))
             seconds = self._clock.now() - began
+            if len(stored) == len(batch):
+                self._speed.observe(nbytes, seconds, side_by_side, self._clock.now())
             self._emit(e.BlocksWritten(self._tier.name, len(stored), sum(s.nbytes for s in stored), seconds))
             self.stored += len(stored)
             self._news.freed = True

@@ -60,7 +60,8 @@ class Site:
 class DiskTier:
     """The `Tier` on local disks. `wall()`: Unix seconds. `trouble(kind, error)` takes errors of the device, on any
     thread; it must not block. `entropy(n)`: n unpredictable random bytes, for names and ids of segments. `staging`:
-    buffers to use; None: the tier makes its own.
+    buffers to use; None: the tier makes its own. `readers` reads blocks, so that no read waits for a thread that
+    writes; None: `executor`, which does all else.
 
     Segments whose keys are not known, of another version, with frames of a later release, or with a damaged head are
     kept as they are until everything is cleared (`kept_segments`). Other files are counted (`foreign_files`) and never
@@ -79,11 +80,13 @@ class DiskTier:
         trouble: Callable[[str, BaseException], None] = lambda kind, error: None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         staging: Staging | None = None,
+        readers: Executor | None = None,
     ) -> None:
         self.counts = TierCounts()
         self.foreign_files = 0
         self._settled: Callable[[], None] | None = None
         self._executor = executor
+        self._readers = readers or executor
         self._key_resolver = key_resolver
         self._told = trouble
         self._index = BlockIndex(max(MIN_INDEX, sum(site.limit for site in sites) // MIN_BLOCK))
@@ -161,7 +164,7 @@ class DiskTier:
             for directory, _ in runs:
                 directory.wake()
 
-        self._executor.submit(job, ended)
+        self._readers.submit(job, ended)
 
     def _settle_run(self, run: ReadRun, answers: list[Reading], *, failed: bool) -> None:
         """Removes blocks from the index that are absent, damaged, unknown, or unreadable beside others that can be
