@@ -1,6 +1,6 @@
 """Parts that adapters share, whatever their engine: adapters import them, and they import no engine.
 
-plan, shape     what the halves tell each other, and sizes of pages, blocks and shards
+plan            what the halves tell each other, and sizes of pages, blocks and shards
 requests        what a scheduler half remembers of each request
 steps           steps under way, what they confirm and cost, and how much one may copy
 weights         what stands for the weights: a name, or a fingerprint

@@ -18,9 +18,8 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import StepPlan, StepReport
+from stepwell.engines.common.plan import Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import Computes, Steps, StepTimes
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests, Trouble

@@ -19,8 +19,8 @@ from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.adapters import Adapter, Adapters, Unread
 from stepwell.engines.common.canaries import Canaries
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.requests import Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.vllm.scheduler.requests import foreign_input, recall_wish
 
 Trouble = Callable[[str, Exception], None]

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import Load, StepPlan, StepReport
+from stepwell.engines.common.plan import Load, Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
 
