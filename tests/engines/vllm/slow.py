@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
+from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.levels import level, reads, writes
@@ -81,6 +82,8 @@ class SlowEngine(Engine):
     def _start(self) -> None:
         super()._start()
         self.client._clock = self.half.live.clock = self.clock.now
+        for worker in self.worker_clients:
+            worker._streams.clock = self.clock.now
         allocated = self.half.allocated
 
         def noted(request: Any, pages: Sequence[int], external: int) -> None:
@@ -111,9 +114,11 @@ class SlowEngine(Engine):
             arena.drop(entry, "evicted")
 
     def settle(self) -> None:
-        """The tier answers what is due and the well takes it in."""
+        """The tier answers what is due, the well takes it in, and workers copy what has landed of streams."""
         self.tier.tick()
         self.well.pump()
+        for worker in self.workers:
+            worker.connector._work._streams.poll()
         self.watch()
 
     def rest(self) -> None:
@@ -159,6 +164,7 @@ def slow_engine(
         patch.object(reads, "MAX_BATCH", 4 * block_bytes),
         patch.object(reads, "MIN_BATCH", block_bytes),
         patch.object(writes, "MAX_BATCH", 4 * block_bytes),
+        patch.object(StepwellConnector, "lanes", False),  # streams go on when the clock does
         LocalWell(hierarchy, executor) as well,
         SlowEngine(setup_in(folder, extra=extra, **fields), well, tier, clock) as h,
     ):

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
+from stepwell.client.streams import StreamLimits
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -45,7 +47,8 @@ class Load:
     """Recall into a request's pages. `blocks` holds, per block, its refs by shard and the pages to fill.
 
     A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
-    than `session` fails the load: what refs and transfers mean ends with it.
+    than `session` fails the load: what refs and transfers mean ends with it. With `limits` it is a stream: no refs are
+    known yet, the well says them as blocks land.
     """
 
     request: str
@@ -53,6 +56,7 @@ class Load:
     transfer: int
     skip: int
     blocks: list[tuple[list[Ref], list[int]]]
+    limits: StreamLimits | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class StepPlan:
 
     urgent: saves from pages that the engine has taken back; only before this step's forward.
     saves, compares: from pages that stay as they are during this step.
+    unwanted: transfers of streams whose requests have ended: no more of their blocks are to be copied.
     fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
     naps: how often the scheduler knows the engine to have slept. Pages of earlier times hold nothing any more.
     any_page: which ones these are is not known.
@@ -92,6 +97,7 @@ class StepPlan:
     urgent: list[Save] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     compares: list[Compare] = field(default_factory=list)
+    unwanted: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     naps: int = 0
     any_page: bool = False
@@ -102,14 +108,16 @@ class StepReport:
     """Workers to scheduler, once per step; aggregated over ranks.
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
-    loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
-    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared. seconds: of each step's
-    forward, on the slowest rank. naps: how often the engine has slept.
+    loaded: (request, transfer, seconds of copying). short: (request, transfer, blocks that came, why not more, seconds
+    of copying) of streams whose other blocks have not come, and are as good as they were. recalled_bytes,
+    spilled_bytes: copied, by all ranks together. compared: (rank, transfer, errors) of canaries, no errors where
+    nothing was compared. seconds: of each step's forward, on the slowest rank. naps: how often the engine has slept.
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: list[tuple[str, int, int]] = field(default_factory=list)
     loaded: list[tuple[str, int, float]] = field(default_factory=list)
+    short: list[tuple[str, int, int, str, float]] = field(default_factory=list)
     recalled_bytes: int = 0
     spilled_bytes: int = 0
     compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
@@ -122,6 +130,7 @@ class StepReport:
             done,
             self.failed + other.failed,
             self.loaded + other.loaded,
+            self.short + other.short,
             self.recalled_bytes + other.recalled_bytes,
             self.spilled_bytes + other.spilled_bytes,
             self.compared + other.compared,

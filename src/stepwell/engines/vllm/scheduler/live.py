@@ -109,6 +109,7 @@ class LiveRequests:
             if ask is not None:
                 self._client.release(ask)
         tracked.ask = tracked.answer = tracked.canary = None
+        tracked.streams = False
 
     def begin_again(self, tracked: Tracked) -> None:
         """Resets a request that was preempted, or whose load brought nothing: it starts with other pages, before those
