@@ -41,6 +41,7 @@ class SlowTier(DictTier):
         self.block_s = 0.0
         self.hung = False
         self.asked: list[BlockId] = []
+        self.keyring = Keyring.ephemeral()
         self._clock = clock
         self._free_at = 0.0
         self._calls: list[tuple[float, Callable[[], None]]] = []
@@ -144,24 +145,32 @@ class SlowEngine(Engine):
 
 @contextmanager
 def slow_engine(
-    folder: Path, *, host: int, block_bytes: int, extra: dict[str, Any] | None = None, **fields: Any
+    folder: Path,
+    *,
+    host: int,
+    block_bytes: int,
+    extra: dict[str, Any] | None = None,
+    after: SlowTier | None = None,
+    batch: int = 4,
+    **fields: Any,
 ) -> Iterator[SlowEngine]:
-    """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once as it is
-    for half a megabyte each in a real one."""
-    clock, executor = SetClock(1000.0), InlineExecutor()
-    tier = SlowTier(1 << 40, executor, clock)
+    """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once (`batch`)
+    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks."""
+    clock, executor = (SetClock(1000.0), InlineExecutor()) if after is None else (after._clock, after._executor)
+    tier = after or SlowTier(1 << 40, executor, clock)
+    assert isinstance(executor, InlineExecutor)
     hierarchy = Hierarchy(
         Limits(host, queue_bytes=host // 8),
         System(clock, executor, SparseMemory()),
-        Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
+        Sealing(tier.keyring, sealed=True, wall=clock.now),
         Options(recall=RecallMode.ALWAYS),  # the tier's time is the clock's, and the engine's is not: no weighing them
         well="slow",
         tiers=(tier,),
     )
     hierarchy.recover()
     with (
-        patch.object(level, "MAX_BATCH", 4 * block_bytes),
-        patch.object(reads, "MAX_BATCH", 4 * block_bytes),
+        patch.object(level, "MAX_BATCH", batch * block_bytes),
+        patch.object(reads, "MAX_BATCH", batch * block_bytes),
         patch.object(reads, "MIN_BATCH", block_bytes),
         patch.object(writes, "MAX_BATCH", 4 * block_bytes),
         patch.object(StepwellConnector, "lanes", False),  # streams go on when the clock does

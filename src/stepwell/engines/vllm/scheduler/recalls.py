@@ -110,8 +110,7 @@ class EngineRecalls:
         if ask is None:
             raise LookupError("tokens were allocated that were not offered")
         bt, page = self._shape.block_tokens, self._shape.page
-        below = bytes([min(1, len(self._client.tiers))])  # what has not landed yet
-        sources = bytes(ask.sources[first:last]).ljust(last - first, below)
+        sources = bytes(ask.sources[first:last]).ljust(last - first, b"\1")  # what has not landed is below
         load = Load(request_id, ask.session, 0, start % bt // page, [])
         tracked.loading = loading = Loading(load, first, start, external, last - first, sources, ends=ask.ends)
         if streams:
