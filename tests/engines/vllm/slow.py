@@ -107,6 +107,7 @@ class SlowEngine(Engine):
         for tokens in prompts:
             self.add(tokens)
             self.run_slowly()
+            super().settle()
             while not self.well.hierarchy.stack.levels[0].writes.idle:
                 self.settle()
         self.forget()

@@ -1,5 +1,5 @@
-"""Recalls that are streams: offered while the tier is still read, copied as blocks land. Time is a set clock's. Whatever
-happens in the middle, the answer is right, comes within its limits, and nothing is held afterwards."""
+"""Recalls that are streams: offered while the tier is still read, copied as blocks land. Whatever happens in the middle,
+the answer is right, comes within its limits, and nothing is held afterwards. Time is a set clock's."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def prompt(blocks: int = BLOCKS, seed: int = 1) -> list[int]:
 def streaming(
     folder: Path, *prompts: list[int], host: int = 4 * BLOCKS, ranks: int = 1, **fields: Any
 ) -> Iterator[SlowEngine]:
-    """These prompts (one by default) are in the tier alone, which brings a block in BLOCK_S, one after the other. `host`
-    is in blocks."""
+    """These prompts (one by default) are in the tier alone, which brings a block in BLOCK_S, one after the other.
+    `host`: blocks that host memory holds."""
     sizes = SMALL | {"num_pages": 4 * (BLOCKS + 2), "ranks": ranks, "kv_heads": ranks} | fields
     with slow_engine(
         folder, host=(host + 1) * BLOCK_BYTES * ranks, block_bytes=BLOCK_BYTES * ranks, batch=1,
@@ -94,7 +94,7 @@ def test_blocks_are_copied_as_they_land(tmp_path: Path, order: dict[str, Any]) -
         h.run_until_started(rid)
         assert h.clock.now() - came < 4 * BLOCK_S, "its pages are taken when the first block is there"
         h.run_slowly()
-        assert sorted(set(seen)) == list(range(BLOCKS + 1))
+        assert sorted(set(seen)) == list(range(1, BLOCKS + 1))
         assert h.right(h.requests[rid]) and h.requests[rid].external == BLOCKS * BLOCK
         assert h.requests[rid].computed == 1 + 2
         assert receipt(h, rid)["recalled_tokens"] == BLOCKS * BLOCK

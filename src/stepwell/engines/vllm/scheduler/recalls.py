@@ -65,9 +65,10 @@ class EngineRecalls:
             return 0, False
         if computed >= len(tracked.chain) * self._shape.block_tokens:
             return 0, False  # the engine has it all: nothing to wait for
-        if not tracked.streams and not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
-            tracked.streams = self._may_stream(tracked, ask, computed)
-            if not tracked.streams:
+        if not tracked.streams:
+            over = self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0)
+            tracked.streams = (ask.final or not over) and self._may_stream(tracked, ask, computed)
+            if not (over or tracked.streams):
                 return None, False
         blocks = self._client.offer(ask, streamed=tracked.streams)
         tracked.known = max(tracked.known, blocks)
@@ -78,8 +79,9 @@ class EngineRecalls:
         return tokens, True
 
     def _may_stream(self, tracked: Tracked, ask: PrefixQuestion, computed: int) -> bool:
-        """It is known how far the run reaches, farther than what has landed of it, and the first block that is needed
-        has landed: the tier answers. A canary waits for all of it, as any of its blocks may be the wrong one."""
+        """It is known how far the run reaches, farther than what has landed of it (or can, where room is short), and the
+        first block that is needed has landed: the tier answers. A canary waits for what can land, as any of its blocks
+        may be the wrong one."""
         more = bool(ask.ends) and ask.known > ask.blocks > computed // self._shape.block_tokens
         return more and not self._canaries.takes(tracked, computed, ask.known)
 
