@@ -153,10 +153,12 @@ def slow_engine(
     extra: dict[str, Any] | None = None,
     after: SlowTier | None = None,
     batch: int = 4,
+    lanes: bool = False,
     **fields: Any,
 ) -> Iterator[SlowEngine]:
     """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once (`batch`)
-    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks."""
+    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks. `lanes`: threads copy streams; else
+    that happens when the clock has moved."""
     clock, executor = (SetClock(1000.0), InlineExecutor()) if after is None else (after._clock, after._executor)
     tier = after or SlowTier(1 << 40, executor, clock)
     assert isinstance(executor, InlineExecutor)
@@ -174,7 +176,7 @@ def slow_engine(
         patch.object(reads, "MAX_BATCH", batch * block_bytes),
         patch.object(reads, "MIN_BATCH", block_bytes),
         patch.object(writes, "MAX_BATCH", 4 * block_bytes),
-        patch.object(StepwellConnector, "lanes", False),  # streams go on when the clock does
+        patch.object(StepwellConnector, "lanes", lanes),
         LocalWell(hierarchy, executor) as well,
         SlowEngine(setup_in(folder, extra=extra, **fields), well, tier, clock) as h,
     ):

@@ -1,9 +1,10 @@
-"""Recalls that are streams: offered while the tier is still read, copied as blocks land. Whatever happens in the middle,
+"""Recalls that are streams: offered while the tier is still read, copied as blocks land. Whatever happens in between,
 the answer is right, comes within its limits, and nothing is held afterwards. Time is a set clock's."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,21 @@ def test_blocks_are_copied_as_they_land(tmp_path: Path, order: dict[str, Any]) -
         assert receipt(h, rid)["recall_ms"] >= 1e3 * BLOCKS * BLOCK_S
         assert outcomes(h) == (1, 0)
         assert len(h.tier.asked) == len(set(h.tier.asked)) == BLOCKS
+
+
+def test_blocks_are_copied_without_a_step_of_the_engine(tmp_path: Path) -> None:
+    with streaming(tmp_path, lanes=True) as h:
+        rid = h.add(prompt(), max_tokens=3)
+        h.run_until(lambda: bool(under_way(h)))
+        task, patience = under_way(h)[0], time.monotonic() + 30
+        while not task.job or not task.job.over:
+            h.clock.advance(BLOCK_S)
+            h.settle()
+            time.sleep(0.001)
+            assert time.monotonic() < patience
+        assert task.good == BLOCKS and h.status(rid) == "WAITING_FOR_REMOTE_KVS"
+        h.run_slowly()
+        assert h.right(h.requests[rid]) and outcomes(h) == (1, 0)
 
 
 def test_nothing_is_offered_before_the_tier_has_answered(tmp_path: Path) -> None:

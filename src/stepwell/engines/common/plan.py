@@ -124,6 +124,11 @@ class StepReport:
     seconds: dict[int, float] = field(default_factory=dict)
     naps: int = 0
 
+    @property
+    def ended(self) -> list[tuple[str, int]]:
+        """Request and transfer of each load that a rank has ended, well or not."""
+        return [end[:2] for end in self.failed] + [end[:2] for end in self.loaded] + [end[:2] for end in self.short]
+
     def aggregate(self, other: StepReport) -> Self:
         done = {step: self.done.get(step, 0) + other.done.get(step, 0) for step in {*self.done, *other.done}}
         return type(self)(

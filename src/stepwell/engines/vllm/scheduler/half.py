@@ -202,7 +202,7 @@ class SchedulerHalf:
         for request_id, transfer, came, reason, copy_s in report.short:
             with self.live.apart(request_id):
                 self._recalls.fell_short(request_id, transfer, came, reason, copy_s)
-        for request_id, transfer, *_ in (*report.failed, *report.short, *report.loaded):
+        for request_id, transfer in report.ended:
             with self.live.apart(request_id):
                 self._recalls.reported(transfer)
         for request_id, life, after, tokens in self._steps.ended(report.done):

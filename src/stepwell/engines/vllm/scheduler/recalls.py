@@ -14,7 +14,7 @@ from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import Load, Shape, StepPlan, StepReport
+from stepwell.engines.common.plan import Load, Ref, Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
@@ -79,9 +79,9 @@ class EngineRecalls:
         return tokens, True
 
     def _may_stream(self, tracked: Tracked, ask: PrefixQuestion, computed: int) -> bool:
-        """It is known how far the run reaches, farther than what has landed of it (or can, where room is short), and the
-        first block that is needed has landed: the tier answers. A canary waits for what can land, as any of its blocks
-        may be the wrong one."""
+        """It is known how far the run reaches, farther than what has landed of it (or than can, where room is short),
+        and the first block that is needed has landed: the tier answers. A canary waits for all that can land, any block
+        of which may be the wrong one."""
         more = bool(ask.ends) and ask.known > ask.blocks > computed // self._shape.block_tokens
         return more and not self._canaries.takes(tracked, computed, ask.known)
 
@@ -121,7 +121,7 @@ class EngineRecalls:
             if len(self._streams) > MAX_STREAMS:  # reports of them were lost
                 self._client.stream_ended(oldest := next(iter(self._streams)), whole=False)
                 del self._streams[oldest]
-            rows = [[]] * (last - first)
+            rows: list[list[Ref]] = [[]] * (last - first)
         else:
             load.transfer, refs = self._client.recall(ask, first, last - first)
             rows = refs.tolist()
