@@ -157,8 +157,8 @@ def slow_engine(
     **fields: Any,
 ) -> Iterator[SlowEngine]:
     """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once (`batch`)
-    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks. `lanes`: threads copy streams; else
-    that happens when the clock has moved."""
+    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks.
+    `lanes`: threads copy streams; otherwise that happens whenever the clock has moved."""
     clock, executor = (SetClock(1000.0), InlineExecutor()) if after is None else (after._clock, after._executor)
     tier = after or SlowTier(1 << 40, executor, clock)
     assert isinstance(executor, InlineExecutor)

@@ -105,7 +105,9 @@ def test_blocks_are_copied_as_they_land(tmp_path: Path, order: dict[str, Any]) -
         assert len(h.tier.asked) == len(set(h.tier.asked)) == BLOCKS
 
 
-def test_blocks_are_copied_without_a_step_of_the_engine(tmp_path: Path) -> None:
+def test_blocks_are_copied_without_a_step_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread that is woken when they land."""
+    monkeypatch.setattr("stepwell.engines.paged.lane.LOOK_S", 3600.0)
     with streaming(tmp_path, lanes=True) as h:
         rid = h.add(prompt(), max_tokens=3)
         h.run_until(lambda: bool(under_way(h)))
@@ -343,6 +345,19 @@ def test_two_requests_stream_the_same_blocks(tmp_path: Path) -> None:
             assert h.right(h.requests[rid]) and h.requests[rid].external == BLOCKS * BLOCK
         assert len(h.tier.asked) == len(set(h.tier.asked)) == BLOCKS
         assert outcomes(h) == (2, 0)
+
+
+def test_streams_whose_reports_are_lost_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.engines.vllm.scheduler.recalls.MAX_STREAMS", 1)
+    prompts = [prompt(4, seed) for seed in range(4)]
+    with streaming(tmp_path, *prompts) as h:
+        h.hold(0)
+        ids = [h.add(tokens) for tokens in prompts]
+        h.run_until(lambda: h.started.keys() >= set(ids))
+        assert len(h.half._recalls._streams) == len(h.client._streams) == 1
+        h.release(0)
+        h.run_slowly()
+        assert all(h.right(h.requests[rid]) and h.requests[rid].computed == 1 for rid in ids)
 
 
 def test_a_stream_keeps_no_other_recall_waiting(tmp_path: Path) -> None:
