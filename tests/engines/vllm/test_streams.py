@@ -401,9 +401,10 @@ def test_a_context_larger_than_host_memory_is_recalled_whole(tmp_path: Path, win
 def test_an_offer_that_finds_no_pages_is_taken_when_there_are_some(tmp_path: Path, block_s: float) -> None:
     """However long that takes: the request waits for the engine, not for us."""
     with streaming(tmp_path, num_pages=BLOCKS + 8) as h:
+        running = h.add(prompt(6, seed=2), max_tokens=50)
+        h.run_until(lambda: len(h.requests[running].tokens) > 25)
+        assert h.well.hierarchy.stack.levels[0].writes.idle
         h.tier.block_s, h.step_s = block_s, 0.1
-        running = h.add(prompt(6, seed=2), max_tokens=25)
-        h.run_until(lambda: len(h.requests[running].tokens) > 1)
         rid, came = h.add(prompt(), max_tokens=3), h.clock.now()
         h.run_slowly()
         assert h.started[rid] - came > TOTAL_S
