@@ -78,6 +78,8 @@ class SlowEngine(Engine):
         self.started: dict[str, float] = {}
         self.watch: Callable[[], None] = lambda: None
         """Called whenever the well has moved."""
+        self.threads = True
+        """Streams are copied as if by a thread; otherwise in the engine's steps alone."""
         super().__init__(setup, well)
 
     def _start(self) -> None:
@@ -119,7 +121,7 @@ class SlowEngine(Engine):
         """The tier answers what is due, the well takes it in, and workers copy what has landed of streams."""
         self.tier.tick()
         self.well.pump()
-        for worker in self.workers:
+        for worker in self.workers if self.threads else ():
             worker.connector._work._streams.poll()
         self.watch()
 
