@@ -6,6 +6,7 @@ steps           steps under way, what they confirm and cost, and how much one ma
 weights         what stands for the weights: a name, or a fingerprint
 adapters        which adapter a request runs with, by the content of its files
 canaries        prefixes that are computed and compared instead of recalled
+loads           how recalls get into pages: at once, or as their blocks land
 worker_half     executes plans in a worker, as `tasks` that are each answered once
 counts          what the engine's own metrics say of stepwell
 log_messages    what its log says of it
