@@ -332,7 +332,7 @@ class SchedulerClient:
                     self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
-            ask.known, ask.ends = found.known, found.ends
+            ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies
             if found.moves:
                 ask.news = self._clock()
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
