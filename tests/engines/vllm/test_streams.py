@@ -122,6 +122,23 @@ def test_blocks_are_copied_without_a_step_of_the_engine(tmp_path: Path, monkeypa
         assert h.right(h.requests[rid]) and outcomes(h) == (1, 0)
 
 
+def test_tokens_are_counted_by_the_tier_that_their_blocks_were_in(tmp_path: Path) -> None:
+    """Blocks behind the first one from disk too, which the well says nothing of when the run is offered."""
+    with streaming(tmp_path) as h:
+        h.add(prompt())
+        h.run_slowly()
+        h.forget()
+        for number, entry in reversed(list(enumerate(h.entries()))):
+            if number not in (5, 6, 7):
+                h.well.hierarchy.arena.drop(entry, "evicted")
+        h.hits.clear()
+        rid = h.add(prompt())
+        h.run_slowly()
+        expected = {"host": 3 * BLOCK, "disk": (BLOCKS - 3) * BLOCK}
+        assert receipt(h, rid)["tiers"] == expected and h.hits in (expected, {})
+        assert h.right(h.requests[rid]) and outcomes(h) == (2, 0)
+
+
 def test_nothing_is_offered_before_the_tier_has_answered(tmp_path: Path) -> None:
     with streaming(tmp_path) as h:
         h.tier.hung = True

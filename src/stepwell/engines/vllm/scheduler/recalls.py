@@ -112,7 +112,8 @@ class EngineRecalls:
         if ask is None:
             raise LookupError("tokens were allocated that were not offered")
         bt, page = self._shape.block_tokens, self._shape.page
-        sources = bytes(ask.sources[first:last]).ljust(last - first, b"\1")  # what has not landed is below
+        lay = b"".join(bytes([place]) * min(blocks, last) for place, blocks in ask.lies)
+        sources = (bytes(ask.sources) + lay[len(ask.sources) :])[first:last].ljust(last - first, b"\0")
         load = Load(request_id, ask.session, 0, start % bt // page, [])
         tracked.loading = loading = Loading(load, first, start, external, last - first, sources, ends=ask.ends)
         if streams:
