@@ -24,6 +24,7 @@ from stepwell.tiers.base import Incoming, ReadDone, Reading
 from .local import late
 from .slow import SlowEngine, slow_engine
 from .test_faults import lose, rejoin
+from .test_stats import total
 
 BLOCK, TOKEN_BYTES = 256, 16
 BLOCK_BYTES = BLOCK * TOKEN_BYTES
@@ -202,6 +203,9 @@ def test_what_does_not_come_is_computed(
         h.tier.hung = False
         h.run_slowly()
         came = receipt(h, rid)["recalled_tokens"] // BLOCK
+        counts = total(h)
+        assert (counts["recalled_tokens/disk"], counts["streams/short"]) == (came * BLOCK, 1)
+        assert sum(n for key, n in counts.items() if key.startswith("misses/")) == 1 + 1, "its first prompt was one too"
         assert good <= came < BLOCKS
         assert h.requests[rid].computed == len(prompt()) + 2 - came * BLOCK
         assert h.right(h.requests[rid]) and outcomes(h) == (0, 1)
@@ -352,9 +356,10 @@ def test_an_engine_that_is_killed_leaves_nothing_held(tmp_path: Path) -> None:
 # several at once, and little room -------------------------------------------------------------------------------------
 
 
-def test_two_requests_stream_the_same_blocks(tmp_path: Path) -> None:
-    """Which are read once."""
-    with streaming(tmp_path) as h:
+@pytest.mark.parametrize("order", [{}, {"ranks": 2}, {"ranks": 2, "kv_heads": 1}], ids=str)
+def test_two_requests_stream_the_same_blocks(tmp_path: Path, order: dict[str, Any]) -> None:
+    """Which are read once. Ranks may also hold the same."""
+    with streaming(tmp_path, **order) as h:
         one = h.add(prompt(), max_tokens=3)
         other = h.add([*prompt()[:-1], *prompt(1, seed=7)], max_tokens=3)
         h.run_slowly()
