@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepwell.engines.paged import lane
-from stepwell.engines.paged.lane import Job, Lane, Steps
+from stepwell.engines.paged.lane import Job, Lane, OpenLane, Steps
 
 
 class Copy:
@@ -59,16 +59,84 @@ def test_a_job_that_is_closed_is_over() -> None:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_all_is_over_after_a_flush(threaded: bool) -> None:
+@pytest.mark.parametrize("kind", [Lane, OpenLane])
+def test_all_is_over_after_a_flush(kind: type[Lane], threaded: bool) -> None:
     said: list[str] = []
     jobs = [Job(steps(said, name, Copy(), Copy())) for name in "abc"]
-    of = Lane("stepwell-test", threaded=threaded)
+    of = kind("stepwell-test", threaded=threaded)
     for job in jobs:
         of.put(job)
     of.flush()
     assert all(job.over for job in jobs)
-    assert said == [what for name in "abc" for what in (name, name, f"{name} ended")]
+    in_turn = [what for name in "abc" for what in (name, name, f"{name} ended")]
+    assert said == in_turn if kind is Lane else sorted(said) == sorted(in_turn)
     of.close()
+
+
+def looks(said: list[str], name: str, found: threading.Event) -> Steps:
+    while not found.is_set():
+        said.append(f"{name} looks")
+        yield None
+    said.append(f"{name} found")
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_job_that_looks_for_something_keeps_no_other_waiting(threaded: bool) -> None:
+    said: list[str] = []
+    found = threading.Event()
+    of = OpenLane("stepwell-test", threaded=threaded)
+    first, copies = Job(looks(said, "a", found)), Job(steps(said, "b", Copy(), Copy()))
+    of.put(first)
+    of.put(copies)
+    ends(of, copies, threaded)
+    assert not first.over and said.count("b") == 2
+    found.set()
+    of.wake()
+    ends(of, first, threaded)
+    assert said[-1] == "a found"
+    of.close()
+
+
+def ends(of: Lane, job: Job, threaded: bool) -> None:
+    patience = time.monotonic() + 30
+    while not job.over:
+        if not threaded and job.copies:
+            job._waits.wait()  # type: ignore[union-attr]
+        of.poll()
+        assert time.monotonic() < patience
+
+
+def test_a_job_looks_again_as_soon_as_there_is_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "LOOK_S", 3600.0)
+    said: list[str] = []
+    found = threading.Event()
+    of = OpenLane("stepwell-test")
+    job = Job(looks(said, "a", found))
+    of.put(job)
+    patience = time.monotonic() + 30
+    while not said:
+        assert time.monotonic() < patience
+    found.set()
+    of.wake()
+    while not job.over:
+        assert time.monotonic() < patience
+        time.sleep(0.001)
+    of.close()
+
+
+def test_the_thread_of_jobs_side_by_side_ends_when_they_have() -> None:
+    found = threading.Event()
+    of = OpenLane("stepwell-test")
+    job = Job(looks([], "a", found))
+    of.put(job)
+    of.close()
+    assert of._thread is not None and of._thread.is_alive()
+    found.set()
+    of._thread.join(30)
+    assert job.over and not of._thread.is_alive()
+
+
+LOOKED_AT = ("_run", "_round", "_over", "finish", "go_on", "_resume", "over", "copies")
 
 
 class Dies:
@@ -79,7 +147,7 @@ class Dies:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
-        if code.co_filename != lane.__file__ or code.co_name not in ("_run", "_over", "finish", "_resume", "over"):
+        if code.co_filename != lane.__file__ or code.co_name not in LOOKED_AT:
             return None
         if event == "line":
             self.left -= 1
@@ -89,7 +157,8 @@ class Dies:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_anywhere_is_replaced_and_all_jobs_end() -> None:
+@pytest.mark.parametrize("kind", [Lane, OpenLane])
+def test_a_thread_that_dies_anywhere_is_replaced_and_all_jobs_end(kind: type[Lane]) -> None:
     died, nth = True, 0
     while died:
         nth += 1
@@ -98,7 +167,7 @@ def test_a_thread_that_dies_anywhere_is_replaced_and_all_jobs_end() -> None:
         before = threading.gettrace()
         threading.settrace(dies)
         try:
-            of = Lane("stepwell-test")
+            of = kind("stepwell-test")
         finally:
             threading.settrace(before)  # type: ignore[arg-type]
         jobs = [Job(steps(said, name, Copy(), Copy())) for name in "ab"]

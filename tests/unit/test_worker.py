@@ -14,6 +14,7 @@ from wells import PATIENCE, eventually
 from stepwell.block.layout import SlabLayout
 from stepwell.client.identity import WorkerIdentity
 from stepwell.client.slabs import Prepare
+from stepwell.client.streams import StreamLimits
 from stepwell.client.worker import WorkerClient
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.memory import Bytes, SharedMemory
@@ -147,6 +148,19 @@ def test_a_slab_of_a_lost_session_is_undone_before_the_next_hello(well: WithSlab
     eventually(lambda: len(well.told(m.Hello)) == 2)
     assert len(undone) == 1 and undone[0] != threading.get_ident()
     assert well.told(m.Hello)[-1].acknowledges == [7] and not well.told(m.Mapped)  # type: ignore[attr-defined]
+    client.close()
+
+
+def test_a_stream_that_ends_has_a_reason_and_whoever_copies_it_is_told(well: WithSlab) -> None:
+    client, told = worker(well), []
+    client.stirred = lambda: told.append(1)
+    with client.stream(7, 3, StreamLimits(60.0, 60.0)) as stream:
+        assert stream.waits
+        well.receivers[-1].received(m.Landed(3, b"", False), ())
+        assert stream.over and not stream.waits and len(told) == 1
+    with client.stream(7, 4, StreamLimits(60.0, 60.0)) as stream:
+        well.receivers[-1].lost()
+        assert stream.over == "well_lost" and len(told) == 2
     client.close()
 
 

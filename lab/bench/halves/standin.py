@@ -31,8 +31,7 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.common.plan import StepPlan
-from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.plan import Shape, StepPlan
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.cpu import open_cpu
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf

@@ -27,6 +27,7 @@ class PrefixQuestion:
     blocks: int = 0  # leading run that is resident and pinned
     known: int = 0  # leading run that may be recalled as a stream, as the well last said
     ends: str = ""  # why that is not more; "" while it is not known how much it is
+    lies: list[tuple[int, int]] = field(default_factory=list)  # where that lay: see `Found.lies`
     refs: list[SlotRefs] = field(default_factory=list)
     sources: bytearray = field(default_factory=bytearray)  # of each block: see `Found.sources`
     answered: bool = False

@@ -167,11 +167,13 @@ class SchedulerClient:
                     ask.news = self._clock()
 
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
-        """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to. From here
-        on the pins do not give way to other requests."""
+        """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to: then the
+        request's wait has ended. From here on the pins do not give way to other requests."""
         with self._lock:
             blocks = max(ask.blocks, ask.known) if streamed else ask.blocks
             ask.offered = blocks > 0
+            if streamed and not ask.settled:
+                ask.settled = self._clock()
             return blocks
 
     def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
@@ -191,22 +193,22 @@ class SchedulerClient:
     def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
         """Recalls blocks of an offered run that have not all landed: the transfer's number, by which workers get them,
         and how long these are to wait. Ends the ask; `stream_ended` is to follow when all workers have done so."""
-        transfer, now = next(self._numbers), self._clock()
+        transfer = next(self._numbers)
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, streamed=True))
         with self._lock:
             self._asks.pop(ask.ticket, None)
             self._streams[transfer] = ask
         total_s = self._patience.cap(self._patience.total(ask.limit_s, blocks), ask.ahead)
-        total_s = max(0.0, total_s - (now - (ask.first_poll or now)))
+        total_s = max(0.0, total_s - ask.waited_s)
         stall_s = self._patience.stall_s + self._patience.reading_s
         return transfer, StreamLimits(ask.order, stall_s, total_s, ask.allow_s)
 
-    def stream_ended(self, transfer: int) -> None:
-        """No worker waits for blocks of this stream any more. Idempotent."""
+    def stream_ended(self, transfer: int, *, whole: bool = True) -> None:
+        """No worker waits for blocks of this stream any more; `whole`: all of them have come. Idempotent."""
         with self._lock:
             ask = self._streams.pop(transfer, None)
             if ask is not None:
-                self._got_on(ask, IN_LINE, all_of_it=True)
+                self._got_on(ask, IN_LINE, all_of_it=whole)
 
     def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
@@ -340,7 +342,7 @@ class SchedulerClient:
                     self._got_on(ask, IN_LINE)
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
-            ask.known, ask.ends = found.known, found.ends
+            ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
             ask.allow_s = found.allow_s
             ask.limit_s = found.limit_s

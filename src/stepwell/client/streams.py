@@ -71,7 +71,7 @@ class Stream:
         """Why no more blocks are waited for; "" while they are. Blocks that have come may still be there."""
         inbox = self._inbox
         if not inbox.more:
-            return inbox.reason or "end"
+            return inbox.reason or "gave_way"
         now, allow_s = self._streams.clock(), self._limits.allow_s if inbox.allow_s is None else inbox.allow_s
         stall_s = self._limits.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
         late = now - max(self._began, inbox.news) >= stall_s or now - self._began >= self._limits.total_s

@@ -48,6 +48,8 @@ class WorkerClient:
         self._session = 0
         self._left: list[int] = []  # sessions to acknowledge with the next hello
         self._closed = False
+        self.stirred: Callable[[], None] = lambda: None
+        """Called by the link's thread, which must not wait, when something of a stream has come, or all are over."""
         self._pins = prepare is not None  # a driver keeps pages in memory whatever the well does to them
         self._slabs = Slabs(
             identity.shard_bytes,
@@ -159,6 +161,7 @@ class WorkerClient:
                     self._slabs.come((self._session, message.slab), message, fds[0])
             case m.Landed():
                 self._streams.landed(message)
+                self.stirred()
             case m.Moved(order=order):
                 self._streams.moved(order)
             case m.SlabRetired(slab=number):
@@ -179,6 +182,7 @@ class WorkerClient:
             self._left.append(self._session)
         self._session = 0
         self._streams.lost()
+        self.stirred()
         self._slabs.retire_all()
 
     # the mapping thread -----------------------------------------------------------------------------------------------

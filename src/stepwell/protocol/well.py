@@ -42,7 +42,7 @@ class Found(Message, frozen=True):
     patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
     worth waiting for; 0: not known. `known`: leading blocks of the run that are in host memory or in a tier and worth
     having, which may be recalled as a stream, once all of it was looked up; `ends` says why these are not more, and is
-    "" before that.
+    "" before that. `lies`: then, of each stretch of the run, where it lay (as in `sources`) and how many blocks it has.
     """
 
     ticket: int
@@ -55,6 +55,7 @@ class Found(Message, frozen=True):
     limit_s: float = 0.0
     known: int = 0
     ends: str = ""
+    lies: list[tuple[int, int]] = []
 
 
 class Landed(Message, frozen=True):

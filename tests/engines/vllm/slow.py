@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stepwell.block.namespace import BlockId
+from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.hierarchy.core import Limits, Options, System
 from stepwell.hierarchy.hierarchy import Hierarchy
 from stepwell.hierarchy.levels import level, reads, writes
@@ -40,6 +41,7 @@ class SlowTier(DictTier):
         self.block_s = 0.0
         self.hung = False
         self.asked: list[BlockId] = []
+        self.keyring = Keyring.ephemeral()
         self._clock = clock
         self._free_at = 0.0
         self._calls: list[tuple[float, Callable[[], None]]] = []
@@ -76,11 +78,15 @@ class SlowEngine(Engine):
         self.started: dict[str, float] = {}
         self.watch: Callable[[], None] = lambda: None
         """Called whenever the well has moved."""
+        self.threads = True
+        """Streams are copied as if by a thread; otherwise in the engine's steps alone."""
         super().__init__(setup, well)
 
     def _start(self) -> None:
         super()._start()
         self.client._clock = self.half.live.clock = self.clock.now
+        for worker in self.worker_clients:
+            worker._streams.clock = self.clock.now
         allocated = self.half.allocated
 
         def noted(request: Any, pages: Sequence[int], external: int) -> None:
@@ -103,6 +109,7 @@ class SlowEngine(Engine):
         for tokens in prompts:
             self.add(tokens)
             self.run_slowly()
+            super().settle()
             while not self.well.hierarchy.stack.levels[0].writes.idle:
                 self.settle()
         self.forget()
@@ -111,9 +118,11 @@ class SlowEngine(Engine):
             arena.drop(entry, "evicted")
 
     def settle(self) -> None:
-        """The tier answers what is due and the well takes it in."""
+        """The tier answers what is due, the well takes it in, and workers copy what has landed of streams."""
         self.tier.tick()
         self.well.pump()
+        for worker in self.workers if self.threads else ():
+            worker.connector._work._streams.poll()
         self.watch()
 
     def rest(self) -> None:
@@ -139,26 +148,37 @@ class SlowEngine(Engine):
 
 @contextmanager
 def slow_engine(
-    folder: Path, *, host: int, block_bytes: int, extra: dict[str, Any] | None = None, **fields: Any
+    folder: Path,
+    *,
+    host: int,
+    block_bytes: int,
+    extra: dict[str, Any] | None = None,
+    after: SlowTier | None = None,
+    batch: int = 4,
+    lanes: bool = False,
+    **fields: Any,
 ) -> Iterator[SlowEngine]:
-    """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once as it is
-    for half a megabyte each in a real one."""
-    clock, executor = SetClock(1000.0), InlineExecutor()
-    tier = SlowTier(1 << 40, executor, clock)
+    """One engine over a well whose blocks have `block_bytes`: the tier is called for as many of them at once (`batch`)
+    as it is for half a megabyte each in a real one. `after`: the tier of an engine that has ended, with its blocks.
+    `lanes`: threads copy streams; otherwise that happens whenever the clock has moved."""
+    clock, executor = (SetClock(1000.0), InlineExecutor()) if after is None else (after._clock, after._executor)
+    tier = after or SlowTier(1 << 40, executor, clock)
+    assert isinstance(executor, InlineExecutor)
     hierarchy = Hierarchy(
         Limits(host, queue_bytes=host // 8),
         System(clock, executor, SparseMemory()),
-        Sealing(Keyring.ephemeral(), sealed=True, wall=clock.now),
+        Sealing(tier.keyring, sealed=True, wall=clock.now),
         Options(recall=RecallMode.ALWAYS),  # the tier's time is the clock's, and the engine's is not: no weighing them
         well="slow",
         tiers=(tier,),
     )
     hierarchy.recover()
     with (
-        patch.object(level, "MAX_BATCH", 4 * block_bytes),
-        patch.object(reads, "MAX_BATCH", 4 * block_bytes),
+        patch.object(level, "MAX_BATCH", batch * block_bytes),
+        patch.object(reads, "MAX_BATCH", batch * block_bytes),
         patch.object(reads, "MIN_BATCH", block_bytes),
         patch.object(writes, "MAX_BATCH", 4 * block_bytes),
+        patch.object(StepwellConnector, "lanes", lanes),
         LocalWell(hierarchy, executor) as well,
         SlowEngine(setup_in(folder, extra=extra, **fields), well, tier, clock) as h,
     ):

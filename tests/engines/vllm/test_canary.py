@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common import canaries
 from stepwell.engines.common.canaries import Canaries, kind_of
-from stepwell.engines.common.plan import Compare
+from stepwell.engines.common.plan import Compare, Shape
 from stepwell.engines.common.requests import Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.paged.compare import WORST, relative_error
 from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.engines.vllm.scheduler import spills

@@ -193,7 +193,7 @@ def test_no_load_is_lost_whatever_always_raises(tmp_path: Path, what: str) -> No
 
 def test_a_load_is_not_failed_before_its_copies_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages would be another's, or be computed, while they are still written."""
-    monkeypatch.setattr("stepwell.engines.common.worker_half.PART_BYTES", 1)
+    monkeypatch.setattr("stepwell.engines.common.loads.PART_BYTES", 1)
     with late(None), engine(tmp_path) as h:
         h.serve(prompt(200))
         h.settle()

@@ -6,7 +6,7 @@ A tracer finds the statements that a scenario comes by, hook by hook, and then m
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
+from stepwell.client import streams as client_streams
 from stepwell.client import worker as client_worker
-from stepwell.engines.common import canaries, requests, steps, tasks, worker_half
+from stepwell.engines.common import canaries, loads, requests, steps, tasks, worker_half
 from stepwell.engines.common.plan import StepPlan
 from stepwell.engines.paged import lane
 from stepwell.engines.paged.gpu import copies as gpu_copies
@@ -28,9 +29,12 @@ from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
 from .local import Engine, engine, late, prompt
 from .raising import Statement, codes_of, drawn, in_parts, raising, statements
+from .slow import SlowEngine
 from .test_faults import lose, rejoin
+from .test_streams import BLOCK_S, streaming, under_way
+from .test_streams import prompt as blocks
 
-WORKER = [worker_half, tasks, lane, client_worker, gpu_copies]
+WORKER = [worker_half, loads, tasks, lane, client_worker, client_streams, gpu_copies]
 SCHEDULER = [half, live, recalls, spills, canaries, requests, steps]
 
 NOT_GUARDED = ["for _ in range(2 if again else 1):", "try:", "pass"]
@@ -167,6 +171,86 @@ class Stage:
         h.assert_quiet()
 
 
+class StreamStage:
+    """The same over a tier, from which all is recalled as a stream."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seeds = count(1)
+        self._engines = count(1)
+        self._opened: AbstractContextManager[SlowEngine] | None = None
+        self._tokens: list[int] = []
+        self._asked: list[str] = []
+        self.scenes = [self.whole, self.short, self.abort, self.lost]
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self.h.half._recalls._streams.clear()  # those whose reports were lost, up to MAX_STREAMS
+            self.h.client._streams.clear()
+            opened.__exit__(None, None, None)
+
+    def prepare(self, scene: Scene) -> None:
+        if self._opened is None or not self.h.half.live.trusted:
+            self.close()
+            self._opened = streaming(self._folder / str(next(self._engines)), blocks(4, seed=0))
+            self.h = self._opened.__enter__()
+            self.h.threads, self.h.idle_s = False, BLOCK_S
+        self._tokens, self._asked, self.h.tier.hung = blocks(4, next(self._seeds)), [], False
+        self.h.tier.block_s = 0.0
+        self.h.put_below([self._tokens])
+        self.h.tier.block_s = BLOCK_S
+
+    def _begin(self) -> str:
+        """Some of it is in its pages."""
+        self._asked.append(rid := self.h.add(self._tokens, max_tokens=2))
+        for _ in range(20):
+            if self.h.requests[rid].finish_reason or any(task.good for task in under_way(self.h)):
+                break
+            self.h.step()
+        return rid
+
+    def whole(self) -> None:
+        self._begin()
+        self._run()
+
+    def short(self) -> None:
+        self._begin()
+        self.h.tier.hung = True
+        self._run()
+
+    def abort(self) -> None:
+        if self.h.requests[rid := self._begin()].finish_reason is None:
+            self.h.abort(rid)
+        self._run()
+
+    def lost(self) -> None:
+        self._begin()
+        lose(self.h)
+        self._run()
+        rejoin(self.h)
+
+    def _run(self) -> None:
+        for _ in range(100):
+            if not self.h.busy():
+                break
+            self.h.step()
+
+    def judge(self, at: Statement | None = None) -> None:
+        h = self.h
+        self._run()
+        h.tier.hung = False
+        h.rest()
+        for rid in self._asked:
+            outcome = h.requests[rid]
+            assert outcome.finish_reason is not None, f"{rid} is {h.status(rid)}"
+            assert h.right(outcome, outcome.finish_reason)
+        if at is not None and at.calls[-1] in COST_A_LEASE:
+            lose(h)
+            rejoin(h)
+        h.assert_quiet()
+
+
 def hooks(names: list[str]) -> list[Any]:
     """The code of these hooks, and of what guards them."""
     found = codes_of(connector) + codes_of(guarded)
@@ -177,7 +261,7 @@ def source(statement: Statement) -> str:
     return Path(statement.file).read_text().splitlines()[statement.line - 1].strip()
 
 
-def each_raises(stage: Stage, modules: list[ModuleType], names: list[str], percent: int) -> None:
+def each_raises(stage: Stage | StreamStage, modules: list[ModuleType], names: list[str], percent: int) -> None:
     codes = [code for module in modules for code in codes_of(module)] + hooks(names)
     codes = [code for code in codes if not code.co_name.startswith("__")]
     tried: set[tuple[str, int, str]] = set()
@@ -222,6 +306,18 @@ def test_every_statement_of_the_schedulers_hooks_may_raise(tmp_path: Path, perce
     stage = Stage(tmp_path, overlapping=False)
     try:
         each_raises(stage, SCHEDULER, OF_SCHEDULERS, percent)
+    finally:
+        stage.close()
+
+
+@in_parts
+@pytest.mark.parametrize("side", ["workers", "scheduler"])
+def test_every_statement_may_raise_while_a_stream_is_under_way(tmp_path: Path, side: str, percent: int) -> None:
+    stage = StreamStage(tmp_path)
+    try:
+        each_raises(
+            stage, *((WORKER, OF_WORKERS) if side == "workers" else (SCHEDULER, OF_SCHEDULERS)), percent=percent
+        )
     finally:
         stage.close()
 

@@ -35,7 +35,7 @@ from vllm.v1.kv_cache_interface import (
 
 from stepwell.block.facts import digest_of, facts_of
 from stepwell.client.fingerprint import fingerprint
-from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.vllm.identity.facts import cache_groups, engine, layout_facts, model_facts, page_facts, told
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.identity.values import canonical

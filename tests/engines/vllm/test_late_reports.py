@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.common.plan import Load, StepReport
+from stepwell.engines.common.plan import Load, Shape, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import MAX_STEPS, Computes, Steps
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 

@@ -118,7 +118,7 @@ def test_a_device_that_fails_costs_recalls_and_nothing_else(tmp_path: Path, how:
 
 def test_a_large_recall_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time: what others wait for is bounded."""
-    monkeypatch.setattr("stepwell.engines.common.worker_half.PART_BYTES", 1)
+    monkeypatch.setattr("stepwell.engines.common.loads.PART_BYTES", 1)
     with late(None), engine(tmp_path) as h:
         h.serve(prompt(200))
         h.settle()

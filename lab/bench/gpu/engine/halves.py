@@ -23,7 +23,7 @@ from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.socket import dial
 from stepwell.client.start import find
 from stepwell.client.worker import WorkerClient
-from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.common.plan import Compare
+from stepwell.engines.common.plan import Compare, Shape
 from stepwell.engines.common.requests import CanaryLease, Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.paged.compare import KINDS
 

@@ -53,6 +53,13 @@ FAMILIES: Mapping[str, CounterFamily] = {
         "stepwell_engine_canary_tokens",
         "Tokens that could have been recalled and were computed instead, to be compared with what is stored.",
     ),
+    "streams": CounterFamily(
+        "stepwell_engine_streamed_recalls",
+        "Recalls that were offered to the engine while their blocks were still read, by whether all came (whole) or the"
+        " engine computed the rest (short): it goes on to count that as cached.",
+        "outcome",
+        ("whole", "short"),
+    ),
     "errors": CounterFamily(
         "stepwell_engine_errors",
         "What went wrong and cost recalls or spills, never a request: failed loads of each rank, exceptions in hooks of"
@@ -77,6 +84,8 @@ _COUNTED = {
     "failed_loads": "errors/failed_load",
     "hook_errors": "errors/hook",
     "canary_tokens": "canary_tokens/",
+    "whole_streams": "streams/whole",
+    "short_streams": "streams/short",
 }
 
 

@@ -1,9 +1,42 @@
-"""Messages between the two halves: a plan per step to the workers, a report per step back. Both may be pickled."""
+"""Messages between the two halves: a plan per step to the workers, a report per step back. Both may be pickled. And the
+sizes of what they are about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Self
+
+from stepwell.client.streams import StreamLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a block.
+    replicas: consecutive ranks, of `world`, that hold the same part (MLA, KV heads that are fewer than ranks)."""
+
+    page: int
+    block_tokens: int
+    shard_bytes: int
+    world: int
+    replicas: int = 1
+
+    @property
+    def pages_per_block(self) -> int:
+        return self.block_tokens // self.page
+
+    @property
+    def shards(self) -> int:
+        """Parts of a block, each once."""
+        return self.world // self.replicas
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shard_bytes * self.shards
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.block_tokens
+
 
 Ref = tuple[int, int, int]
 """(slab, slot, generation) of one shard."""
@@ -14,7 +47,8 @@ class Load:
     """Recall into a request's pages. `blocks` holds, per block, its refs by shard and the pages to fill.
 
     A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
-    than `session` fails the load: what refs and transfers mean ends with it.
+    than `session` fails the load: what refs and transfers mean ends with it. With `limits` it is a stream: no refs are
+    known yet, the well says them as blocks land.
     """
 
     request: str
@@ -22,6 +56,7 @@ class Load:
     transfer: int
     skip: int
     blocks: list[tuple[list[Ref], list[int]]]
+    limits: StreamLimits | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +86,7 @@ class StepPlan:
 
     urgent: saves from pages that the engine has taken back; only before this step's forward.
     saves, compares: from pages that stay as they are during this step.
+    unwanted: transfers of streams whose requests have ended: no more of their blocks are to be copied.
     fresh: pages that were taken for this step or may be written by it for the first time, for copies beside it.
     naps: how often the scheduler knows the engine to have slept. Pages of earlier times hold nothing any more.
     any_page: which ones these are is not known.
@@ -61,6 +97,7 @@ class StepPlan:
     urgent: list[Save] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     compares: list[Compare] = field(default_factory=list)
+    unwanted: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     naps: int = 0
     any_page: bool = False
@@ -71,19 +108,26 @@ class StepReport:
     """Workers to scheduler, once per step; aggregated over ranks.
 
     done: how many ranks ended the step without an exception. failed: (request, transfer, first bad block) of loads;
-    loaded: (request, transfer, seconds of copying). recalled_bytes, spilled_bytes: copied, by all ranks together.
-    compared: (rank, transfer, errors) of canaries, no errors where nothing was compared. seconds: of each step's
-    forward, on the slowest rank. naps: how often the engine has slept.
+    loaded: (request, transfer, seconds of copying). short: (request, transfer, blocks that came, why not more, seconds
+    of copying) of streams whose other blocks have not come, and are as good as they were. recalled_bytes,
+    spilled_bytes: copied, by all ranks together. compared: (rank, transfer, errors) of canaries, no errors where
+    nothing was compared. seconds: of each step's forward, on the slowest rank. naps: how often the engine has slept.
     """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: list[tuple[str, int, int]] = field(default_factory=list)
     loaded: list[tuple[str, int, float]] = field(default_factory=list)
+    short: list[tuple[str, int, int, str, float]] = field(default_factory=list)
     recalled_bytes: int = 0
     spilled_bytes: int = 0
     compared: list[tuple[int, int, list[float]]] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
     naps: int = 0
+
+    @property
+    def ended(self) -> list[tuple[str, int]]:
+        """Request and transfer of each load that a rank has ended, well or not."""
+        return [end[:2] for end in self.failed] + [end[:2] for end in self.loaded] + [end[:2] for end in self.short]
 
     def aggregate(self, other: StepReport) -> Self:
         done = {step: self.done.get(step, 0) + other.done.get(step, 0) for step in {*self.done, *other.done}}
@@ -91,6 +135,7 @@ class StepReport:
             done,
             self.failed + other.failed,
             self.loaded + other.loaded,
+            self.short + other.short,
             self.recalled_bytes + other.recalled_bytes,
             self.spilled_bytes + other.spilled_bytes,
             self.compared + other.compared,

@@ -29,7 +29,8 @@ class PendingSpill:
 @dataclass(slots=True, eq=False)
 class Loading:
     """A recall on its way into a request's pages: tokens [start, start + tokens), from block `first` on. `good` is how
-    many of its blocks arrived on all ranks that have reported."""
+    many of its blocks arrived on all ranks that have reported. Of a stream, `ranks` are still to report, `ends` is why
+    no more was offered, and `late` why not all of it has come."""
 
     load: Load
     first: int
@@ -39,6 +40,9 @@ class Loading:
     sources: bytes = b""  # of each block: the place of the tier that it was promoted from for this request; 0: host
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
     copy_s: float = 0.0  # of the slowest rank
+    ranks: int = 0
+    ends: str = ""
+    late: str = ""
 
     def by_tier(self, tokens: int, block_tokens: int, tiers: Sequence[str]) -> dict[str, int]:
         """Number of its first `tokens` tokens by the tier that their blocks were in when the request asked for them.
@@ -88,6 +92,7 @@ class Tracked:
     ask: PrefixQuestion | None = None
     answer: PrefixQuestion | None = None  # of an ask that is finished: its blocks need not be offered to the well
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
+    streams: bool = False  # what was offered of this ask may not have landed yet
     offered_from: int = 0
     canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask
     canary_lease: CanaryLease | None = None

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stepwell.client.worker import Hold
+from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.common.plan import Compare, Load, Save, StepPlan
 from stepwell.engines.paged.base import Copying, Mark
 from stepwell.engines.paged.lane import Job
@@ -70,16 +71,30 @@ class Task:
         """Keeps it from beginning, if it has not begun: its turn has passed."""
         self.skipped = self.job is None
 
+    @contextmanager
+    def holding(self, client: WorkerClient) -> Iterator[Hold]:
+        """A hold for the task's slots. Views of slots must be gone when it ends; copies under way then keep the slots
+        until they are done."""
+        hold = self.hold = client.hold()
+        try:
+            yield hold
+        finally:
+            if self.idle:
+                hold.close()
+
 
 @dataclass(eq=False)
 class LoadTask(Task):
     """`good`: how many leading blocks are in their pages, as the well has leased them. `seconds`: of copying. `bad`:
-    where the pages of the others are gathered for the engine."""
+    where the pages of the others are gathered for the engine. `late`: why the others of a stream have not come; ""
+    where they have failed otherwise. `unwanted`: nobody waits for its blocks any more."""
 
     load: Load = field(kw_only=True)
     good: int = 0
     seconds: float = 0.0
     bad: set[int] | None = None
+    late: str = ""
+    unwanted: bool = False
 
 
 @dataclass(eq=False)

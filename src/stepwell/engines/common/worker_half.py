@@ -13,22 +13,19 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from stepwell.client.worker import Hold, WorkerClient
+from stepwell.engines.common.loads import Loads
 from stepwell.engines.common.plan import Ref, Save, StepPlan, StepReport
 from stepwell.engines.common.steps import MAX_STEPS
 from stepwell.engines.common.tasks import CompareTask, Handover, LoadTask, SaveTask, Step, Task
-from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
-from stepwell.engines.paged.lane import Job, Lane, Steps
-from stepwell.errors import StepwellError
+from stepwell.engines.paged.base import Copies, Mark, Shard
+from stepwell.engines.paged.lane import Job, Lane, OpenLane, Steps
 from stepwell.io.memory import Bytes
 
 log = logging.getLogger("stepwell")
-
-PART_BYTES = 32 << 20
-"""A load that runs beside the forward is handed over in parts, two at a time: so bounded is what others wait for."""
 
 
 class WorkerHalf:
@@ -63,9 +60,12 @@ class WorkerHalf:
         self._bad_pages: Handover[set[int]] = Handover(set)
         self._report: Handover[StepReport] = Handover(report)
         self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MAX_STEPS)  # not known yet how long they took
+        self._loads = Loads(client, self._awake, self._shard, shard_bytes, self._answer)
         threaded_out = threaded and copies.overlaps
         self._out = Lane("stepwell-copy-out", threaded=threaded_out)  # has work only where copies overlap
         self._in = Lane("stepwell-copy", threaded=threaded)
+        self._streams = OpenLane("stepwell-stream", threaded=threaded)
+        client.stirred = self._streams.wake
 
     # hooks, in the order of a step ------------------------------------------------------------------------------------
 
@@ -123,8 +123,18 @@ class WorkerHalf:
             self._forwards.append((plan.step, step.before, after))
         room = self._copies.inline_bytes
         for task in step.loads:
+            if task.load.limits is not None:
+                self._begin(task, self._loads.stream(task, after), self._streams)
+                continue
             room -= len(task.load.blocks) * self._shard_bytes
-            self._begin(task, self._load(task, after), None if room >= 0 else self._in)
+            self._begin(task, self._loads.load(task, after), None if room >= 0 else self._in)
+        self._give_up(plan.unwanted)
+
+    def _give_up(self, transfers: Collection[int]) -> None:
+        """Ends these streams, with what has come."""
+        for task in (task for step in self._steps for task in step.loads if task.load.transfer in transfers):
+            task.unwanted = True
+        self._streams.wake()
 
     def end_of_step(self, plan: StepPlan) -> None:
         """Called from a `finally` too: a forward that raised has left half-written pages. What was being handled when
@@ -150,7 +160,7 @@ class WorkerHalf:
         if not self._asleep:
             self._naps += 1
             self._asleep = True
-        for lane in (self._out, self._in):
+        for lane in (self._out, self._in, self._streams):
             with suppress(Exception):
                 lane.flush()
         for copying in [copying for step in self._steps for task in step.tasks for copying in task.begun]:
@@ -195,6 +205,7 @@ class WorkerHalf:
     def _poll(self) -> None:
         self._out.poll()
         self._in.poll()
+        self._streams.poll()
         for step in self._steps:
             for task in step.tasks:
                 if step is not self._steps[-1]:  # its hooks have been called
@@ -223,7 +234,9 @@ class WorkerHalf:
         match task:
             case LoadTask(load=load, good=good):
                 report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
-                if good < len(load.blocks):
+                if task.late:
+                    report.short.append((load.request, load.transfer, good, task.late, task.seconds))
+                elif good < len(load.blocks):
                     report.failed.append((load.request, load.transfer, good))
                 else:
                     report.loaded.append((load.request, load.transfer, task.seconds))
@@ -274,17 +287,6 @@ class WorkerHalf:
             log.debug("copies ended early: %s", error)
             job.close()
 
-    @contextmanager
-    def _holding(self, task: Task) -> Iterator[Hold]:
-        """A hold for the task's slots. Views of slots must be gone when it ends; copies under way then keep the slots
-        until they are done."""
-        hold = task.hold = self._client.hold()
-        try:
-            yield hold
-        finally:
-            if task.idle:
-                hold.close()
-
     def _save(self, tasks: Sequence[SaveTask], after: Mark, naps: int) -> None:
         for task in tasks:
             if self._writes:
@@ -293,7 +295,7 @@ class WorkerHalf:
     def _spill(self, task: SaveTask, after: Mark, naps: int) -> Steps:
         filled: list[Save] = []
         try:
-            with self._holding(task) as hold:
+            with task.holding(self._client) as hold:
                 shards: list[Shard] = []
                 for save in task.saves:
                     try:
@@ -311,63 +313,12 @@ class WorkerHalf:
             log.debug("blocks were not spilled: %s", error)
         self._answer(task)
 
-    def _load(self, task: LoadTask, after: Mark) -> Steps:
-        try:
-            with self._holding(task) as hold:
-                good, seconds = yield from self._copy_in(task, hold, after)
-            task.good, task.seconds = good, seconds
-        except Exception as error:  # noqa: BLE001 - a failed load is recomputed
-            log.debug("blocks were not recalled: %s", error)
-        self._answer(task)
-
-    def _copy_in(self, task: LoadTask, hold: Hold, after: Mark) -> Generator[Copying, None, tuple[int, float]]:
-        """How many leading blocks are in their pages, as the well has leased them, and seconds of copying. A slot is
-        checked before it is read, and again afterwards."""
-        load = task.load
-        shards: list[Shard] = []
-        skip = load.skip
-        try:
-            for refs, pages in load.blocks:
-                shards.append(Shard(hold.slot(load.session, *self._ref(refs)), skip, pages))
-                skip = 0
-        except StepwellError as error:
-            log.debug("a block was not recalled: %s", error)
-        seconds = yield from self._scatter(task, shards, after)
-        for good, (refs, _) in enumerate(load.blocks[: len(shards)]):
-            try:
-                self._client.verify(load.session, *self._ref(refs))
-            except StepwellError as error:
-                log.debug("a block was not recalled: %s", error)
-                return good, seconds
-        return len(shards), seconds
-
-    def _scatter(self, task: Task, shards: Sequence[Shard], after: Mark) -> Generator[Copying, None, float]:
-        """Seconds of copying."""
-        seconds = 0.0
-        waited = 0
-        for part in self._parts(shards):
-            task.begun.append(self._awake().scatter(part, after))
-            if len(task.begun) - waited == 2:
-                yield task.begun[waited]
-                seconds += task.begun[waited].seconds
-                waited += 1
-        for copying in task.begun[waited:]:
-            yield copying
-            seconds += copying.seconds
-        return seconds
-
-    def _parts(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """The shards of each scatter: all of them where a copy is over when it returns."""
-        each = max(1, PART_BYTES // self._shard_bytes) if self._copies.overlaps else len(shards) or 1
-        for first in range(0, len(shards), each):
-            yield shards[first : first + each]
-
     def _compare(self, task: CompareTask, after: Mark, naps: int) -> Steps:
         """The steps of comparing a canary."""
         compare = task.compare
         errors: list[float] = []
         try:
-            with self._holding(task) as hold:
+            with task.holding(self._client) as hold:
                 # All at once: its pages may be written anew by the next step, which waits for what is under way only.
                 fetched = [self._awake(naps).fetch(pages, after) for _, pages in compare.blocks]
                 for (refs, _), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
@@ -394,4 +345,5 @@ class WorkerHalf:
         """Ends the copying threads when they have done what they were given. Does not wait."""
         self._out.close()
         self._in.close()
+        self._streams.close()
         self._copies.close()

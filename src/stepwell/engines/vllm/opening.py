@@ -17,7 +17,7 @@ from stepwell.engines.common import log_messages
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries, kind_of
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.base import Copies

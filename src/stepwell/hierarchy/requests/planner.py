@@ -73,6 +73,8 @@ class RecallPlanner:
             yield WorkStep.DONE
         if session.phase is SessionPhase.LIVE and session.requests.get(request.number) is request and not request.ends:
             request.known = sum(blocks for _, blocks in lies)
+            places = {HOST: 0} | {level.name: level.number + 1 for level in self._stack.levels}
+            request.lies = [(places[tier], blocks) for tier, blocks in lies]
             self._weigh(session, request, tuple(Stretch(tier, n, n * nbytes) for tier, n in lies if n))
 
     def probe(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> None:

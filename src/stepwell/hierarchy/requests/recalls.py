@@ -450,6 +450,7 @@ class Recalls:
             request.weighed.decision.limit_s if request.weighed is not None else 0.0,
             known,
             ends,
+            request.lies,
         )
 
     def _allowance_s(self, request: RecallRequest) -> float:

@@ -133,6 +133,7 @@ class RecallRequest:
     freed: int = 0  # at most those that are told
     known: int = 0  # leading blocks that were found somewhere when the run was weighed, and are worth having
     ends_known: str = ""  # why these are not more
+    lies: list[tuple[int, int]] = field(default_factory=list)  # where these lay: see `Found.lies`
     transfer: int = 0  # the stream that it has become; 0: none
     waited_s: float = 0.0  # before it became that
     answered: bool = False  # it has had a final answer

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import facts_text, withheld
-from stepwell.engines.common.shape import Shape
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.vllm.identity.page_sizes import layer_pages, layer_specs
 from stepwell.engines.vllm.identity.values import canonical
 from stepwell.protocol.messages import CacheGroup

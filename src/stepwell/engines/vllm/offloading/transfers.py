@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from stepwell.client.questions import SlotRefs, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
-from stepwell.client.streams import StreamLimits
+from stepwell.client.streams import Stream
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
@@ -77,14 +77,14 @@ class JobEnd:
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """What a job copies of a run: blocks from `first` on, by one transfer, each wanted one to its key's row. `refs`:
-    where all of them lie; None: they come as a stream."""
+    where all of them lie; None: they come by `stream`, whose limits count from the beginning of the job."""
 
     part: LoadPart
     wanted: dict[int, tuple[bytes, int]]
     transfer: int
     first: int
     refs: SlotRefs | None = None
-    limits: StreamLimits | None = None
+    stream: Stream | None = None
 
     @property
     def blocks(self) -> int:
@@ -125,7 +125,7 @@ class RowTransfers:
                     copies.append(self._copy_of(part, wanted))
                 else:
                     self._client.release(part.ask)
-            streamed = any(copy.limits is not None for copy in copies)
+            streamed = any(copy.stream is not None for copy in copies)
             self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(copies))
         except BaseException:
             for copy in copies:
@@ -139,7 +139,7 @@ class RowTransfers:
         first, end = min(wanted), max(wanted) + 1
         if part.ask.blocks < end:
             transfer, limits = self._client.stream(part.ask, first, end - first)
-            return _Copy(part, wanted, transfer, first, limits=limits)
+            return _Copy(part, wanted, transfer, first, stream=self._worker.stream(part.ask.session, transfer, limits))
         transfer, refs = self._client.recall(part.ask, first, end - first)
         return _Copy(part, wanted, transfer, first, refs)
 
@@ -216,12 +216,12 @@ class RowTransfers:
 
     def _copy(self, copy: _Copy, loaded: list[bytes]) -> str:
         """Appends the keys that were loaded to `loaded`; why not all of the run came."""
-        session, limits = copy.part.ask.session, copy.limits
+        session, stream = copy.part.ask.session, copy.stream
         with self._worker.copying() as hold:
-            if limits is None:
+            if stream is None:
                 self._copy_out(hold, copy, 0, copy.refs, loaded)
                 return ""
-            with self._worker.stream(session, copy.transfer, limits) as stream:
+            with stream:
                 at = 0
                 while at < copy.blocks:
                     over = "too_slow" if self._hurried.is_set() else stream.over

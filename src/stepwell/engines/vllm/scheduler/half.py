@@ -18,9 +18,8 @@ from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.adapters import Adapters
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import StepPlan, StepReport
+from stepwell.engines.common.plan import Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import Computes, Steps, StepTimes
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests, Trouble
@@ -112,6 +111,7 @@ class SchedulerHalf:
         self._times.begin(plan.step, computed_by(out))
         self._spills.taken(plan.fresh)
         self._spills.collect(plan)
+        plan.unwanted = self._recalls.unwanted
         self._client.report(idle=not self.live.known)
         return self._taken()
 
@@ -199,6 +199,12 @@ class SchedulerHalf:
         for request_id, transfer, bad in report.failed:
             with self.live.apart(request_id):
                 self._recalls.failed(request_id, transfer, bad)
+        for request_id, transfer, came, reason, copy_s in report.short:
+            with self.live.apart(request_id):
+                self._recalls.fell_short(request_id, transfer, came, reason, copy_s)
+        for request_id, transfer in report.ended:
+            with self.live.apart(request_id):
+                self._recalls.reported(transfer)
         for request_id, life, after, tokens in self._steps.ended(report.done):
             self._spills.room.computed(tokens)
             tracked = self.live.known.get(request_id)

@@ -19,8 +19,8 @@ from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.adapters import Adapter, Adapters, Unread
 from stepwell.engines.common.canaries import Canaries
+from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.requests import Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.vllm.scheduler.requests import foreign_input, recall_wish
 
 Trouble = Callable[[str, Exception], None]
@@ -109,6 +109,7 @@ class LiveRequests:
             if ask is not None:
                 self._client.release(ask)
         tracked.ask = tracked.answer = tracked.canary = None
+        tracked.streams = False
 
     def begin_again(self, tracked: Tracked) -> None:
         """Resets a request that was preempted, or whose load brought nothing: it starts with other pages, before those

@@ -1,5 +1,8 @@
 """A request's way in: its prefix is offered when vLLM asks, and loads are planned when its pages are allocated.
 
+What lies in a tier is offered as soon as the first block of it has landed, if it is known by then how far it reaches:
+it is a stream, which workers copy as it lands. Of a stream that falls short the engine computes the rest.
+
 Nothing here waits for the well, except at most a millisecond at a request's first ask.
 """
 
@@ -7,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import Load, StepPlan, StepReport
+from stepwell.engines.common.plan import Load, Ref, Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Loading, Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
+
+MAX_STREAMS = 4096
+"""Streams that are waited for; no engine has more requests under way."""
 
 FIRST_ASK_WAIT_S = 0.0007  # a wait ends 0.1 to 0.2 ms late (timer slack, a change of threads): 1 ms in all
 
@@ -37,6 +43,7 @@ class EngineRecalls:
         self._client = client
         self._tally = tally
         self._canaries = canaries
+        self._streams: dict[int, Loading] = {}  # that not all ranks have reported, by transfer
 
     def matched(self, tracked: Tracked, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that can be recalled now; None: ask again."""
@@ -58,9 +65,12 @@ class EngineRecalls:
             return 0, False
         if computed >= len(tracked.chain) * self._shape.block_tokens:
             return 0, False  # the engine has it all: nothing to wait for
-        if not self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0):
-            return None, False
-        blocks = self._client.offer(ask)
+        if not tracked.streams:
+            over = self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0)
+            tracked.streams = (ask.final or not over) and self._may_stream(tracked, ask, computed)
+            if not (over or tracked.streams):
+                return None, False
+        blocks = self._client.offer(ask, streamed=tracked.streams)
         tracked.known = max(tracked.known, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
         tokens = min(blocks * self._shape.block_tokens, request.num_tokens) - computed
@@ -68,15 +78,26 @@ class EngineRecalls:
             return 0, False
         return tokens, True
 
+    def _may_stream(self, tracked: Tracked, ask: PrefixQuestion, computed: int) -> bool:
+        """It is known how far the run reaches, farther than what has landed of it (or than can, where room is short),
+        and the first block that is needed has landed: the tier answers. A canary waits for all that can land, any block
+        of which may be the wrong one."""
+        more = bool(ask.ends) and ask.known > ask.blocks > computed // self._shape.block_tokens
+        return more and not self._canaries.takes(tracked, computed, ask.known)
+
     def allocated(self, tracked: Tracked, pages: Sequence[int], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
         request_id = tracked.request.request_id
         tracked.pages = list(pages)
         ask = tracked.ask
-        if ask is not None and ask.first_poll:  # it was waited for: the engine alone did not have it all
-            if ask.final:
-                self._tally.answered(ask.reason)
+        start, end = tracked.offered_from, tracked.offered_from + external
+        first, last = start // self._shape.block_tokens, -(-end // self._shape.block_tokens)
+        offered, tracked.streams = tracked.streams, False
+        streams = offered and external > 0 and ask is not None and ask.blocks < last
+        if ask is not None and ask.first_poll and not streams:  # waited for: the engine alone did not have it all
+            if ask.final or offered:
+                self._tally.answered(ask.reason if ask.final else ask.ends)
             else:
                 self._client.count("missed_too_slow")
             if external == 0:
@@ -91,14 +112,22 @@ class EngineRecalls:
         if ask is None:
             raise LookupError("tokens were allocated that were not offered")
         bt, page = self._shape.block_tokens, self._shape.page
-        start, end = tracked.offered_from, tracked.offered_from + external
-        first, last = start // bt, -(-end // bt)
-        sources = bytes(ask.sources[first:last])
+        lay = b"".join(bytes([place]) * min(blocks, last) for place, blocks in ask.lies)
+        sources = (bytes(ask.sources) + lay[len(ask.sources) :])[first:last].ljust(last - first, b"\0")
         load = Load(request_id, ask.session, 0, start % bt // page, [])
-        tracked.loading = Loading(load, first, start, external, last - first, sources)
-        load.transfer, refs = self._client.recall(ask, first, last - first)
+        tracked.loading = loading = Loading(load, first, start, external, last - first, sources, ends=ask.ends)
+        if streams:
+            load.transfer, load.limits = self._client.stream(ask, first, last - first)
+            loading.ranks, self._streams[load.transfer] = self._shape.world, loading
+            if len(self._streams) > MAX_STREAMS:  # reports of them were lost
+                self._client.stream_ended(oldest := next(iter(self._streams)), whole=False)
+                del self._streams[oldest]
+            rows: list[list[Ref]] = [[]] * (last - first)
+        else:
+            load.transfer, refs = self._client.recall(ask, first, last - first)
+            rows = refs.tolist()
         tracked.ask = None
-        for i, row in zip(range(first, last), refs.tolist(), strict=True):
+        for i, row in zip(range(first, last), rows, strict=True):
             low, high = max(start, i * bt), min(end, (i + 1) * bt)
             load.blocks.append((row, tracked.pages[low // page : high // page]))
         if self._live.suspect:
@@ -147,14 +176,54 @@ class EngineRecalls:
         loading = self._loading(request_id, transfer)
         if loading is None:
             return
-        tracked = self._live.known[request_id]
-        tracked.failed = True
-        loading.good = min(loading.good, bad)
-        block = loading.first + bad
-        tracked.known = min(tracked.known, block)
+        tracked, block = self._live.known[request_id], self._missing(loading, bad)
         if tracked.chain is not None:
             digest = tracked.chain.digests[32 * block : 32 * block + 32]
             self._client.forget(loading.load.session, digest, tracked.epoch)
+
+    def _missing(self, loading: Loading, good: int) -> int:
+        """Of this load only so many blocks have come: the number of the next one in the request's chain."""
+        tracked = self._live.known[loading.load.request]
+        tracked.failed = True
+        loading.good = min(loading.good, good)
+        block = loading.first + good
+        tracked.known = min(tracked.known, block)
+        return block
+
+    def fell_short(self, request_id: str, transfer: int, came: int, reason: str, copy_s: float) -> None:
+        """Blocks of a stream that have not come may well be there for the next request."""
+        loading = self._loading(request_id, transfer)
+        if loading is not None:
+            self._missing(loading, came)
+            self._arrived(loading, copy_s)
+            loading.late = reason if loading.late in ("", "gave_way") else loading.late  # one rank ends the others'
+
+    def reported(self, transfer: int) -> None:
+        """A rank has ended its part of this transfer. When all have, it is known what became of a stream."""
+        loading = self._streams.get(transfer)
+        if loading is None:
+            return
+        loading.ranks -= 1
+        if loading.ranks:
+            return
+        del self._streams[transfer]
+        whole = loading.good == len(loading.load.blocks)
+        self._client.stream_ended(transfer, whole=whole)
+        if self._unwanted(loading):
+            return
+        self._client.count("whole_streams" if whole else "short_streams")
+        if loading.late == "too_slow":
+            self._client.count("missed_too_slow")
+        else:
+            self._tally.answered(loading.late or loading.ends)
+
+    def _unwanted(self, loading: Loading) -> bool:
+        return self._loading(loading.load.request, loading.load.transfer) is not loading
+
+    @property
+    def unwanted(self) -> list[int]:
+        """Transfers of streams whose requests have ended."""
+        return [transfer for transfer, loading in self._streams.items() if self._unwanted(loading)]
 
     def copies(self, report: StepReport) -> Iterator[tuple[int, float]]:
         """For each load, bytes of its blocks and seconds that a rank took for its part."""
@@ -167,8 +236,11 @@ class EngineRecalls:
         for request_id, transfer, copy_s in report.loaded:
             loading = self._loading(request_id, transfer)
             if loading is not None:
-                loading.seconds = self._live.clock() - self._live.known[request_id].asked_at
-                loading.copy_s = max(loading.copy_s, copy_s)
+                self._arrived(loading, copy_s)
+
+    def _arrived(self, loading: Loading, copy_s: float) -> None:
+        loading.seconds = self._live.clock() - self._live.known[loading.load.request].asked_at
+        loading.copy_s = max(loading.copy_s, copy_s)
 
     def _loading(self, request_id: str, transfer: int) -> Loading | None:
         tracked = self._live.known.get(request_id)

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator
 from stepwell.block.digest import Chain
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
-from stepwell.engines.common.plan import Save, StepPlan
+from stepwell.engines.common.plan import Save, Shape, StepPlan
 from stepwell.engines.common.requests import PendingSpill, Tracked
-from stepwell.engines.common.shape import Shape
 from stepwell.engines.common.steps import SaveRoom
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
