@@ -11,12 +11,13 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
-# Random on every run, so that many runs see more than one. A failure prints what repeats it. `make nightly` and the
-# mutation check (lab.trust.guards) load "thorough".
+# Random on every run, so that many runs see more than one. A failure prints what repeats it. `make nightly` loads
+# "thorough", the mutation check (lab.trust.guards) "mutants": to it all examples that fail are alike, small or not.
 settings.register_profile("quick", derandomize=False, print_blob=True, deadline=None, max_examples=40)
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=400)
+settings.register_profile("mutants", settings.get_profile("thorough"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("quick")
 
 

@@ -22,8 +22,12 @@ from typing import Any
 
 from lab.rig import mutant
 
-ALWAYS = ("pytest", "hypothesis", "numpy", "blake3", "msgspec", "pydantic", "xxhash", "yaml",
-          "cryptography.hazmat.primitives.ciphers.aead", "cryptography.hazmat.primitives.kdf.hkdf")  # fmt: skip
+ALWAYS = ("pytest", "hypothesis", "numpy", "blake3", "msgspec", "pydantic", "pydantic.dataclasses", "pydantic.fields",
+          "typer.testing", "xxhash", "yaml", "hmac", "mmap", "resource", "cryptography.hazmat.primitives.ciphers.aead",
+          "cryptography.hazmat.primitives.kdf.hkdf", "anyio.pytest_plugin", "pytest_timeout", "xdist.looponfail",
+          "xdist.plugin", "_hypothesis_pytestplugin")  # fmt: skip
+"""What most tests load, and the plugins that pytest finds."""
+
 _OWN = {"stepwell", "stepwell.testing", "lab.rig.mutant", "lab.rig.nursery"}
 
 
@@ -67,7 +71,7 @@ def _child(request: dict[str, Any], report: Path, said: Path, pytest_main: Calla
         os.environ[mutant.REPORT] = str(report)
         if request["mutant"] is not None:
             os.environ[mutant.MUTANT] = json.dumps(request["mutant"])
-        options = ["-p", mutant.__name__, "-p", "no:cacheprovider", "-x", "--hypothesis-profile", "thorough"]
+        options = ["-p", mutant.__name__, "-p", "no:cacheprovider", "-x", "--hypothesis-profile", "mutants"]
         code = pytest_main([*options, *request["tests"]])
     finally:
         sys.stdout.flush()

@@ -30,9 +30,14 @@ TABLE = Path(__file__).with_name("guards.toml")
 _TESTS = Path(stepwell.__file__).parents[2] / "tests"
 _LONGEST_S, _BATCH_S = 60.0, 900.0
 _PROMISE = "guards: a test misses each one that is off"
-_ENGINE = ("torch", "vllm", "vllm.config", "vllm.engine.arg_utils", "vllm.v1.core.sched.async_scheduler",
-           "vllm.v1.request", "vllm.v1.structured_output", "vllm.v1.worker.kv_connector_model_runner_mixin",
-           "vllm.v1.worker.gpu.kv_connector")  # fmt: skip
+_ENGINE = ("torch", "vllm", "vllm.config", "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector",
+           "vllm.engine.arg_utils", "vllm.model_executor.kernels.linear", "vllm.model_executor.models.config",
+           "vllm.plugins.lora_resolvers.filesystem_resolver", "vllm.plugins.lora_resolvers.hf_hub_resolver",
+           "vllm.v1.attention.backends.cpu_attn", "vllm.v1.core.sched.async_scheduler", "vllm.v1.engine.core",
+           "vllm.v1.executor.multiproc_executor", "vllm.v1.kv_offload.tiering.manager",
+           "vllm.v1.kv_offload.tiering.spec", "vllm.v1.request", "vllm.v1.structured_output",
+           "vllm.v1.worker.kv_connector_model_runner_mixin", "vllm.v1.worker.gpu.kv_connector",
+           "vllm.v1.worker.utils")  # fmt: skip
 """What tests of the adapter load, for seconds."""
 
 _BEFORE_VLLM = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
@@ -95,9 +100,10 @@ def run(budget: Budget) -> Iterable[Row]:
 
 def _try(guards: Sequence[Guard], modules: Sequence[str], budget: Budget, found: list[str]) -> int:
     """Adds what is wrong to `found`; how many guards were not tried. Large processes fork slowly: hence `modules`."""
-    untried, side_by_side = 0, budget.processes + 1  # many of the tests wait for something, and not for a processor
-    with _nurseries(side_by_side, modules) as ask, ThreadPoolExecutor(side_by_side) as pool:
-        found += [text for text in pool.map(lambda tests: _as_they_are(ask(tests)), _batches(guards)) if text]
+    untried, few = 0, budget.processes + 1
+    many = few if modules else few + 2  # what is missed is often missed by waiting in vain, which takes no processor
+    with _nurseries(many, modules) as ask, ThreadPoolExecutor(few) as gently, ThreadPoolExecutor(many) as pool:
+        found += [text for text in gently.map(lambda tests: _as_they_are(ask(tests)), _batches(guards)) if text]
         outcomes = pool.map(lambda guard: None if budget.over else ask(guard.tests, guard), guards)
         for guard, outcome in zip(guards, outcomes, strict=True):
             if outcome is None or not (outcome["failed"] or outcome["broken"] or outcome["passed"]):

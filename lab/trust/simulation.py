@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
+from itertools import islice, repeat
+from typing import Any
 
 from lab.sim.walk import STEPS, Walked, walk
 from lab.trust.budget import Budget
@@ -20,7 +22,7 @@ CUTS = 400
 """States after power cuts in a walk that is there for them, at most."""
 
 _EVIDENCE = 5
-_AHEAD = 4
+_AHEAD = 2
 _FAULTS = ("error", "short", "rot", "rot at rest", "lose", "misdirect", "hang", "kills", "power cuts",
            "lost connections", "exits", "stops", "clears held", "clears not held")  # fmt: skip
 
@@ -30,33 +32,23 @@ _REMOTE = tuple(f"remote: {what}" for what in ("fail", "flip", "swap", "lose", "
 def run(budget: Budget) -> Iterable[Row]:
     walks, states = budget.of(ci=100, full=20_000), budget.of(ci=50_000, full=1_000_000)
     beside = budget.of(ci=25, full=5_000)
+    foul, cut = _Sum(f"--steps {LONG}"), _Sum(f"--steps {STEPS} --cuts {CUTS}")
+    busy, paused, two = (_Sum(f"--steps {LONG} --{how}") for how in ("traffic", "pauses", "remote"))
+
+    def asked() -> Iterator[_Asked]:
+        """The number of walks that are there for power cuts is known when their states have been counted."""
+        yield from _walks(budget, foul, "walks", LONG, walks)
+        yield from _walks(budget, busy, "traffic", LONG, beside, traffic=True)
+        yield from _walks(budget, paused, "pauses", LONG, beside, pauses=True)
+        yield from _walks(budget, two, "two levels", LONG, beside, remote=True)
+        yield from _walks(budget, cut, "cuts", STEPS, None, cuts=CUTS)
+
     with ProcessPoolExecutor(budget.processes, multiprocessing.get_context("spawn")) as pool:
-        foul = _Sum(f"--steps {LONG}")
-        for walked in _in_order(pool, budget, "walks", LONG):
-            foul.add(walked)
-            if foul.walks % 100 == 0:
-                budget.tell(f"{foul.walks} of {walks} walks, {foul.right:,} blocks recalled")
-            if foul.walks >= walks:
-                break
-        busy = _Sum(f"--steps {LONG} --traffic")
-        for walked in _in_order(pool, budget, "traffic", LONG, traffic=True):
-            busy.add(walked)
-            if busy.walks >= beside:
-                break
-        paused = _Sum(f"--steps {LONG} --pauses")
-        for walked in _in_order(pool, budget, "pauses", LONG, pauses=True):
-            paused.add(walked)
-            if paused.walks >= beside:
-                break
-        two = _Sum(f"--steps {LONG} --remote")
-        for walked in _in_order(pool, budget, "two levels", LONG, remote=True):
-            two.add(walked)
-            if two.walks >= beside:
-                break
-        cut = _Sum(f"--steps {STEPS} --cuts {CUTS}")
-        for walked in _in_order(pool, budget, "cuts", STEPS, cuts=CUTS):
+        for kind, walked in _in_order(pool, budget, asked()):
             told, cut.told = cut.told, (cut.states + walked.states) // 20_000
-            cut.add(walked)
+            kind.add(walked)
+            if kind is foul and foul.walks % 100 == 0:
+                budget.tell(f"{foul.walks} of {walks} walks, {foul.right:,} blocks recalled")
             if cut.told > told:
                 budget.tell(f"{cut.states:,} of {states:,} states after power cuts")
             if cut.states >= states:
@@ -94,29 +86,31 @@ class _Sum:
                 told.append(f"{walked.violation.what}: {command}")
 
 
-def _in_order(
-    pool: ProcessPoolExecutor,
-    budget: Budget,
-    name: str,
-    steps: int,
-    *,
-    cuts: int = 0,
-    traffic: bool = False,
-    pauses: bool = False,
-    remote: bool = False,
-) -> Iterator[Walked]:
-    """Walks of one seed after the other, until there is no time left or nobody wants more."""
+_Asked = tuple[_Sum, Callable[[], Walked]]
+"""A walk, and the sum that it belongs to."""
+
+
+def _walks(budget: Budget, kind: _Sum, name: str, steps: int, count: int | None, **how: Any) -> Iterator[_Asked]:
+    """So many walks of one kind, or without an end."""
     dice = budget.dice("simulation", name)
-    running: deque[Future[Walked]] = deque()
+    for _ in repeat(None) if count is None else repeat(None, count):
+        yield kind, partial(walk, dice.randrange(1 << 32), steps, **how)
+
+
+def _in_order(pool: ProcessPoolExecutor, budget: Budget, asked: Iterator[_Asked]) -> Iterator[tuple[_Sum, Walked]]:
+    """What came of one walk after the other, until there is no time left or nobody wants more. What is asked for ahead
+    keeps all processes busy; when the end comes it was in vain."""
+    running: deque[tuple[_Sum, Future[Walked]]] = deque()
     try:
         while not budget.over:
-            while len(running) < _AHEAD * budget.processes:
-                seed = dice.randrange(1 << 32)
-                asked = partial(walk, seed, steps, cuts=cuts, traffic=traffic, pauses=pauses, remote=remote)
-                running.append(pool.submit(asked))
-            yield running.popleft().result()
+            for kind, each in islice(asked, _AHEAD * budget.processes - len(running)):
+                running.append((kind, pool.submit(each)))
+            if not running:
+                return
+            kind, future = running.popleft()
+            yield kind, future.result()
     finally:
-        for future in running:
+        for _, future in running:
             future.cancel()
 
 

@@ -9,7 +9,7 @@ CANARIES = 24
 
 
 def test_rounding_is_no_alarm_and_other_weights_are() -> None:
-    rows = list(engine.run(Budget(seed=1, scale=CANARIES / 1000)))
+    rows = list(engine.run(Budget(seed=1, scale=CANARIES / 10_000)))
     for row in rows:
         print(row)
     assert [row.promise for row in rows] == [engine.CLEAN, engine.TRIPPED]

@@ -71,6 +71,8 @@ def story(model: Path, folder: Path, well: Well, disk: Path) -> Iterator[Story]:
             # Half of one text's KV fits the pins. Whether a busy machine's disk is worth it is not asked here.
             connector = well.connector(block_tokens=PAGE, host="96MiB", disk=f"{disk}:512MiB", recall="always")
             settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
+            if number > 2:  # by then engines of several processes have come, been killed and come back warm
+                settings = in_one_process(settings)
             engine = stack.enter_context(start(settings, folder, f"engine{number}"))
             warm_up(engine, PAGE)
             return engine

@@ -21,7 +21,7 @@ from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.errors import BackendDown
 
-from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, start
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, in_one_process, start
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
 
@@ -119,7 +119,9 @@ def test_an_engine_that_starts_again_recalls_at_once(story: Story, texts: list[l
 
 
 def test_a_well_that_starts_again_reads_its_disk(story: Story, texts: list[list[int]]) -> None:
+    """From here on engines are of one process, which start in less time."""
     story.well.stop()
+    story.settings = in_one_process(story.settings)
     story.restart("after the well")
     story.joined()
     story.again(texts, recalled=True)

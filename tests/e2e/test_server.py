@@ -205,7 +205,7 @@ def test_sigterm_ends_the_server_and_not_the_well(server: Server, well: Well) ->
 def test_another_engine_recalls_what_the_server_spilled(
     model: Path, folder: Path, well: Well, prompts: list[list[int]]
 ) -> None:
-    with start(config(model, well.connector()), folder, "engine") as engine:
+    with start(in_one_process(config(model, well.connector())), folder, "engine") as engine:
         # Knowing the weights and mapping slabs is all it may need before its first question.
         eventually(lambda: "joined well" in engine.log.read_text(), "the engine has joined")
         eventually(lambda: well.stats()["sessions"] == 1, "the session is complete")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.bench.serving.engines import in_one_process as in_one_process
 from lab.rig import left
 from stepwell.client import control
 from stepwell.demo.engine import EngineConfig, EngineProcess
@@ -71,15 +72,6 @@ def config(model: Path, connector: dict[str, Any] | None, **changes: Any) -> Eng
     """An engine whose pool holds about one request of these tests."""
     shape: dict[str, Any] = {"page": 128, "pool_pages": 8, "max_model_len": 1024} | changes
     return EngineConfig(model=model, connector=connector, **shape)
-
-
-def in_one_process(settings: EngineConfig) -> EngineConfig:
-    """The same in one process: starts in a third of the time, and hides what several processes may get wrong."""
-    return replace(
-        settings,
-        env={**settings.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        extra={**settings.extra, "distributed_executor_backend": "uni"},
-    )
 
 
 def start(settings: EngineConfig, folder: Path, name: str) -> EngineProcess:

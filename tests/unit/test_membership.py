@@ -214,6 +214,7 @@ def test_a_lack_of_descriptors_is_not_taken_for_a_wrong_permission(monkeypatch: 
             pass
 
 
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "error", [full(), OSError(errno.ENOMEM, "memory"), MemoryError(), RuntimeError("thread"), KeyError()]
 )

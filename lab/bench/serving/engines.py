@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepwell.demo import documents as library
@@ -18,6 +18,15 @@ from stepwell.demo.progress import progress as suitable_progress
 from stepwell.demo.well import DemoWell
 
 WARM_UP_LIMIT_S = 60.0
+
+
+def in_one_process(settings: EngineConfig) -> EngineConfig:
+    """The same in one process: starts in a third of the time, and hides what several processes may get wrong."""
+    return replace(
+        settings,
+        env={**settings.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        extra={**settings.extra, "distributed_executor_backend": "uni"},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Wells and engines that are killed at random moments: what is recalled is right or a miss, nothing is left."""
+"""Wells and engines that are killed at random moments: what is recalled is right or a miss, nothing is left.
+
+What the campaign `kills` tries in CI too, with more cases, is tried here by night alone; by day, that it would see."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from .seeds import budget, clean
 pytestmark = pytest.mark.kernel
 
 
+@pytest.mark.nightly
 def test_wells_are_killed_at_any_moment() -> None:
     for _ in range(4):  # where this machine dallies, all of 20 lives may end before anything of theirs is on disk
         tally = clean(wells.by_fork(budget(), 0, 20))
@@ -56,11 +59,13 @@ def test_one_block_that_is_not_found_again_is_seen(monkeypatch: pytest.MonkeyPat
     assert tally.n["heirs"] and tally.n["cold"]
 
 
+@pytest.mark.nightly
 def test_wells_of_a_fresh_interpreter_are_killed_at_any_moment() -> None:
     tally = wells.by_exec(budget(), 0, 2)  # both may be killed before they keep anything
     assert (tally.n["kills"], dict(tally.evidence)) == (2, {})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["copy", "haunt"])
 def test_engines_are_killed_in_their_copies_and_as_zombies(how: str) -> None:
     with ground() as place, ForkServer(place) as server, ForkServer(place) as victims:

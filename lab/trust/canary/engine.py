@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from lab.bench.serving.engines import in_one_process
 from lab.trust.budget import Budget
 from lab.trust.report import Row, ended_by
 from stepwell.client import control
@@ -96,7 +97,7 @@ def _clean(budget: Budget, base: Path, wanted: int, model: Path, texts: list[lis
     for number, tokens in enumerate((256, 64)):  # prompts come whole, and in pieces
         if number and budget.over:
             break
-        with _engine(model, base, f"clean{number}", max_num_batched_tokens=tokens) as engine:
+        with _engine(model, base, f"clean{number}", tokens, several=not number) as engine:
             goal, most, since = wanted * (number + 1) // 2, 0, time.monotonic()
             while (heard := _heard(base))[0] < goal and not budget.over and not heard[1]:
                 if heard[0] > most:
@@ -109,7 +110,7 @@ def _clean(budget: Budget, base: Path, wanted: int, model: Path, texts: list[lis
 
 def _tripped(base: Path, other: Path, texts: list[list[int]], dice: random.Random) -> int:
     """The canaries that it took until an engine of other weights was noticed; 0: it was not in time."""
-    with _engine(other, base, "other", max_num_batched_tokens=256) as engine:
+    with _engine(other, base, "other", 256) as engine:
         before, until = sum(_heard(base)), time.monotonic() + WAIT_S
         while not _barred(base) and time.monotonic() < until:
             _ask(engine, texts, dice)
@@ -117,11 +118,12 @@ def _tripped(base: Path, other: Path, texts: list[list[int]], dice: random.Rando
 
 
 @contextmanager
-def _engine(model: Path, base: Path, name: str, **extra: Any) -> Iterator[EngineProcess]:
+def _engine(model: Path, base: Path, name: str, tokens: int, *, several: bool = False) -> Iterator[EngineProcess]:
+    """Of `several` processes, as the first one is, or quick to start. A step computes so many `tokens` at most."""
     own = {"home": str(base / "home"), "host": "256MiB", "weights_id": "the same", "canary": 1, "block_tokens": PAGE}
     connector = {"kv_connector": "StepwellConnector", "kv_role": "kv_both", "kv_connector_extra_config": own}
-    config = EngineConfig(model, PAGE, POOL, 512, connector, extra=extra)
-    with EngineProcess.start(config, base / f"{name}.log") as engine:
+    config = EngineConfig(model, PAGE, POOL, 512, connector, extra={"max_num_batched_tokens": tokens})
+    with EngineProcess.start(config if several else in_one_process(config), base / f"{name}.log") as engine:
         until = time.monotonic() + WAIT_S
         while not _stats(base).get("sessions") and time.monotonic() < until:
             time.sleep(0.1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from lab.bench.serving.engines import in_one_process
 from lab.trust.budget import Budget
 from lab.trust.engine import hang, said
 from lab.trust.engine.prompts import Prompt, answered, draw
@@ -84,7 +85,7 @@ def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Promp
     model = models.prepare(None, PlainProgress())
     documents = library.choose(library.load_encoder(model), max(6, budget.of(6, 24)), PAGE)
     plain = EngineConfig(model, PAGE, 2 * _POOL, _MOST_TOKENS, None, "float32", well.env())
-    with EngineProcess.start(plain, well.folder / "plain.log") as engine:
+    with EngineProcess.start(in_one_process(plain), well.folder / "plain.log") as engine:
         prompts = answered(engine, draw(documents, budget.dice("engine", "prompts"), PAGE))
     budget.tell(f"engine: {len(prompts)} prompts")
     return EngineConfig(model, PAGE, _POOL, _MOST_TOKENS, well.connector(), "float32", well.env()), prompts
