@@ -248,11 +248,13 @@ def test_a_stream_may_wait_for_what_is_left_of_its_requests_time(clock: SetClock
     client.settle(ask, 0.0)
     well.receivers[0].received(found(ask, 0, 4, "end"), ())
     clock.advance(0.75)
+    client.offer(ask, streamed=True)
     assert client.stream(ask, 0, 4)[1] == StreamLimits(1, STALL_S + 0.5, TOTAL_S + 4 - 0.75, 0.0)
     ask = asked(client)
     client.settle(ask, 0.0)
     well.receivers[0].received(found(ask, 0, 4, "end", limit_s=1.0), ())
     clock.advance(3.0)
+    client.offer(ask, streamed=True)
     assert client.stream(ask, 0, 4)[1].total_s == 0.0
 
 
