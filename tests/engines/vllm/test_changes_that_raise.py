@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from stepwell.engines.common import canaries, worker_half
+from stepwell.engines.common import canaries, loads, worker_half
 from stepwell.engines.vllm.connector import StepwellConnector
 from stepwell.engines.vllm.scheduler import half, live, recalls, spills
 
@@ -84,9 +84,8 @@ def life(folder: Path, change: Change, at: Statement | None, found: list[Stateme
         assert not h.violations, h.violations[:2]
 
 
-CODES = [code for module in (half, live, recalls, spills, canaries, worker_half) for code in codes_of(module)] + hooks(
-    [*HERE, "update_connector_output"]
-)
+MODULES = (half, live, recalls, spills, canaries, loads, worker_half)
+CODES = [code for module in MODULES for code in codes_of(module)] + hooks([*HERE, "update_connector_output"])
 
 
 @in_parts

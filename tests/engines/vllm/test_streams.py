@@ -397,17 +397,26 @@ def test_a_stream_keeps_no_other_recall_waiting(tmp_path: Path) -> None:
         assert h.status(first) == "WAITING_FOR_REMOTE_KVS"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("window", [1, 2, 5])
-def test_a_context_larger_than_host_memory_is_recalled_whole(tmp_path: Path, window: int, ranks: int) -> None:
-    with streaming(tmp_path, ranks=ranks) as first:
+@contextmanager
+def small_host(folder: Path, blocks: int, ranks: int = 1) -> Iterator[SlowEngine]:
+    """A prompt in the tier, and host memory for a few blocks of it."""
+    with streaming(folder, ranks=ranks) as first:
         tier = first.tier
     sizes = SMALL | {"num_pages": 2 * BLOCKS, "ranks": ranks, "kv_heads": ranks}
     with slow_engine(
-        tmp_path, host=(window + 1) * BLOCK_BYTES * ranks, block_bytes=BLOCK_BYTES * ranks, batch=1, after=tier,
+        folder, host=(blocks + 1) * BLOCK_BYTES * ranks, block_bytes=BLOCK_BYTES * ranks, batch=1, after=tier,
         extra={"block_tokens": BLOCK}, **sizes,
     ) as h:  # fmt: skip
         h.tier.block_s, h.tier.asked = BLOCK_S, []
+        yield h
+        h.rest()
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_context_larger_than_host_memory_is_recalled_whole(tmp_path: Path, window: int, ranks: int) -> None:
+    with small_host(tmp_path, window, ranks) as h:
         for _ in range(2):
             rid = h.add(prompt(), max_tokens=2)
             h.run_slowly()
@@ -415,8 +424,24 @@ def test_a_context_larger_than_host_memory_is_recalled_whole(tmp_path: Path, win
             assert h.requests[rid].computed == 1 + 1
             h.forget()
         assert h.counted("short_streams") == 0 and h.counted("whole_streams") == 2
-        h.rest()
-        h.assert_quiet()
+
+
+def test_a_rank_that_copies_nothing_holds_the_others_up_for_as_long_as_a_tier_that_hangs(tmp_path: Path) -> None:
+    """No slot is free again, so that nothing more can land."""
+    with small_host(tmp_path, 6, ranks=2) as h:
+        slow = h.workers[1].connector._work._streams
+        poll, slow.poll = slow.poll, lambda: None
+        rid = h.add(prompt(), max_tokens=3)
+        h.run_until(lambda: any(task.good >= 2 for task in under_way(h)))
+        stuck = h.clock.now()
+        h.run_until(lambda: not under_way(h))
+        assert h.clock.now() - stuck <= STALL_LIMIT_S + 6 * BLOCK_S + SLACK_S
+        assert h.status(rid) == "WAITING_FOR_REMOTE_KVS", "the other rank may still copy"
+        slow.poll = poll
+        h.run_slowly()
+        came = receipt(h, rid)["recalled_tokens"] // BLOCK
+        assert came < BLOCKS and h.requests[rid].computed == len(prompt()) + 2 - came * BLOCK
+        assert h.right(h.requests[rid]) and outcomes(h) == (0, 1)
 
 
 @pytest.mark.parametrize("block_s", [BLOCK_S, 0.25])

@@ -2,10 +2,11 @@
 
 Loads start after the forward (their pages are not part of it), saves read pages that earlier steps completed. On CPU
 the step itself copies, but for large loads; on a GPU copies run beside the forward that follows, which is held back
-where it writes pages that are still being read (`StepPlan.fresh`). Every load is reported as received exactly once,
-whatever raises in here: a request whose load is never reported would wait for ever. `tasks` says how. What a hook that
-raised has left undone is answered at the next step, and a request whose load failed is received only after its bad
-pages were taken: the engine would take them for good.
+where it writes pages that are still being read (`StepPlan.fresh`). Streams go on beside later steps.
+
+Every load is reported as received exactly once, whatever raises in here: a request whose load is never reported would
+wait for ever. `tasks` says how. What a hook that raised has left undone is answered at the next step, and a request
+whose load failed is received only after its bad pages were taken: the engine would take them for good.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class WorkerHalf:
                 continue
             room -= len(task.load.blocks) * self._shard_bytes
             self._begin(task, self._loads.load(task, after), None if room >= 0 else self._in)
-        self._give_up(plan.unwanted)
+        if plan.unwanted:
+            self._give_up(plan.unwanted)
 
     def _give_up(self, transfers: Collection[int]) -> None:
         """Ends these streams, with what has come."""

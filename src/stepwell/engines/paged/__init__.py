@@ -4,7 +4,7 @@ base, pool      what all copies promise; where the pages of each layer lie
 runs, compare   which pieces a copy consists of; how far computed pages are from stored ones
 cpu, team       copies by NumPy and two threads, done when they return
 gpu/            copies on a device: order, fences and bounds; CUDA; copy engine or kernel, as measured
-lane            jobs that wait for copies under way
+lane            jobs that wait for copies under way, one after the other or side by side
 """
 
 from __future__ import annotations
