@@ -202,12 +202,13 @@ def test_an_engine_takes_less_than_was_offered() -> None:
 def test_blocks_that_an_engine_has_already_fill_no_window() -> None:
     rig = written(2, 8)
     engine = rig.join()
-    window(rig, 4)
+    window(rig, 5)
+    other = rig.join(name="other").ask(chain(1))
     ticket = engine.ask(chain(8))
     rig.settle()
-    assert len(engine.answer(ticket).refs) == 4
+    assert len(engine.answer(ticket).refs) == 5 and engine.answer(ticket).reason == "pins"
     assert whole(engine, engine.stream(ticket, 6)) == [106, 107]
-    assert nothing_held(rig)
+    del other
 
 
 def test_a_rank_that_has_copied_nothing_ends_no_pins() -> None:
