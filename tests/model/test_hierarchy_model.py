@@ -609,7 +609,7 @@ class Well(RuleBasedStateMachine):
                 assert self.stuck, "nothing is asked of the tier"
             case "no_room":
                 counted = self.rig.hierarchy.arena.count()
-                assert counted["filling"] or counted["leased_blocks"]
+                assert counted["filling"] or counted["leased_blocks"] or self.rig.hierarchy.arena.pins
             case "pins" if self.deep and self.stuck:
                 more = engine.model.shards * engine.model.shard_bytes
                 assert self.rig.hierarchy.arena.pinned_bytes + more > 0.5 * self.rig.hierarchy.limits.host_bytes
