@@ -357,7 +357,7 @@ class FakeEngine:
     def copied(self, transfer: int, blocks: int, *ranks: int) -> None:
         """These ranks, or all of them, have copied so many leading blocks of a stream."""
         for rank in ranks or range(len(self.workers)):
-            self.workers[rank].say(m.Copied(transfer, blocks))
+            self.workers[rank].say(m.BlocksCopied(transfer, blocks))
 
     def recalled(self, transfer: int) -> None:
         for worker in self.workers:

@@ -155,7 +155,7 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
-            case m.Moved(order=order):
+            case m.LineMoved(order=order):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.moved(order, self.clock.now())

@@ -191,7 +191,7 @@ def test_a_worker_says_of_a_stream_of_its_session_only() -> None:
     assert client.membership.attempt()
     well.receivers[-1].received(m.Welcome(9, m.PROTOCOL, "played", 0), ())
     client.copied(7, 3, 2)
-    assert [message for message in well.said if isinstance(message, m.Copied)] == [m.Copied(3, 1)]
+    assert [message for message in well.said if isinstance(message, m.BlocksCopied)] == [m.BlocksCopied(3, 1)]
     assert client.stream(7, 4, LIMITS).over == "well_lost" and not client.stream(9, 4, LIMITS).over
     client.close()
 
@@ -268,13 +268,13 @@ def test_those_behind_a_stream_have_their_turn_when_it_has_ended(clock: SetClock
     well.receivers[0].received(found(behind, 0, 0, ""), ())
     for _ in range(49):
         clock.advance(0.04)
-        well.receivers[0].received(m.Moved(1), ())
+        well.receivers[0].received(m.LineMoved(1), ())
         assert not client.settle(behind, 0.0), "the line moves"
     client.stream_ended(transfer)
     client.stream_ended(transfer)
     assert behind.turn == clock.now()
     clock.advance(0.04)
-    well.receivers[0].received(m.Moved(1), ())
+    well.receivers[0].received(m.LineMoved(1), ())
     clock.advance(0.04)
     assert not client.settle(behind, 0.0), "its turn has begun anew"
     clock.advance(0.04)

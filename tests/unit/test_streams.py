@@ -591,11 +591,11 @@ def test_those_behind_a_stream_hear_that_it_gets_on() -> None:
     rig.settle()
     rig.clock.advance(recalls.MOVES_S)
     for member in (*engine.members, *other.members):
-        member.take(m.Moved)
+        member.take(m.LineMoved)
     engine.copied(first, 1)
     rig.turns()
-    assert [member.take(m.Moved) for member in other.members] == [[m.Moved(1)], [m.Moved(1)]]
-    assert not any(member.take(m.Moved) for member in engine.members), "none of it waits"
+    assert [member.take(m.LineMoved) for member in other.members] == [[m.LineMoved(1)], [m.LineMoved(1)]]
+    assert not any(member.take(m.LineMoved) for member in engine.members), "none of it waits"
     engine.copied(first, 2)
     rig.turns()
-    assert not any(member.take(m.Moved) for member in other.members), "they have just been told"
+    assert not any(member.take(m.LineMoved) for member in other.members), "they have just been told"

@@ -37,7 +37,7 @@ from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.saved import KINDS
 from stepwell.hierarchy.sessions.registry import SessionRegistry
-from stepwell.hierarchy.sessions.session import Fill, Session, Stream
+from stepwell.hierarchy.sessions.session import Fill, RecallStream, Session
 from stepwell.io.files import File
 from stepwell.io.staging import Staging
 from stepwell.policies.prefetch import record, rhythm
@@ -245,7 +245,7 @@ def test_a_lease_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly
 def test_a_stream_whose_leases_end_when_the_first_rank_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stream, "done", property(lambda self: max(self.copied.values())))
+    monkeypatch.setattr(RecallStream, "done", property(lambda self: max(self.copied.values())))
     assert "given away" in _finds("books").what
 
 
@@ -295,7 +295,9 @@ def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stream_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.Stream, "over", property(lambda self: "" if self._inbox.more else self._inbox.reason))
+    monkeypatch.setattr(
+        streams.RecallStream, "over", property(lambda self: "" if self._inbox.more else self._inbox.reason)
+    )
     assert "stream" in _finds("late").what
 
 

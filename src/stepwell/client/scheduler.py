@@ -312,7 +312,7 @@ class SchedulerClient:
                 self._found(message)
             case m.Granted():
                 self._granted(message)
-            case m.Moved(order=order):
+            case m.LineMoved(order=order):
                 self._moved(order)
             case m.GiveWay(ticket=number, reason=reason):
                 self._give_way(number, reason or "gave_way")

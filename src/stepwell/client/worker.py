@@ -105,7 +105,7 @@ class WorkerClient:
 
     def copied(self, session: int, transfer: int, blocks: int) -> None:
         """So many leading blocks of a streamed transfer are copied; `recalled` ends it."""
-        self._post(session, m.Copied(transfer, blocks))
+        self._post(session, m.BlocksCopied(transfer, blocks))
 
     def _post(self, session: int, message: m.Message) -> None:
         outbox = self.membership.outbox
@@ -162,7 +162,7 @@ class WorkerClient:
             case m.Landed():
                 self._streams.landed(message)
                 self.stirred()
-            case m.Moved(order=order):
+            case m.LineMoved(order=order):
                 self._streams.moved(order)
             case m.SlabRetired(slab=number):
                 self._slabs.retire((self._session, number))

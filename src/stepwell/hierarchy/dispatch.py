@@ -135,7 +135,7 @@ class Dispatch:
             case m.Filled(leases=leases, dropped=dropped):
                 if self._spills.filled(session, member.hello.rank, leases, dropped):
                     self._core.news.changed = True
-            case m.Copied(transfer=number, blocks=blocks):
+            case m.BlocksCopied(transfer=number, blocks=blocks):
                 self._recalls.piece_copied(session, member.hello.rank, number, blocks)
             case m.Recalled(transfers=transfers):
                 self._recalls.copied(session, member.hello.rank, transfers)

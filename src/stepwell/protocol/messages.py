@@ -37,7 +37,7 @@ FromEngine = (
     | Mapped
     | Unmapped
     | Filled
-    | Copied
+    | BlocksCopied
     | Recalled
     | Ping
     | StatsQuery
@@ -56,7 +56,7 @@ FromWell = (
     | Ready
     | Found
     | Landed
-    | Moved
+    | LineMoved
     | GiveWay
     | Granted
     | SlabShared

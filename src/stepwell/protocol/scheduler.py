@@ -30,7 +30,7 @@ class Recall(Message, frozen=True):
     """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
     `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
     kept waiting for them. `streamed`: some of them may still lie below host memory (up to `Found.known`). All of them
-    go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `Copied`."""
+    go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `BlocksCopied`."""
 
     ticket: int
     transfer: int

@@ -72,7 +72,7 @@ class Landed(Message, frozen=True):
     allow_s: float = 0.0
 
 
-class Moved(Message, frozen=True):
+class LineMoved(Message, frozen=True):
     """The line moves: the request with this `order` has got blocks. Those behind it in the engine's queue that wait are
     not stalled, nor are streams."""
 

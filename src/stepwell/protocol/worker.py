@@ -25,7 +25,7 @@ class Filled(Message, frozen=True):
     dropped: Numbers
 
 
-class Copied(Message, frozen=True):
+class BlocksCopied(Message, frozen=True):
     """This rank has copied the first `blocks` blocks of a streamed transfer: their leases end, as far as it goes."""
 
     transfer: int

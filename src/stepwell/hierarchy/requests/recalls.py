@@ -11,22 +11,20 @@ pins) the request waits and is followed again when something changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState
 from stepwell.events import BlocksRecalled, RunAnswered
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
-from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.counters import Ghosts
-from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
+from stepwell.hierarchy.requests.answers import SLICE, Answers
+from stepwell.hierarchy.requests.growth import UNPROBED, UNWEIGHED, Obstacle, RunGrowth
 from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.probes import Probes
@@ -34,35 +32,14 @@ from stepwell.hierarchy.requests.transfers import Transfers
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.requests.waiting import Waiting
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
-from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionPhase, Stream
+from stepwell.hierarchy.sessions.session import RecallRequest, RecallStream, Session, SessionPhase
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
-from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Moved, Recall
-
-SLICE = 128
-"""Blocks told in one Found: bounds how long building it takes."""
-
-MOVES_S = 0.02
-"""Least time between two messages that the line moves, in seconds: less than half of what a client waits for one."""
-
+from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Recall
 
 HERE = ("end", "filling")
 """Why a run ends that no tier has more of."""
-
-
-class _Obstacle(NamedTuple):
-    """The reason why a run does not grow now; `waits`: waiting may help."""
-
-    reason: str
-    waits: bool
-
-
-_UNWEIGHED = _Obstacle("unweighed", True)
-"""The next block has to be read, and whether that is worth it is not decided yet."""
-
-_UNPROBED = _Obstacle("unprobed", True)
-"""The next block is nowhere, as far as is known, and tiers that may have it were not asked yet."""
 
 
 class Recalls:
@@ -82,9 +59,7 @@ class Recalls:
         held: Held,
         pin_waiting: float,
     ) -> None:
-        self._arena = arena
         self._clock = core.clock
-        self._slabs = slabs
         self._index = core.index
         self._news = core.news
         self._emit = core.emit
@@ -94,14 +69,13 @@ class Recalls:
         self._migration = migration
         self._planner = planner
         self._probes = Probes(core.news, stack)
-        self._uses = uses
         self._canaries = canaries
-        self._ghosts = ghosts
         self._held = held
         self.pins = Pins(core, arena, stack, pin_waiting)
         self.waiting = Waiting()
         self.transfers = Transfers(core, arena, self.pins)
-        self._moved_at = 0.0  # when those that wait were last told that the line moves
+        self._growth = RunGrowth(core, arena, slabs, stack, self.pins, self._probes, uses, ghosts)
+        self._answers = Answers(core, arena, stack, migration, self._probes, self.transfers, self.waiting)
 
     def ask(self, session: Session, message: Ask) -> Work:
         request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
@@ -127,20 +101,10 @@ class Recalls:
         served = self.waiting.for_any_of(entry for entry in news.landed if entry.state is BlockState.RESIDENT)
         again = self.waiting.take(news)
         if served:
-            self._say_that_the_line_moves(served)
+            self._answers.line_moves(served)
         if news.probed:
             again |= self._probes.answered()
         self._work.add(*self._again(again))
-
-    def _say_that_the_line_moves(self, served: Collection[RecallRequest]) -> None:
-        """These have got blocks: those that wait behind them are not stalled."""
-        now, first = self._clock.now(), min(request.order for request in served)
-        if now - self._moved_at < MOVES_S:
-            return
-        self._moved_at = now
-        behind = {session.number: session for request, session in self.waiting.all() if request.order > first}
-        for member in (member for session in behind.values() for member in session.members):
-            member.channel.send(Moved(first))
 
     def pause(self, sessions: Sequence[Session]) -> Work:
         """Answers requests that wait, since recalls are paused, and takes back blocks that a request knows of and that
@@ -178,18 +142,18 @@ class Recalls:
                 self._bar(request, PAUSED)
             self._see_landed(request)
             if request.landed - request.told >= SLICE:
-                self._tell(session, request, more=True)
+                self._answers.tell(session, request, more=True)
                 yield WorkStep.DONE
                 continue
-            obstacle = self._grow(session, request, origins)
-            if obstacle is _UNWEIGHED:
+            obstacle = self._growth.add_next(session, request, origins)
+            if obstacle is UNWEIGHED:
                 yield from self._planner.survey(session, request, origins)
                 self._end_of_known(request, origins)
                 if request.short and not (self._pauses.recalls or self._canaries.bars(origins)):
                     self._planner.probe(session, request, origins)
                 elif self._stack.shared and not (request.probed or request.short or request.ends_known in HERE):
                     yield from self._probes.run(session, request, origins)
-            elif obstacle is _UNPROBED:
+            elif obstacle is UNPROBED:
                 yield from self._probes.run(session, request, origins)
             elif obstacle is not None and not self._goes_around(request):
                 if not self._is_stuck(request) or request.probed or not self._stack.shared:
@@ -200,7 +164,7 @@ class Recalls:
         self._see_landed(request)
         if self._is_stuck(request) and not self._probes.awaits(request):
             self._cut(request, request.landed, "tier_down")
-            obstacle = _Obstacle("tier_down", False)
+            obstacle = Obstacle("tier_down", False)
         obstacle = self._weigh_again(session, request, final=not obstacle.waits) or obstacle
         request.queued = False
         self.waiting.woken(request)
@@ -216,10 +180,10 @@ class Recalls:
             request.landed > request.told
             or not waits
             or new_wait != request.waiting
-            or self._allowance_s(request) > request.allow_s  # another level reads its next block now
+            or self._answers.allowance_s(request) > request.allow_s  # another level reads its next block now
         ):
             request.waiting = new_wait
-            self._tell(session, request, more=waits, reason=reason)
+            self._answers.tell(session, request, more=waits, reason=reason)
         if not waits:
             self._probes.forget(request)  # the answer is final, whatever is found later
             if not request.answered:
@@ -239,19 +203,12 @@ class Recalls:
         elif self._stack.find(*ids) is not None:
             request.ends_known = "tier_down"
         else:
-            request.ends_known = self._why_absent(ids)
-
-    def _why_absent(self, ids: Iterable[BlockId]) -> str:
-        return "evicted" if any(id in self._ghosts for id in ids) else "never_seen"
+            request.ends_known = self._growth.why_absent(ids)
 
     def _is_stuck(self, request: RecallRequest) -> bool:
         """True if the next block of the run is to come from a tier that is down."""
-        level = self._awaited(request)
+        level = self._answers.awaited(request)
         return level is not None and level.down
-
-    def _awaited(self, request: RecallRequest) -> Level | None:
-        """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""
-        return self._stack.promoting(request.pinned[request.landed]) if request.landed < len(request.pinned) else None
 
     def _goes_around(self, request: RecallRequest) -> bool:
         """Lets go of a block that is awaited from a tier that is down, where another tier has it. False: it was not
@@ -276,7 +233,7 @@ class Recalls:
         self.waiting.no_block(request)
         self.pins.cut(request, blocks)
 
-    def _weigh_again(self, session: Session, request: RecallRequest, *, final: bool) -> _Obstacle | None:
+    def _weigh_again(self, session: Session, request: RecallRequest, *, final: bool) -> Obstacle | None:
         """A run that needs nothing to be read is weighed when it is known; one that waits for blocks, whenever some
         have landed: what is not worth it any more is given up."""
         worth = max(self._planner.again(session, request, final=final), request.told)
@@ -284,7 +241,7 @@ class Recalls:
             return None
         self._cut(request, worth, request.short)
         request.landed = min(request.landed, worth)
-        return _Obstacle(request.short, False)
+        return Obstacle(request.short, False)
 
     def _see_landed(self, request: RecallRequest) -> None:
         """Counts what is RESIDENT of the run by now; the run ends before a block that could not be promoted."""
@@ -299,164 +256,6 @@ class Recalls:
             if state is BlockState.FILLING:
                 return
             request.landed += 1
-
-    def _grow(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> _Obstacle | None:
-        """Adds the next block to the run. None: done, go on."""
-        at = len(request.pinned)
-        if at == request.blocks:
-            return _Obstacle("end", False)
-        if request.ends:
-            return _Obstacle(request.ends, False)
-        if at >= request.most:
-            return _Obstacle(request.short, False)
-        digest = request.digests[32 * at : 32 * at + 32]
-        ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
-        entry = self._index.find(*ids)
-        if entry is not None and self._stack.disown(entry):
-            entry = None
-        if entry is None:
-            promoted = self._promote(session, request, ids, origins)
-            if isinstance(promoted, _Obstacle):
-                return promoted
-            entry = promoted
-        else:
-            obstacle = self._obstacle(session, request, entry)
-            if obstacle is not None:
-                return obstacle
-            if entry.state is BlockState.FILLING:
-                if request.weighed is None:
-                    return _UNWEIGHED
-                self._stack.hasten(entry, request.order)
-        self.pins.add(request, entry)
-        return None
-
-    def _obstacle(self, session: Session, request: RecallRequest, entry: Entry) -> _Obstacle | None:
-        """Why this block of the arena cannot be added to the run."""
-        if entry.state is BlockState.FILLING and self._stack.promoting(entry) is None:
-            return _Obstacle("filling", bool(request.transfer) or entry.id in session.filling)
-        for slab, _ in entry.slots:
-            if not session.copiers <= slab.mapped:
-                return _Obstacle("mapping", True)
-        if not self.pins.room(session, request, 0 if entry.pins else entry.nbytes):
-            return self._no_pins(session, request)
-        return None
-
-    def _promote(
-        self, session: Session, request: RecallRequest, ids: list[BlockId], origins: tuple[Origin, ...]
-    ) -> Entry | _Obstacle:
-        """An entry that is being filled from below; or why there is none."""
-        source = self._stack.find(*ids)
-        if source is None or source.level.down:
-            if not request.probed and self._stack.shared:
-                return _UNPROBED
-            if self._probes.awaits(request):
-                return _Obstacle("staging", True)  # its wait is one for a tier
-        if source is None:
-            return _Obstacle(self._why_absent(ids), False)
-        level, id = source
-        if level.down:
-            return _Obstacle("tier_down", False)
-        owner, shards = session.owner, session.shards
-        assert owner is not None
-        nbytes = owner.slot_bytes * shards
-        if not self.pins.room(session, request, nbytes):
-            return self._no_pins(session, request)
-        if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
-            return _Obstacle("mapping", True)
-        if request.weighed is None or request.extended:
-            return _UNWEIGHED
-        self._count(session, request, id)
-        passes = bool(request.transfer) and self.pins.passes(len(request.pinned), nbytes)
-        origin, order = origins[ids.index(id)], request.order
-        entry = None
-        if not passes:
-            entry = level.promote(session, origin, id, self._parent(request), order)
-        if entry is None and request.transfer:  # it may take the place of the last one that was copied
-            entry = level.promote(session, origin, id, None, order, passes=True)
-        if entry is None:
-            held = self._arena.sums.filling or self._arena.sums.leased_blocks
-            held = held or self._pins_end(request)
-            return _Obstacle("no_room", bool(held))  # copies and reads under way end
-        return entry
-
-    def _count(self, session: Session, request: RecallRequest, id: BlockId) -> None:
-        """The next block of its run is not here, and that it is needed is a use: once, however often the request has to
-        wait for room."""
-        depth = len(request.pinned)
-        if depth >= request.counted:
-            self._uses.note(session, id, depth, first=not request.counted)
-            request.counted = depth + 1
-
-    def _no_pins(self, session: Session, request: RecallRequest) -> _Obstacle:
-        """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""
-        if request.weighed is None or request.extended:
-            return _UNWEIGHED  # as a stream it may be had without
-        self.pins.ask_way(session, request)
-        return _Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))
-
-    def _pins_end(self, request: RecallRequest) -> bool:
-        """True if there are pins of others, or of a stream whose blocks are being copied."""
-        return self.pins.others(request) or (bool(request.transfer) and request.freed < len(request.pinned))
-
-    def _parent(self, request: RecallRequest) -> Entry | None:
-        """The block before the next one of the run; None where it is not in the arena any more."""
-        last = request.pinned[-1] if request.pinned else None
-        return last if last is not None and self._index.find(last.id) is last else None
-
-    def _tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
-        first, end = request.told, request.landed
-        if more and not reason:
-            end = min(end, first + SLICE)
-        news, promoted = request.pinned[first:end], request.promoted[first:end]
-        known = max(0, request.used - first)  # before it became a stream
-        used = news[known:]
-        again = [entry for entry, below in zip(used, promoted[known:], strict=True) if not below]
-        self._arena.touch(again)  # the use of others was counted when they were asked for
-        self._migration.used(used, again)
-        request.used = max(request.used, end)
-        request.allow_s = self._allowance_s(request)
-        if request.transfer:
-            self.transfers.land(session, request, end, more=more, reason=reason, allow_s=request.allow_s)
-        elif session.scheduler is not None:
-            sources = bytes(entry.source + 1 if below else 0 for entry, below in zip(news, promoted, strict=True))
-            session.scheduler.channel.send(self._found(request, news, sources, more=more, reason=reason))
-            request.told = end
-
-    def _found(
-        self,
-        request: RecallRequest,
-        news: Sequence[Entry],
-        sources: bytes,
-        *,
-        more: bool,
-        reason: str,
-    ) -> Found:
-        """`news`: blocks of its run that its client has not been told."""
-        known, ends = request.known, request.ends_known
-        if request.ends:
-            known, ends = len(request.pinned), request.ends
-        elif not more:
-            known, ends = max(known, len(request.pinned)), ends or reason
-        elif request.extended or self._probes.awaits(request):
-            known, ends = 0, ""
-        return Found(
-            request.number,
-            request.told,
-            b"".join(e.refs for e in news),
-            more,
-            reason,
-            sources,
-            self._allowance_s(request),
-            request.weighed.decision.limit_s if request.weighed is not None else 0.0,
-            known,
-            ends,
-            request.lies,
-        )
-
-    def _allowance_s(self, request: RecallRequest) -> float:
-        """Seconds that the request may wait for its next block in addition to the usual patience."""
-        level = self._awaited(request)
-        return self._stack.allowance_s if level is None else level.allowance_s
 
     # recalling and letting go -----------------------------------------------------------------------------------------
 
@@ -498,7 +297,7 @@ class Recalls:
         """This rank has copied the first `blocks` of a stream."""
         moved = self.transfers.copied(session, rank, number, blocks)
         if moved is not None:
-            self._say_that_the_line_moves({moved})
+            self._answers.line_moves({moved})
 
     def copied(self, session: Session, rank: int, numbers: list[int]) -> None:
         """This rank's copies of these transfers have ended. One that has not copied all of a stream has given it up:
@@ -513,7 +312,7 @@ class Recalls:
                 self._cut(request, request.landed, "gave_way")
                 self._work.add(*self._again({request: session}))
 
-    def _stream_ended(self, session: Session, stream: Stream, *, released: bool) -> None:
+    def _stream_ended(self, session: Session, stream: RecallStream, *, released: bool) -> None:
         request = stream.request
         if request.weighed is not None:
             waited_s = request.waited_s + self._clock.now() - stream.began

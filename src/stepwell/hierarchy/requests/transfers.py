@@ -13,7 +13,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.requests.pins import Pins
-from stepwell.hierarchy.sessions.session import RecallRequest, Session, Stream, Transfer
+from stepwell.hierarchy.sessions.session import RecallRequest, RecallStream, Session, Transfer
 from stepwell.protocol.messages import Landed
 
 MAX_EARLY = 4096
@@ -27,7 +27,9 @@ class Transfers:
         self._news = core.news
         self._clock = core.clock
 
-    def begin(self, session: Session, number: int, entries: Sequence[Entry], stream: Stream | None = None) -> bool:
+    def begin(
+        self, session: Session, number: int, entries: Sequence[Entry], stream: RecallStream | None = None
+    ) -> bool:
         """Leases these blocks. A worker's socket is another one than the scheduler's, so that its acknowledgement may
         have come first. False: all of them have."""
         missing = {m.hello.rank for m in session.workers.values()} - self.early(session, number)
@@ -40,7 +42,7 @@ class Transfers:
     def stream(self, session: Session, request: RecallRequest, number: int, first: int, count: int) -> bool:
         """Makes a stream of the request, for so many blocks from `first` on. False: all ranks have given it up."""
         ranks = {member.hello.rank: 0 for member in session.workers.values()}
-        if not self.begin(session, number, (), Stream(request, first, ranks, self._clock.now())):
+        if not self.begin(session, number, (), RecallStream(request, first, ranks, self._clock.now())):
             return False
         request.transfer, request.told = number, min(first, request.landed)
         self._pins.free(request, request.told)

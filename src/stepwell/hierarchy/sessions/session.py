@@ -93,11 +93,11 @@ class Transfer:
 
     entries: deque[Entry]
     missing: set[int]
-    stream: Stream | None = None
+    stream: RecallStream | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class RecallStream:
     """A transfer whose blocks are leased as they land, and no longer than it takes all ranks to copy them. `request` is
     the one that they are for, which has asked for blocks from `first` on. `copied` says how many each rank has, and
     `copied_bytes` what those are that all of them have. `told_all`: the workers know of all that come."""
