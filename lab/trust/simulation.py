@@ -140,7 +140,8 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum)
             f"different states of disks, each opened by a fresh well and asked for all; {cut.right:,} blocks recalled"),
         row("requests end within their limits, simulated clock", foul.requests + two.requests + cut.requests, "late",
             (foul, two, cut),
-            "requests whose every wait was compared with ADR 0015, tiers that hang included"),
+            "requests whose every wait was compared with ADR 0015, tiers that hang included; "
+            f"{seen['streams']:,} were recalled as streams"),
         row("requests end within their limits while others recall and a tier hangs", busy.requests, "late", (busy,),
             f"requests in {busy.walks:,} walks, in which tiers hung {busy.seen['hung beside traffic']:,} times"),
         row("requests end within their limits while recalls and spills are paused and resumed", paused.requests, "late",
@@ -152,7 +153,8 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum)
             "walks; pins, leases, quarantines, queues and descriptors at the end, bytes on each disk after each step"),
         row("hits come back after faults stop", after_faults, "hits", every,
             "walks, asked in the very well that saw the faults, in host memory, and for what it wrote then in the next "
-            f"one; {seen['asked without faults']:,} others were asked in a well that had seen none"),
+            f"one; {seen['asked without faults']:,} others were asked in a well that had seen none; "
+            f"{seen['streams in fair weather']:,} streams brought all that was known"),
         row("what was written is found by the next well", found_again, "warm", every,
             f"ends of wells: {seen['found after a kill']:,} kills, {seen['found after a stop']:,} stops; "
             f"{seen['no room on disk']:,} others had too little room beside what is kept"),
