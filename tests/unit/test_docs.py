@@ -64,7 +64,7 @@ def test_the_reasons_that_the_code_gives_are_those_that_pages_explain() -> None:
         part.partition(":")[0]: re.findall(r"^\| `(\w+)` \|", part.partition("<!-- end -->")[0], re.MULTILINE)
         for part in page.split("<!-- reasons of ")[1:]
     }
-    calls = re.findall(r"(?:_Obstacle|_cut|_bar)\((.*)\)$", said, re.MULTILINE)
+    calls = re.findall(r"(?:Obstacle|_cut|_bar)\((.*)\)$", said, re.MULTILINE)
     given = {reason for call in calls for reason in re.findall(r'"(\w+)"', call)} - {"end", "unweighed", "unprobed"}
     given |= set(re.findall(r'"(?:missed|bypassed)_(\w+)"', said))
     missed = {*explained["the well"], *explained["engines"]}

@@ -11,7 +11,7 @@ from stepwell import events as e
 from stepwell.hierarchy import dispatch
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.levels.breaker import Verdict
-from stepwell.hierarchy.requests import recalls
+from stepwell.hierarchy.requests import answers
 from stepwell.hierarchy.saved import PauseRecord
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT, SLOTS
@@ -237,7 +237,7 @@ def test_an_engine_takes_less_of_what_has_landed() -> None:
 
 def test_a_long_run_is_told_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message of all would keep the well from everything else, and may be longer than a message may be."""
-    monkeypatch.setattr(recalls, "SLICE", 4)
+    monkeypatch.setattr(answers, "SLICE", 4)
     rig = DeepRig(4)
     engine, digests = rig.join(), chain(14)
     fill(engine, digests)
@@ -589,7 +589,7 @@ def test_those_behind_a_stream_hear_that_it_gets_on() -> None:
     rig.settle()
     other.stream(tickets[1])
     rig.settle()
-    rig.clock.advance(recalls.MOVES_S)
+    rig.clock.advance(answers.MOVES_S)
     for member in (*engine.members, *other.members):
         member.take(m.LineMoved)
     engine.copied(first, 1)

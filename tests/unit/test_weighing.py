@@ -10,7 +10,7 @@ from deep import DeepRig, at, chain, fill, written
 
 from lab.rig.members import FakeEngine
 from stepwell import events as e
-from stepwell.hierarchy.requests.decisions import KEPT, DecisionLog
+from stepwell.hierarchy.sessions.decision import KEPT, DecisionLog
 from stepwell.policies.costs.prefill import PrefillCost, pairs
 from stepwell.policies.decide import UNKNOWN_LIMIT_S
 from stepwell.policies.probe import PAUSE_S, PROBE_BYTES

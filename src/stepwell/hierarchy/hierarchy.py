@@ -32,7 +32,6 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import Pauses
-from stepwell.hierarchy.requests.decisions import DecisionLog
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
@@ -40,6 +39,7 @@ from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.saved import KINDS, SavedState, StateStore
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.costs import Costs
+from stepwell.hierarchy.sessions.decision import DecisionLog
 from stepwell.hierarchy.sessions.registry import SessionRegistry
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Channel, Member, Peer, RecallRequest

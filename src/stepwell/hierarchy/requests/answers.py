@@ -23,7 +23,7 @@ MOVES_S = 0.02
 """Least time between two messages that the line moves, in seconds: less than half of what a client waits for one."""
 
 
-class Answers:
+class RunAnswers:
     """`waiting`: the requests that wait."""
 
     def __init__(
@@ -44,6 +44,10 @@ class Answers:
         self._transfers = transfers
         self._waiting = waiting
         self._moved_at = 0.0  # when sessions were last told that the line moves
+
+    def due(self, request: RecallRequest) -> bool:
+        """As much has landed as one message tells."""
+        return request.landed - request.told >= SLICE
 
     def tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
         """Tells the client, or the workers that copy its stream, what has landed of the request's run since the last

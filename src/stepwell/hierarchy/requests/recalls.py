@@ -23,7 +23,7 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
-from stepwell.hierarchy.requests.answers import SLICE, Answers
+from stepwell.hierarchy.requests.answers import RunAnswers
 from stepwell.hierarchy.requests.growth import UNPROBED, UNWEIGHED, Obstacle, RunGrowth
 from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.planner import RecallPlanner
@@ -75,7 +75,7 @@ class Recalls:
         self.waiting = Waiting()
         self.transfers = Transfers(core, arena, self.pins)
         self._growth = RunGrowth(core, arena, slabs, stack, self.pins, self._probes, uses, ghosts)
-        self._answers = Answers(core, arena, stack, migration, self._probes, self.transfers, self.waiting)
+        self._answers = RunAnswers(core, arena, stack, migration, self._probes, self.transfers, self.waiting)
 
     def ask(self, session: Session, message: Ask) -> Work:
         request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
@@ -141,7 +141,7 @@ class Recalls:
             elif self._pauses.recalls:
                 self._bar(request, PAUSED)
             self._see_landed(request)
-            if request.landed - request.told >= SLICE:
+            if self._answers.due(request):
                 self._answers.tell(session, request, more=True)
                 yield WorkStep.DONE
                 continue

@@ -1,10 +1,16 @@
-"""Decisions on recalls whose outcome is still awaited, and what is known of the engines that they are made for."""
+"""Decisions on recalls whose outcome is still awaited, what is known of the engines that they are made for, and the last
+ones with how they went, for who asks why."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
+from stepwell.events import Event, RecallDecided, RecallEnded
 from stepwell.policies.decide import Decision, RecallMode, RecallQuestion
+
+KEPT = 256
+"""Decisions that are remembered with how they went."""
 
 MAX_BACKLOG_S = 60.0
 """Longest backlog credited to an engine, in seconds."""
@@ -42,3 +48,25 @@ class OpenDecision:
     landed: int
     rest_s: float
     gave_up: str = ""
+
+
+class DecisionLog:
+    """A sink of events that keeps the last KEPT decisions."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[RecallDecided, RecallEnded | None]] = OrderedDict()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RecallDecided(number):
+                self._kept[number] = event, None
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            case RecallEnded(number) if number in self._kept:
+                self._kept[number] = self._kept[number][0], event
+            case _:
+                pass
+
+    def latest(self, most: int) -> list[tuple[RecallDecided, RecallEnded | None]]:
+        """The latest first."""
+        return list(self._kept.values())[::-1][: max(most, 0)]
