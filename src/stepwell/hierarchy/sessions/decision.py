@@ -1,5 +1,5 @@
-"""Decisions on recalls whose outcome is still awaited, what is known of the engines that they are made for, and the last
-ones with how they went, for who asks why."""
+"""Decisions on recalls: those whose outcome is still awaited, what is known of the engines that they are made for, and
+the last ones with how they went."""
 
 from __future__ import annotations
 
