@@ -69,22 +69,34 @@ class Shortest(Queue):
         return recall.left
 
 
-class Deadline(Queue):
-    """The first whose time is up first, if each has as long as `K` times its bytes take alone."""
+class WithinK(Queue):
+    """Each has as long as `K` times its bytes take alone."""
 
     K = 4
 
     def __init__(self) -> None:
-        self._served, self._ends = 0, dict[int, int]()
+        self._served = 0
+        self._ends: dict[int, int] = {}
 
     def came(self, recall: Recall) -> None:
         self._ends[recall.number] = self._served + self.K * recall.nbytes
 
-    def place(self, recall: Recall) -> float:
-        return self._ends[recall.number]
-
     def served(self, recall: Recall, nbytes: int) -> None:
         self._served += nbytes
+
+
+class ShortestWithinK(WithinK):
+    """The shortest remaining first, but before all others those whose time is up."""
+
+    def place(self, recall: Recall) -> float:
+        return recall.left if self._served < self._ends[recall.number] else recall.number - 1e9
+
+
+class Deadline(WithinK):
+    """The one whose time is up first."""
+
+    def place(self, recall: Recall) -> float:
+        return self._ends[recall.number]
 
 
 class ByTurns(Queue):
@@ -107,8 +119,8 @@ ORDERS: dict[str, type[Queue]] = {
     "queue": Queue,
     "round robin": RoundRobin,
     "shortest": Shortest,
+    "shortest, k=4": ShortestWithinK,
     "deadline, k=4": Deadline,
-    "deadline, k=16": type("Deadline16", (Deadline,), {"K": 16}),
     "turns": ByTurns,
 }
 
