@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepwell.policies.turns import Turns
@@ -25,6 +26,7 @@ def served(requests: Arrivals) -> list[int]:
     turns, told = Turns(), []
     left = dict(enumerate(nbytes for _, nbytes in requests))
     while left:
+        assert len(told) < 100_000
         for number, (at, nbytes) in enumerate(requests):
             if at == len(told):
                 turns.wants(number, nbytes)
@@ -62,6 +64,8 @@ def ends_of(told: list[int], requests: Arrivals) -> list[int]:
 
 
 @given(arrivals())
+@example([(0, 1)] * 8 + [(2, 3), (10, 2)])
+@settings(max_examples=400)
 def test_nobody_ends_later_than_under_equal_sharing(requests: Arrivals) -> None:
     for end, fair in zip(ends_of(served(requests), requests), shared(requests), strict=True):
         assert end <= fair
@@ -91,6 +95,17 @@ def test_a_long_one_ends_under_an_endless_stream_of_short_ones() -> None:
     assert ends_of(served(stream), stream)[0] < 200, "with the shortest first it would be the last"
 
 
+def serve(turns: Turns, same: Turns) -> None:
+    """One byte to the same request. Both have the same places before and after, but for rounding."""
+    request = same.next()
+    assert request is not None
+    assert turns.place(turns.next() or 0) == pytest.approx(same.place(request))
+    for each in (turns, same):
+        each.served(request, 1)
+    waiting = [n for n in range(99) if n in same]
+    assert [turns.place(n) for n in waiting] == pytest.approx([same.place(n) for n in waiting])
+
+
 @given(arrivals(), st.data())
 def test_what_is_wanted_piece_by_piece_or_not_any_more(requests: Arrivals, data: st.DataObject) -> None:
     turns, same = Turns(), Turns()
@@ -102,15 +117,9 @@ def test_what_is_wanted_piece_by_piece_or_not_any_more(requests: Arrivals, data:
         turns.spares(number, extra)
         turns.spares(99, 5)
         same.wants(number, nbytes)
-        request = turns.next()
-        assert request is not None
-        assert same.next() == request
-        turns.served(request, 1)
-        same.served(request, 1)
-    while (request := same.next()) is not None:
-        assert turns.next() == request
-        turns.served(request, 1)
-        same.served(request, 1)
+        serve(turns, same)
+    while same.next() is not None:
+        serve(turns, same)
     assert (vars(turns), turns.next()) == (vars(Turns()), None), "nothing is remembered of what has ended"
 
 
@@ -124,3 +133,27 @@ def test_those_below_zero_go_first() -> None:
         turns.served(request, 1)
         told += [request] if request not in turns else []
     assert told == [-2, -1, 7, 3]
+
+
+def test_little_is_remembered_while_others_come_and_go() -> None:
+    turns = Turns()
+    turns.wants(0, 100_000)
+    for number in range(1, 1000):
+        turns.wants(number, 3)
+        turns.wants(-number, 2)
+        for _ in range(8):
+            request = turns.next()
+            assert request is not None
+            turns.served(request, 1)
+    assert len(turns._ends) < 20
+    for number in range(1000, 2000):  # nothing is served meanwhile
+        turns.wants(number, 3)
+        turns.spares(number, 3)
+    assert len(turns._to_end) + len(turns._to_serve) < 500
+    assert turns.next() == 0
+    turns.wants(1, 3)
+    place = turns.place(1)
+    turns.spares(1, 3)
+    turns.served(0, 1000)
+    turns.wants(2, 3)
+    assert turns.place(2) == pytest.approx(place + 1000), "the one that has waited all the time is not forgotten"

@@ -12,10 +12,13 @@ Time is counted in bytes, so that the device's speed need not be known.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 _Line = list[tuple[float, int]]
-"""Requests by their ends, a heap. One whose end has changed is in it more than once."""
+"""Requests by their ends, a heap. Entries of ends that have changed stay in it for a while."""
+
+_FEW = 64
+"""Entries of heaps that are not worth clearing out."""
 
 
 class Turns:
@@ -26,7 +29,7 @@ class Turns:
         self._now = 0.0  # bytes that a request would have by now that has shared the device from the beginning
         self._ends: dict[int, float] = {}  # the moment at which each would have all, on the scale of `_now`
         self._unserved: dict[int, int] = {}  # bytes of those that wait
-        self._sharing = 0  # requests whose end has not come
+        self._sharing: set[int] = set()  # requests whose end has not come
         self._to_end: _Line = []
         self._to_serve: _Line = []
 
@@ -36,19 +39,18 @@ class Turns:
 
     def wants(self, request: int, nbytes: int) -> None:
         """The request waits for so many bytes, in addition to what it waits for already."""
-        end = self._ends.get(request, 0.0)
-        if end <= self._now:
-            end = self._now
-            self._sharing += 1
+        end = max(self._now, self._ends.get(request, 0.0))
+        self._sharing.add(request)
         self._unserved[request] = self._unserved.get(request, 0) + nbytes
         self._move(request, end + nbytes)
 
     def spares(self, request: int, nbytes: int) -> None:
         """The request does not want so many of its bytes any more."""
-        end = self._ends[request]
-        if end > self._now:
-            self._sharing -= end - nbytes <= self._now
-            self._move(request, max(self._now, end - nbytes))
+        if request in self._sharing:
+            self._move(request, self._ends[request] - nbytes)
+            if self._ends[request] - self._now < 0.5:  # none, but for rounding
+                self._ends[request] = self._now
+                self._sharing.remove(request)
         self._less(request, nbytes)
 
     def served(self, request: int, nbytes: int) -> None:
@@ -57,15 +59,15 @@ class Turns:
         left = float(nbytes)
         while self._to_end and left > 0:
             end, first = self._to_end[0]
-            if end != self._ends.get(first) or end <= self._now:  # an entry that was replaced
+            if first not in self._sharing or end != self._ends[first]:  # an entry that was replaced
                 heappop(self._to_end)
-            elif (end - self._now) * self._sharing > left:
-                self._now += left / self._sharing
+            elif (end - self._now) * len(self._sharing) > left:
+                self._now += left / len(self._sharing)
                 return
             else:
-                left -= (end - self._now) * self._sharing
+                left -= (end - self._now) * len(self._sharing)
                 self._now = end
-                self._sharing -= 1
+                self._sharing.remove(first)
                 self._forget(first)
 
     def next(self) -> int | None:
@@ -85,6 +87,11 @@ class Turns:
         self._ends[request] = end
         heappush(self._to_end, (end, request))
         heappush(self._to_serve, (self.place(request), request))
+        if len(self._to_end) + len(self._to_serve) > _FEW + 8 * len(self._ends):
+            self._to_end = [(self._ends[one], one) for one in self._sharing]
+            self._to_serve = [(self.place(one), one) for one in self._unserved]
+            heapify(self._to_end)
+            heapify(self._to_serve)
 
     def _less(self, request: int, nbytes: int) -> None:
         self._unserved[request] -= nbytes
@@ -92,12 +99,11 @@ class Turns:
             del self._unserved[request]
             self._forget(request)
         if not self._unserved:
-            self._ends.clear()
-            self._to_end.clear()
-            self._to_serve.clear()
-            self._now, self._sharing = 0.0, 0
+            self._now = 0.0
+            for kept in (self._ends, self._sharing, self._to_end, self._to_serve):
+                kept.clear()
 
     def _forget(self, request: int) -> None:
         """One that has all, and would have it if the device were shared, matters no more."""
-        if request not in self._unserved and self._ends[request] <= self._now:
+        if request not in self._unserved and request not in self._sharing:
             del self._ends[request]
