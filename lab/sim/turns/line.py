@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.policies.turns import Turns
+from lab.sim.turns.policy import Turns
 
 BATCH = 8 << 20
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepwell.policies.turns import Turns
+from lab.sim.turns.policy import Turns
 
 Arrivals = list[tuple[int, int]]
 """When each request comes, and how many bytes it wants, of a device that serves one in a unit of time."""
