@@ -72,7 +72,9 @@ class Workload:
         have that come together; with less, vLLM's tiering recomputes most of them."""
         lengths = [len(document.prompt) + OUTPUT for document in self.documents]
         return Memory(
-            _whole(3 * sum(lengths) * self.kv_token // 2), _whole(self.together * max(lengths) * self.kv_token)
+            _whole(3 * sum(lengths) * self.kv_token // 2),
+            _whole(self.together * max(lengths) * self.kv_token),
+            self.page,
         )
 
 

@@ -35,10 +35,12 @@ _SHIM_MODULE = "peers_cpu_shim"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of host memory: of the systems that keep everything there, and of those with a disk behind it."""
+    """Bytes of host memory: of the systems that keep everything there, and of those with a disk behind it. `block`:
+    tokens of stepwell's blocks; vLLM's tiers keep whole pages, and so does what is put beside them. 0: its default."""
 
     large: int
     small: int
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,14 @@ def tier_connector(home: Path, memory: Memory, disk: Path | None) -> dict[str, A
 
 
 def _stepwell(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
-    settings = {"home": str(home), "host": f"{(memory.large if disk is None else memory.small) // MIB}MiB"}
+    settings: dict[str, Any] = {
+        "home": str(home),
+        "host": f"{(memory.large if disk is None else memory.small) // MIB}MiB",
+    }
     if disk is not None:
         settings["disk"] = f"{disk}:{DISK_CAPACITY >> 30}GiB"
+    if memory.block:
+        settings["block_tokens"] = memory.block
     return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": settings}
 
 
