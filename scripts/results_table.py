@@ -136,6 +136,29 @@ def readwrite(kept: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def stream(kept: dict[str, Any]) -> str:
+    """Every row; those that begin with a space are of the run before them."""
+    lines = ["| | target | measured (95 %) | |", "|---|---|---|---|"]
+    run = ""
+    for row in kept["rows"]:
+        what, (low, high) = row["what"], row["interval"]
+        run = run if what.startswith("  ") else what.split(": ")[0]
+        what = f"{run}: {what.strip()}" if what.startswith("  ") else what
+        value = f"{_short(row['measured'])} {row['unit']}".strip() + (
+            f" ({low:.3f} to {high:.3f})" if low < high else ""
+        )
+        verdict = {True: ", met", False: ", **missed**", None: ""}[row["met"]]
+        lines.append(f"| {what} | {row['target'] or ''} | {value}{verdict} | {row['beside']} |")
+    machine, counts = kept["machine"], kept["counts"]
+    before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+    lines += [
+        "",
+        f"`stream` at {machine['revision'][:7]}, load {before:.1f} to {after:.1f}: {kept['remarks'][0]}. "
+        f"Runs that were not recalled whole: {counts['incomplete']}; blocks with wrong bytes: {counts['wrong']}.",
+    ]
+    return "\n".join(lines)
+
+
 PEERS = (
     ("host memory, one request at a time", "host", "vllm-cpu", "", ""),
     ("disk, one request at a time", "disk", "vllm-fs", "", ""),
@@ -229,6 +252,7 @@ TABLES = (
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
     ("docs/benchmarks.md", ("decide.json",), decide),
     ("docs/benchmarks.md", ("readwrite.json",), readwrite),
+    ("docs/benchmarks.md", ("stream.json",), stream),
 )
 
 

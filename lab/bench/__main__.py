@@ -21,6 +21,7 @@ FOLDERS = {
     "copies": "disk",
     "datapath": "disk",
     "readwrite": "disk",
+    "stream": "disk",
     "lookup": "halves",
     "blockcost": "halves",
     "hooks": "halves",

@@ -55,12 +55,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`counts` say of how many samples the rows are, and how many were dropped; `remarks` are for people."""
+    """`counts` say of how many samples the rows are, and how many were dropped; `remarks` are for people. `more`:
+    further fields of the file."""
 
     name: str
     rows: Sequence[Row]
     counts: dict[str, int] = field(default_factory=dict)
     remarks: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def table(result: Result) -> str:
@@ -123,4 +125,4 @@ def as_dict(result: Result) -> dict[str, Any]:
                 **row.more,
             }
         )
-    return {"rows": rows, "counts": result.counts, "remarks": list(result.remarks)}
+    return {"rows": rows, "counts": result.counts, "remarks": list(result.remarks), **result.more}

@@ -316,3 +316,20 @@ def test_recovery_finds_every_block_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(row["measured"] > 0 for row in seconds)
     assert not list((tmp_path / "cache" / "stepwell").iterdir()), "what was written is gone"
     assert str(tmp_path) not in json.dumps(kept)
+
+
+def test_a_run_that_is_streamed_comes_whole_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["stream", "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "stream.json").read_text())
+    assert kept["counts"]["wrong"] == 0
+    assert [row["measured"] for row in kept["rows"] if "blocks recalled" in row["what"]] == [1.0]
+    assert all(row["measured"] > 0 for row in kept["rows"])
+    for at, block in enumerate(kept["timeline"]):
+        assert block["block"] == at
+        (first, _), *_, (_, read) = block["read"]
+        opened = block["opened"][-1][1]
+        assert 0 < first < read < opened < block["heard"] < block["copied"][0] < block["copied"][1]
+    assert not list((tmp_path / "cache" / "stepwell").iterdir()), "what was written is gone"
