@@ -21,7 +21,7 @@ FOLDERS = {
     "copies": "disk",
     "datapath": "disk",
     "readwrite": "disk",
-    "stream": "disk",
+    "stream": "streams",
     "lookup": "halves",
     "blockcost": "halves",
     "hooks": "halves",

@@ -30,7 +30,8 @@ QUEUED = ("staging", "pins", "no_room")
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read."""
+    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read. `waited`: until it was
+    offered; how long an engine takes to find pages is its own matter."""
 
     order: int
     first: float = 0.0
@@ -41,6 +42,7 @@ class _Place:
     queued: bool = False
     over: bool = False
     streams: bool = False
+    waited: float = 0.0
 
     @property
     def counts(self) -> bool:
@@ -100,15 +102,16 @@ class Queue:
                 other.news = now
                 other.turn = now if turn else other.turn
 
-    def offered(self, ask: PrefixQuestion, *, streams: bool) -> None:
+    def offered(self, ask: PrefixQuestion, now: float, *, streams: bool) -> None:
         """Its wait has ended with something; that of the workers begins if it `streams`."""
         place = self._places[ask.ticket]
         place.over, place.streams = True, streams
+        place.waited = now - (place.first or now)
 
-    def streams(self, ask: PrefixQuestion, now: float) -> StreamWait:
+    def streams(self, ask: PrefixQuestion) -> StreamWait:
         """It is recalled as a stream: how long a worker may wait for that."""
         place = self._places[ask.ticket]
-        return StreamWait(now - (place.first or now), place.ahead)
+        return StreamWait(place.waited, place.ahead)
 
     def ended(self, ask: PrefixQuestion, now: float) -> None:
         """No worker waits for its stream any more."""

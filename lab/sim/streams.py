@@ -32,7 +32,7 @@ class Streams:
         request.phase, request.good = Phase.COPYING, blocks
         request.missing = set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
-            wait, slow = engine.queue.streams(ask, world.clock.now()), world.dice.random() < SLOW
+            wait, slow = engine.queue.streams(ask), world.dice.random() < SLOW
             shard = rank // engine.model.replicas
             each.copies.append(
                 StreamCopy(each, rank, shard, ask.session, request, transfer, blocks, limits, wait, slow)

@@ -227,7 +227,7 @@ class World:
             request.streams = known
             request.offered = engine.scheduler.offer(ask, streamed=known)
             request.phase = Phase.OFFERED
-            engine.queue.offered(ask, streams=known)
+            engine.queue.offered(ask, now, streams=known)
             if not request.offered:
                 engine.queue.left(ask, now, all_of_it=False)
                 engine.scheduler.release(ask)

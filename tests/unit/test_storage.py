@@ -71,7 +71,7 @@ def test_each_tier_has_threads_and_enough_reads_to_keep_them_busy(tmp_path: Path
         assert [tier.name for tier in made.tiers] == ["disk"][: len(disk)]
         assert made.readers == 2 * 3 * directories
         made.add_threads(wakeup, 2)
-        assert len(made.executors) == len(made.tiers) + 1
+        assert len(made.executors) == 2 * (len(made.tiers) + 1), "those that read, and those that do all else"
         assert made.readers == max(4, 2 * 3 * directories), "of a tier with fewer threads some reads wait"
     finally:
         assert all(executor.close(10.0) for executor in made.executors)

@@ -295,9 +295,7 @@ def test_a_client_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stream_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        streams.RecallStream, "over", property(lambda self: "" if self._inbox.more else self._inbox.reason)
-    )
+    monkeypatch.setattr(streams.Stream, "over", property(lambda self: "" if self._inbox.more else self._inbox.reason))
     assert "stream" in _finds("late").what
 
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from lab.bench import wells
 from lab.bench.disk.lane import THREADS, Arena, Bare, cipher_work, in_threads
-from lab.bench.disk.runs import Engine, Run
-from lab.bench.disk.timeline import timeline
 from lab.bench.report import Result, Row, Target
+from lab.bench.streams.runs import Engine, Run
+from lab.bench.streams.timeline import timeline
 from stepwell.block.layout import MiB
 from stepwell.client import control
 from stepwell.demo.model import cache_folder

@@ -1,4 +1,4 @@
-"""A well that notes when each block is read from its disk and opened: `python -m lab.bench.disk.watched HOME MARKS`.
+"""A well that notes when each block is read from its disk and opened: `python -m lab.bench.streams.watched HOME MARKS`.
 
 Settings come as JSON on standard input. When the well has ended, MARKS has a line for each block that was read: where
 it lay (SLOT_REF bytes, in hexadecimal), and when its parts were read and opened, in seconds of the clock that all

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from lab import FOLDER
-from lab.bench.disk.runs import Engine, Run
-from lab.bench.disk.watched import Span
+from lab.bench.streams.runs import Engine, Run
+from lab.bench.streams.watched import Span
 from lab.rig.well import eventually
 from stepwell.client import control
 from stepwell.client.start import find
@@ -108,7 +108,7 @@ def _watched(base: Path, host: int) -> Iterator[Path]:
     home = base / "home"
     disk = {"disk": f"{base / 'disk'}:4GiB", "disk_reserve": "1GiB"}
     settings = {"host": host, **disk, "recall": "always", "log_level": "warning"}
-    command = [sys.executable, "-m", "lab.bench.disk.watched", str(home), str(base / "marks")]
+    command = [sys.executable, "-m", "lab.bench.streams.watched", str(home), str(base / "marks")]
     with subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.PIPE, text=True) as well:
         assert well.stdin is not None
         well.stdin.write(json.dumps(settings))
