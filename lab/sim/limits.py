@@ -30,8 +30,8 @@ QUEUED = ("staging", "pins", "no_room")
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read. `waited`: until it was
-    offered; how long an engine takes to find pages is its own matter."""
+    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read.
+    `waited`: until it was offered; how long an engine takes to find pages is its own matter."""
 
     order: int
     first: float = 0.0
