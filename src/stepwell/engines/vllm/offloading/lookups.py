@@ -29,9 +29,10 @@ MAX_PROMOTED = 0.75
 MAX_BUSY = 0.9
 """Share of them that all jobs together may hold."""
 
-MAX_READING = 0.5
-"""Share of them that may be held by others when a chunk which is still read is given a row: so what is in the arena
-finds rows while others wait for a tier."""
+MAX_READING = 0.8
+"""Share of them that jobs together may hold when one more begins whose chunks are still read, unless it is alone: so
+what is in the arena finds rows while others wait for a tier. Such a job begins with all of its rows or waits for
+them: with a part of them it would come in parts, and a step of the scheduler passes before each."""
 
 HELD_S = 1.0
 """Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
@@ -56,7 +57,8 @@ class LookupVerdict(Enum):
 @dataclass(slots=True, eq=False)
 class KeyRun:
     """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones can
-    be had, once that is settled, and `reason`: why not more. `streams`: not all of them have landed yet."""
+    be had, once that is settled, and `reason`: why not more. `streams`: not all of them have landed yet.
+    `admitted`: there are rows for all of them."""
 
     keys: list[bytes] = field(default_factory=list)
     at: dict[bytes, int] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class KeyRun:
     ask: PrefixQuestion | None = None
     blocks: int = -1
     streams: bool = False
+    admitted: bool = False
     reason: str = ""
     looked: int = -1  # step in which the answer was last looked at
     settled_at: float = 0.0
@@ -276,8 +279,7 @@ class Lookups:
         if not self._may_promote(request, group):
             group.closed.add(key)
             return self._miss(request, group, end_token)
-        busy = self._busy_rows()
-        if busy + self._promised >= self._limit_of_all or (run.streams and busy >= self._limit_of_reads):
+        if not self._admits(group, run):
             if (run.streams and self._may_wait(request)) or self._clock() - run.settled_at < HELD_S:
                 return LookupVerdict.RETRY
             group.closed.add(key)
@@ -286,6 +288,15 @@ class Lookups:
         group.promoted += 1
         request.got_at = self._clock()
         return LookupVerdict.HIT
+
+    def _admits(self, group: GroupLookup, run: KeyRun) -> bool:
+        """There is a row for one more chunk of this run."""
+        busy = self._busy_rows() + self._promised
+        if not run.streams:
+            return busy < self._limit_of_all
+        wanted = min(run.blocks, self._limit_of_prefix - group.promoted)
+        run.admitted = run.admitted or not busy or busy + wanted <= self._limit_of_reads
+        return run.admitted
 
     def take(self, request_id: str, keys: Sequence[bytes]) -> list[LoadPart]:
         """Hands the runs that these keys are of over to a job. Keys that were not promised are in none: the job has
