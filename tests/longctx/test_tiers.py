@@ -96,7 +96,7 @@ def test_nothing_stays_open_when_one_place_cannot_be_used(tmp_path: Path) -> Non
     with pytest.raises(AccessDenied, match="SW-608") as raised:
         Tiers(PAGE, PAGE, f"{tmp_path}/good:1M,{tmp_path}/file:1M")
     assert raised.tb is not None  # which keeps all that was made alive
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, "what other tests have left may go meanwhile"
 
 
 def test_each_tier_can_be_wrapped(tmp_path: Path) -> None:
