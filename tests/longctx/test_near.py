@@ -285,7 +285,7 @@ def test_a_generation_ends_with_the_process_and_tells_what_there_is(tmp_path):
         with pytest.raises(StepwellError, match="SW-133"):  # and it does not come back half empty
             model(ids[:, :1], past_key_values=cache)
         cache.close()
-        assert descriptors() == before
+        assert descriptors() <= before
 
 
 def test_no_process_and_no_descriptor_is_left(tmp_path):
@@ -302,12 +302,12 @@ def test_no_process_and_no_descriptor_is_left(tmp_path):
         stepped(model, ids, cache, [150])
         cache.close()
         cache.close()
-        assert not Path(f"/proc/{pid}").exists() and descriptors() == before  # not even a zombie
+        assert not Path(f"/proc/{pid}").exists() and descriptors() <= before  # not even a zombie
         cache = attached.new_cache()
         stepped(model, ids, cache, [150])
         pid = cache.setting.near.pid
         del cache
-        assert not Path(f"/proc/{pid}").exists() and descriptors() == before
+        assert not Path(f"/proc/{pid}").exists() and descriptors() <= before
 
 
 def test_one_that_hangs_is_given_up():

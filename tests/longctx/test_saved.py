@@ -250,7 +250,7 @@ def test_what_could_not_be_saved_leaves_what_was_there(
             write_context(saved, KEY, MANIFEST, some(2))
     assert same(read_context(saved, KEY, FINGERPRINT)[1], some())
     assert os.listdir(saved.parent) == [saved.name]
-    assert set(os.listdir("/proc/self/fd")) == fds
+    assert set(os.listdir("/proc/self/fd")) <= fds
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_the_disk_fails_while_reading(saved: Path, monkeypatch: pytest.MonkeyPat
     fds = set(os.listdir("/proc/self/fd"))
     failing(monkeypatch, "preadv", errno.EIO)
     refused(saved, BackendDown, "SW-508")
-    assert set(os.listdir("/proc/self/fd")) == fds
+    assert set(os.listdir("/proc/self/fd")) <= fds
 
 
 def test_links_are_not_followed(saved: Path, tmp_path: Path) -> None:
