@@ -19,7 +19,6 @@ from lab.sim.oracle import Oracle, Violation, content
 from lab.sim.walk import Walked, walk
 from stepwell.client import streams
 from stepwell.client.patience import Patience
-from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.codecs import seal
 from stepwell.codecs.seal import Opened, Opener
@@ -303,7 +302,7 @@ def test_a_stream_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
 def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's rule until a tier that hung beside hits in host memory was tried."""
 
-    def anyone(self: SchedulerClient, ask: PrefixQuestion, waiting: Any, *, all_of_it: bool = False) -> None:
+    def anyone(self: SchedulerClient, order: int, waiting: Any, *, all_of_it: bool = False) -> None:
         now = self._clock()
         for other in self._asks.values():
             if other.answered:

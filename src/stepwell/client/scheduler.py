@@ -150,21 +150,14 @@ class SchedulerClient:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, limit_s)
         return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, limit_s, reading=True)
 
-    def _got_on(self, ask: PrefixQuestion, waiting: Collection[str], *, all_of_it: bool = False) -> None:
-        """This request has got something, or ends and gives back what it had: those behind it in line that wait for one
-        of these reasons are not stalled. Under the lock."""
+    def _got_on(self, order: int, waiting: Collection[str], *, all_of_it: bool = False) -> None:
+        """The request at this place in line has got something, or ends and gives back what it had: those behind it that
+        wait for one of these reasons are not stalled. Under the lock."""
         now = self._clock()
         for other in self._asks.values():
-            if other.order > ask.order and other.reason in waiting:
+            if other.order > order and other.reason in waiting:
                 other.news = now
                 other.turn = now if all_of_it else other.turn
-
-    def _moved(self, order: int) -> None:
-        """The request at this place in line has got something, which this client may not have heard of otherwise."""
-        with self._lock:
-            for ask in self._asks.values():
-                if ask.order > order and ask.reason in IN_LINE:
-                    ask.news = self._clock()
 
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
         """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to: then the
@@ -185,9 +178,9 @@ class SchedulerClient:
         with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
             if ask.lined_up:
-                self._got_on(ask, IN_LINE, all_of_it=ask.final)
+                self._got_on(ask.order, IN_LINE, all_of_it=ask.final)
             else:
-                self._got_on(ask, FOR_ROOM)
+                self._got_on(ask.order, FOR_ROOM)
         return transfer, refs
 
     def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
@@ -208,14 +201,14 @@ class SchedulerClient:
         with self._lock:
             ask = self._streams.pop(transfer, None)
             if ask is not None:
-                self._got_on(ask, IN_LINE, all_of_it=whole)
+                self._got_on(ask.order, IN_LINE, all_of_it=whole)
 
     def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
             if known is not None and known.blocks:
-                self._got_on(known, FOR_ROOM)
+                self._got_on(known.order, FOR_ROOM)
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
@@ -313,7 +306,8 @@ class SchedulerClient:
             case m.Granted():
                 self._granted(message)
             case m.LineMoved(order=order):
-                self._moved(order)
+                with self._lock:
+                    self._got_on(order, IN_LINE)
             case m.GiveWay(ticket=number, reason=reason):
                 self._give_way(number, reason or "gave_way")
             case m.Ready(session=number):
@@ -339,7 +333,7 @@ class SchedulerClient:
                 ask.sources += found.sources
                 ask.news = self._clock()
                 if ask.lined_up:
-                    self._got_on(ask, IN_LINE)
+                    self._got_on(ask.order, IN_LINE)
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies
