@@ -76,14 +76,13 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What a job copies of a run: blocks from `first` on, by one transfer, each wanted one to its key's row. `refs`:
-    where all of them lie; None: they come by `stream`, whose limits count from the beginning of the job."""
+    """What a job copies of a run: blocks from `first` on, each wanted one to its key's row. All of them have landed, or
+    they come by the `stream` of a transfer, whose limits count from the beginning of the job."""
 
     part: LoadPart
     wanted: dict[int, tuple[bytes, int]]
-    transfer: int
     first: int
-    refs: SlotRefs | None = None
+    transfer: int = 0
     stream: Stream | None = None
 
     @property
@@ -135,18 +134,20 @@ class RowTransfers:
             raise
 
     def _copy_of(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]]) -> _Copy:
-        """Turns what a job wants of this run into a transfer."""
+        """What a job wants of this run. A stream begins here; what has landed is leased by the thread that copies."""
         first, end = min(wanted), max(wanted) + 1
-        if part.ask.blocks < end:
-            transfer, limits = self._client.stream(part.ask, first, end - first)
-            return _Copy(part, wanted, transfer, first, stream=self._worker.stream(part.ask.session, transfer, limits))
-        transfer, refs = self._client.recall(part.ask, first, end - first)
-        return _Copy(part, wanted, transfer, first, refs)
+        if part.ask.blocks >= end:
+            return _Copy(part, wanted, first)
+        transfer, limits = self._client.stream(part.ask, first, end - first)
+        return _Copy(part, wanted, first, transfer, self._worker.stream(part.ask.session, transfer, limits))
 
     def _end(self, copy: _Copy) -> None:
         """No thread copies any more of it."""
-        self._worker.recalled(copy.part.ask.session, [copy.transfer])
-        self._client.stream_ended(copy.transfer)
+        if copy.stream is None:
+            self._client.release(copy.part.ask)  # unless it was leased
+        else:
+            self._worker.recalled(copy.part.ask.session, [copy.transfer])
+            self._client.stream_ended(copy.transfer)
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
@@ -216,27 +217,37 @@ class RowTransfers:
 
     def _copy(self, copy: _Copy, loaded: list[bytes]) -> str:
         """Appends the keys that were loaded to `loaded`; why not all of the run came."""
-        session, stream = copy.part.ask.session, copy.stream
         with self._worker.copying() as hold:
-            if stream is None:
-                self._copy_out(hold, copy, 0, copy.refs, loaded)
+            if copy.stream is None:
+                self._copy_landed(hold, copy, loaded)
                 return ""
-            with stream:
-                at = 0
-                while at < copy.blocks:
-                    over = "too_slow" if self._hurried.is_set() else stream.over
-                    refs = stream.next(0.0 if over else _LOOK_S)
-                    if refs is not None:
-                        at += self._copy_out(hold, copy, at, refs, loaded)
-                        self._worker.copied(session, copy.transfer, at)
-                    elif over:
-                        return over
+            with copy.stream as stream:
+                return self._copy_stream(hold, copy, stream, loaded)
+
+    def _copy_landed(self, hold: Hold, copy: _Copy, loaded: list[bytes]) -> None:
+        ask = copy.part.ask
+        transfer, refs = self._client.recall(ask, copy.first, copy.blocks)
+        try:
+            self._copy_out(hold, copy, 0, refs, loaded)
+        finally:
+            self._worker.recalled(ask.session, [transfer])
+
+    def _copy_stream(self, hold: Hold, copy: _Copy, stream: Stream, loaded: list[bytes]) -> str:
+        at = 0
+        while at < copy.blocks:
+            over = "too_slow" if self._hurried.is_set() else stream.over
+            refs = stream.next(0.0 if over else _LOOK_S)
+            if refs is not None:
+                at += self._copy_out(hold, copy, at, refs, loaded)
+                self._worker.copied(copy.part.ask.session, copy.transfer, at)
+            elif over:
+                return over
         return ""
 
-    def _copy_out(self, hold: Hold, copy: _Copy, at: int, refs: SlotRefs | None, loaded: list[bytes]) -> int:
+    def _copy_out(self, hold: Hold, copy: _Copy, at: int, refs: SlotRefs, loaded: list[bytes]) -> int:
         """Copies blocks from the `at`th of the transfer on; how many these are. Appends the keys of those that were
         loaded."""
-        rows = [] if refs is None else refs.tolist()
+        rows = refs.tolist()
         for number, (ref,) in enumerate(rows, copy.first + at):
             if number in copy.wanted:
                 key, row = copy.wanted[number]
