@@ -123,14 +123,7 @@ class Stand:
         first = self._runs[:1]
         streamed, staged = (partial(self._recall, first, streamed) for streamed in (True, False))
         ours, waited, bare, opened = _singles([streamed, staged, self._read, self._opened], repetitions)
-        yield Row(f"{self._what}: streamed / bare read and copy", "", _ratio(ours, bare), MOST, _beside(ours, bare))
-        yield Row(
-            "  streamed / bare read beside the cipher's pass, and copy",
-            "",
-            _ratio(ours, opened),
-            None,
-            _beside(ours, opened),
-        )
+        yield from _over_bare(self._what, ours, bare, opened)
         yield Row("  streamed / staged", "", _ratio(ours, waited), None, _beside(ours, waited))
 
     def _opened(self) -> list[float]:
@@ -151,14 +144,7 @@ class Stand:
         what = f"{self._what}, through {host // MiB} MiB of host memory"
         least = min(self._shares)
         yield Row(f"{what}: blocks recalled, at least", "", Estimate(least, least, least, repetitions), ALL)
-        yield Row(f"{what}: streamed / bare read and copy", "", _ratio(ours, bare), MOST, _beside(ours, bare))
-        yield Row(
-            "  streamed / bare read beside the cipher's pass, and copy",
-            "",
-            _ratio(ours, opened),
-            None,
-            _beside(ours, opened),
-        )
+        yield from _over_bare(what, ours, bare, opened)
         most = max(self._pinned) / MiB
         yield Row("  pinned at most", "MiB", Estimate(most, most, most, len(self._pinned)))
 
@@ -199,6 +185,12 @@ def _in_turn(passes: Sequence[Callable[[], list[float]]], repetitions: int) -> l
 
 def _singles(passes: Sequence[Callable[[], list[float]]], repetitions: int) -> list[list[float]]:
     return [[seconds for (seconds,) in each] for each in _in_turn(passes, repetitions)]
+
+
+def _over_bare(what: str, ours: Sequence[float], bare: Sequence[float], opened: Sequence[float]) -> Iterator[Row]:
+    yield Row(f"{what}: streamed / bare read and copy", "", _ratio(ours, bare), MOST, _beside(ours, bare))
+    name = "  streamed / bare read beside the cipher's pass, and copy"
+    yield Row(name, "", _ratio(ours, opened), None, _beside(ours, opened))
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:

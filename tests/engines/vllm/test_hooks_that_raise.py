@@ -161,14 +161,19 @@ class Stage:
         for _ in range(2):
             self._step()
             h.settle()
-        for rid in self._asked:
-            outcome = h.requests[rid]
-            assert outcome.finish_reason is not None, f"{rid} is {h.status(rid)}"
-            assert h.right(outcome, outcome.finish_reason)
-        if at is not None and at.calls[-1] in COST_A_LEASE:
-            lose(h)
-            rejoin(h)
-        h.assert_quiet()
+        _judge(h, self._asked, at)
+
+
+def _judge(h: Any, asked: list[str], at: Statement | None) -> None:
+    """All that was asked has its right answer, and nothing is held any more."""
+    for rid in asked:
+        outcome = h.requests[rid]
+        assert outcome.finish_reason is not None, f"{rid} is {h.status(rid)}"
+        assert h.right(outcome, outcome.finish_reason)
+    if at is not None and at.calls[-1] in COST_A_LEASE:
+        lose(h)
+        rejoin(h)
+    h.assert_quiet()
 
 
 class StreamStage:
@@ -241,14 +246,7 @@ class StreamStage:
         self._run()
         h.tier.hung = False
         h.rest()
-        for rid in self._asked:
-            outcome = h.requests[rid]
-            assert outcome.finish_reason is not None, f"{rid} is {h.status(rid)}"
-            assert h.right(outcome, outcome.finish_reason)
-        if at is not None and at.calls[-1] in COST_A_LEASE:
-            lose(h)
-            rejoin(h)
-        h.assert_quiet()
+        _judge(h, self._asked, at)
 
 
 def hooks(names: list[str]) -> list[Any]:
