@@ -68,8 +68,9 @@ def story(model: Path, folder: Path, well: Well, disk: Path) -> Iterator[Story]:
     with ExitStack() as stack:
 
         def new(number: int) -> EngineProcess:
-            # Half of one text's KV fits the pins. Whether a busy machine's disk is worth it is not asked here.
-            connector = well.connector(block_tokens=PAGE, host="96MiB", disk=f"{disk}:512MiB", recall="always")
+            # Host memory holds fewer blocks than the texts have, whichever of them it keeps. Whether a busy machine's
+            # disk is worth it is not asked here.
+            connector = well.connector(block_tokens=PAGE, host="64MiB", disk=f"{disk}:512MiB", recall="always")
             settings = config(model, connector, page=PAGE, pool_pages=50, dtype="float32")
             if number > 2:  # by then engines of several processes have come, been killed and come back warm
                 settings = in_one_process(settings)
