@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -21,7 +22,6 @@ import numpy.typing as npt
 
 from stepwell.client.questions import SlotRefs, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
-from stepwell.client.streams import Stream
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
@@ -76,18 +76,12 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What a job copies of a run: blocks from `first` on, each wanted one to its key's row. All of them have landed, or
-    they come by the `stream` of a transfer, whose limits count from the beginning of the job."""
+    """What a job copies of a run: `blocks` of it from `first` on, each wanted one to its key's row."""
 
     part: LoadPart
     wanted: dict[int, tuple[bytes, int]]
     first: int
-    transfer: int = 0
-    stream: Stream | None = None
-
-    @property
-    def blocks(self) -> int:
-        return max(self.wanted) + 1 - self.first
+    blocks: int
 
 
 class RowTransfers:
@@ -117,37 +111,14 @@ class RowTransfers:
         return self._jobs > 0 or not self._results.empty()
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
-        copies: list[_Copy] = []
+        streamed = any(part.run.streams for part in parts)
+        began = time.monotonic()
         try:
-            for part in parts:
-                if wanted := part.rows(job.keys, job.rows):
-                    copies.append(self._copy_of(part, wanted))
-                else:
-                    self._client.release(part.ask)
-            streamed = any(copy.stream is not None for copy in copies)
-            self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(copies))
+            self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(job, parts, began))
         except BaseException:
-            for copy in copies:
-                self._end(copy)
             for part in parts:
-                self._client.release(part.ask)  # of those that are no copy yet
+                self._client.release(part.ask)
             raise
-
-    def _copy_of(self, part: LoadPart, wanted: dict[int, tuple[bytes, int]]) -> _Copy:
-        """What a job wants of this run. A stream begins here; what has landed is leased by the thread that copies."""
-        first, end = min(wanted), max(wanted) + 1
-        if part.ask.blocks >= end:
-            return _Copy(part, wanted, first)
-        transfer, limits = self._client.stream(part.ask, first, end - first)
-        return _Copy(part, wanted, first, transfer, self._worker.stream(part.ask.session, transfer, limits))
-
-    def _end(self, copy: _Copy) -> None:
-        """No thread copies any more of it."""
-        if copy.stream is None:
-            self._client.release(copy.part.ask)  # unless it was leased
-        else:
-            self._worker.recalled(copy.part.ask.session, [copy.transfer])
-            self._client.stream_ended(copy.transfer)
 
     def submit_store(self, job: RowJob, epoch: int) -> None:
         if self._storing and self._storing + len(job.keys) > self._most_storing:
@@ -205,24 +176,25 @@ class RowTransfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, copies: Sequence[_Copy]) -> Copied:
+    def _load(self, job: RowJob, parts: Sequence[LoadPart], began: float) -> Copied:
         loaded: list[bytes] = []
         reasons = []
-        for copy in copies:
-            try:
-                reasons.append(self._copy(copy, loaded))
-            finally:
-                self._end(copy)
+        with ExitStack() as ends:
+            for part in parts:
+                ends.callback(self._client.release, part.ask)  # unless it was recalled
+            for part in parts:
+                if wanted := part.rows(job.keys, job.rows):
+                    first, end = min(wanted), max(wanted) + 1
+                    reasons.append(self._copy(_Copy(part, wanted, first, end - first), began, loaded))
         return loaded, len(loaded) * self._chunk_bytes, next(filter(None, reasons), "")
 
-    def _copy(self, copy: _Copy, loaded: list[bytes]) -> str:
+    def _copy(self, copy: _Copy, began: float, loaded: list[bytes]) -> str:
         """Appends the keys that were loaded to `loaded`; why not all of the run came."""
         with self._worker.copying() as hold:
-            if copy.stream is None:
-                self._copy_landed(hold, copy, loaded)
-                return ""
-            with copy.stream as stream:
-                return self._copy_stream(hold, copy, stream, loaded)
+            if copy.part.ask.blocks < copy.first + copy.blocks:
+                return self._copy_stream(hold, copy, began, loaded)
+            self._copy_landed(hold, copy, loaded)
+            return ""
 
     def _copy_landed(self, hold: Hold, copy: _Copy, loaded: list[bytes]) -> None:
         ask = copy.part.ask
@@ -232,17 +204,25 @@ class RowTransfers:
         finally:
             self._worker.recalled(ask.session, [transfer])
 
-    def _copy_stream(self, hold: Hold, copy: _Copy, stream: Stream, loaded: list[bytes]) -> str:
-        at = 0
-        while at < copy.blocks:
-            over = "too_slow" if self._hurried.is_set() else stream.over
-            refs = stream.next(0.0 if over else _LOOK_S)
-            if refs is not None:
-                at += self._copy_out(hold, copy, at, refs, loaded)
-                self._worker.copied(copy.part.ask.session, copy.transfer, at)
-            elif over:
-                return over
-        return ""
+    def _copy_stream(self, hold: Hold, copy: _Copy, began: float, loaded: list[bytes]) -> str:
+        """The limits of its wait count from the beginning of the job."""
+        session, at = copy.part.ask.session, 0
+        transfer, limits = self._client.stream(copy.part.ask, copy.first, copy.blocks)
+        limits = replace(limits, total_s=limits.total_s - (time.monotonic() - began))
+        try:
+            with self._worker.stream(session, transfer, limits) as stream:
+                while at < copy.blocks:
+                    over = "too_slow" if self._hurried.is_set() else stream.over
+                    refs = stream.next(0.0 if over else _LOOK_S)
+                    if refs is not None:
+                        at += self._copy_out(hold, copy, at, refs, loaded)
+                        self._worker.copied(session, transfer, at)
+                    elif over:
+                        return over
+            return ""
+        finally:
+            self._worker.recalled(session, [transfer])
+            self._client.stream_ended(transfer)
 
     def _copy_out(self, hold: Hold, copy: _Copy, at: int, refs: SlotRefs, loaded: list[bytes]) -> int:
         """Copies blocks from the `at`th of the transfer on; how many these are. Appends the keys of those that were
