@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_BLOCKS, TURN_S, WALK_BLOCKS, Work, WorkQueue, WorkStep
+from stepwell.hierarchy.work import (
+    MAX_TURN_S,
+    SLAB_WAIT_S,
+    TURN_BLOCKS,
+    TURN_S,
+    WALK_BLOCKS,
+    Work,
+    WorkQueue,
+    WorkStep,
+)
 from stepwell.testing.clock import SetClock
 
 
@@ -50,6 +59,24 @@ def test_a_turn_is_so_many_blocks_and_what_it_cuts_off_goes_on_first(w: Watched)
 def test_a_turn_ends_when_its_time_is_up_whatever_is_done_in_it(w: Watched) -> None:
     w.queue.add(w.work("slow", 4, seconds=TURN_S / 2))
     assert [w.turn() for _ in range(3)] == [["slow"] * 2, ["slow"] * 2, []]
+
+
+def test_work_has_half_of_the_time_of_a_loop_that_takes_long(w: Watched) -> None:
+    """Its thread waits for the interpreter wherever it looks for messages, while others open blocks."""
+    w.queue.add(w.work("ask", 1000, seconds=TURN_S / 4))
+    assert len(w.turn()) == 4
+    w.clock.advance(3 * TURN_S)
+    assert len(w.turn()) == pytest.approx(3 * 4, abs=1)
+    w.clock.advance(2 * MAX_TURN_S)
+    assert len(w.turn()) == pytest.approx(4 * MAX_TURN_S / TURN_S, abs=1)
+
+
+def test_a_loop_that_had_nothing_to_do_begins_with_a_short_turn(w: Watched) -> None:
+    w.queue.add(w.work("first", 1))
+    w.turn()
+    w.clock.advance(10 * TURN_S)
+    w.queue.add(w.work("slow", 100, seconds=TURN_S / 1.5))
+    assert w.turn() == ["slow"] * 2
 
 
 def test_work_without_blocks_counts_as_one(w: Watched) -> None:

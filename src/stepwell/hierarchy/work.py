@@ -12,6 +12,10 @@ TURN_BLOCKS, TURN_S = 32, 50e-6
 """Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
 than a turn costs by itself."""
 
+MAX_TURN_S = 40 * TURN_S
+"""Time of a turn at most, however long the rest of the loop takes: threads that open or seal blocks may keep the
+interpreter from it for a millisecond each time that it looks for messages."""
+
 WALK_BLOCKS = 8
 """Blocks of a walk in each turn, however much engines want."""
 
@@ -29,7 +33,9 @@ Work = Iterator[WorkStep]
 
 class WorkQueue:
     """Pending work of engines, first come first served, and walks through all that is cached, which no request waits
-    for: they have what engines leave of a turn. What is cut off by the end of a turn goes on in the next."""
+    for: they have what engines leave of a turn. What is cut off by the end of a turn goes on in the next, which is as
+    long as what the loop did in between: so work has half of the loop's time, and a few turns do all of it on a machine
+    that is busy."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,6 +43,7 @@ class WorkQueue:
         self._walks: deque[Work] = deque()
         self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
         self._slabs_changed = False
+        self._cut_off: float | None = None  # when the last turn ended, if it left work of engines
 
     def add(self, *work: Work) -> None:
         self._waiting.extend(work)
@@ -66,13 +73,17 @@ class WorkQueue:
 
     def turn(self) -> None:
         self._unpark()
-        left = self._some(self._waiting, TURN_BLOCKS)
+        seconds = TURN_S
+        if self._cut_off is not None:
+            seconds = min(MAX_TURN_S, max(TURN_S, self._clock.now() - self._cut_off))
+        left = self._some(self._waiting, int(TURN_BLOCKS * seconds / TURN_S), seconds)
         if self._walks:
-            self._some(self._walks, max(left, WALK_BLOCKS))
+            self._some(self._walks, max(min(left, TURN_BLOCKS), WALK_BLOCKS), TURN_S)
+        self._cut_off = self._clock.now() if self._waiting else None
 
-    def _some(self, queue: deque[Work], budget: int) -> int:
-        """Up to so many blocks of a queue's work; how many were left."""
-        until = self._clock.now() + TURN_S
+    def _some(self, queue: deque[Work], budget: int, seconds: float) -> int:
+        """Up to so many blocks of a queue's work, for so long; how many were left."""
+        until = self._clock.now() + seconds
         while budget > 0 and queue:
             work = queue.popleft()
             for step in work:
