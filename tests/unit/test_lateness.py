@@ -11,7 +11,7 @@ from test_weighing import BLOCK_S, judged, tier_takes, timed
 
 from lab.rig.members import FakeEngine
 from stepwell.hierarchy.levels.breaker import FIRST_PAUSE_S, OVERDUE_S, Verdict
-from stepwell.hierarchy.levels.speed import LATE_S, STAKE, LateReads
+from stepwell.hierarchy.levels.speed import LATE_S, LateReads
 from stepwell.hierarchy.requests import planner
 from stepwell.protocol import messages as m
 
@@ -20,9 +20,11 @@ SAVED_S = BLOCK_S * 3 / 4
 """By each block that is read in a quarter of the time that computing it takes."""
 
 
-def quick(rig: DeepRig) -> None:
-    """None of the tier's last reads was slow."""
+def quick(rig: DeepRig, missed: int = 0) -> None:
+    """None of the tier's last reads was slow. `missed`: late ones before that did not come."""
     rig.level.reads.healthy._before = HEALTHY_S
+    for _ in range(missed):
+        rig.level.reads.late.took(10.0, good=True)
 
 
 def heal(rig: DeepRig) -> None:
@@ -50,20 +52,20 @@ def give_up(rig: DeepRig, engine: FakeEngine, ticket: int, waited_s: float) -> N
 
 def test_a_late_read_is_waited_for_by_the_stake_and_the_chance_that_it_comes() -> None:
     reads = LateReads()
-    assert reads.worth_s(0.4) == STAKE * 0.4 / 2, "nothing is known"
+    assert reads.worth_s(0.1) == 0.1, "nothing is known"
     for seconds, good in ((LATE_S, True), (0.001, False)):
         reads.took(seconds, good=good)
-    assert reads.worth_s(0.4) == STAKE * 0.4 / 2, "they were not late"
+    assert reads.worth_s(0.1) == 0.1, "they were not late"
     reads.took(0.1, good=True)
-    assert reads.worth_s(0.4) == pytest.approx(STAKE * 0.4 * 2 / 3)
+    assert reads.worth_s(0.1) == 0.2
     reads.took(0.1, good=False)
-    assert reads.worth_s(0.4) == pytest.approx(STAKE * 0.4 / 2, rel=0.05)
+    assert reads.worth_s(0.1) == pytest.approx(0.1, rel=0.05)
     for _ in range(100):
         reads.took(10.0, good=True)
-    assert reads.worth_s(0.4) < STAKE * 0.4 / 10, "nobody could have waited for them"
+    assert reads.worth_s(0.1) < 0.01, "nobody could have waited for them"
     for _ in range(100):
-        reads.took(0.1, good=True)
-    assert reads.worth_s(0.4) > STAKE * 0.4 * 9 / 10, "what was long ago counts no more"
+        reads.took(LATE_S + m.MAX_ALLOWED_S, good=True)
+    assert reads.worth_s(0.01) > 0.1, "what was long ago counts no more"
 
 
 def test_no_stake_is_so_high_that_a_device_that_hangs_costs_more_than_the_stall_limit() -> None:
@@ -76,14 +78,14 @@ def test_no_stake_is_so_high_that_a_device_that_hangs_costs_more_than_the_stall_
 def test_a_tier_that_seems_to_hang_is_waited_for_as_usual_whatever_is_at_stake() -> None:
     rig = written(2, 6)
     quick(rig)
-    assert rig.level.allowance_s(0.4) == STAKE * 0.4 / 2
+    assert rig.level.allowance_s(0.1) == 0.1
     hung(rig, rig.join(), chain(6))
     rig.clock.advance(LATE_S + HEALTHY_S)
-    assert rig.level.allowance_s(0.4) == STAKE * 0.4 / 2, "with the usual patience it would still be waited for"
+    assert rig.level.allowance_s(0.1) == 0.1, "with the usual patience it would still be waited for"
     rig.clock.advance(0.001)
-    assert rig.level.allowance_s(0.4) == HEALTHY_S
+    assert rig.level.allowance_s(0.1) == HEALTHY_S
     heal(rig)
-    assert rig.level.allowance_s(0.8) > STAKE * 0.8 / 2, "it was late, and came"
+    assert rig.level.allowance_s(0.1) >= 0.2, "it was late, and came"
 
 
 def test_a_tier_that_is_tried_again_is_waited_for_as_usual() -> None:
@@ -95,10 +97,10 @@ def test_a_tier_that_is_tried_again_is_waited_for_as_usual() -> None:
     assert rig.level.down
     breaker.ended(-1, Verdict.ANSWERED)
     rig.clock.advance(FIRST_PAUSE_S)
-    assert not rig.level.down and rig.level.allowance_s(0.4) == HEALTHY_S
+    assert not rig.level.down and rig.level.allowance_s(0.1) == HEALTHY_S
     breaker.began(-2)
     breaker.ended(-2, Verdict.ANSWERED)
-    assert rig.level.allowance_s(0.4) == STAKE * 0.4 / 2
+    assert rig.level.allowance_s(0.1) == 0.1
 
 
 def test_where_nothing_is_kept_nothing_is_waited_for() -> None:
@@ -111,7 +113,9 @@ def test_where_nothing_is_kept_nothing_is_waited_for() -> None:
 @pytest.mark.parametrize("recall", ["auto", "always"])
 def test_who_lacks_much_is_told_to_wait_longer_than_who_lacks_little(recall: str) -> None:
     rig, engine, digests = judged(BLOCK_S / 4)
-    quick(rig)
+    quick(rig, missed=16)
+    odds = rig.level.allowance_s(1.0)
+    assert odds < 0.1
     ticket = engine.ask(digests, recall=recall)
     rig.turns()
     while engine.answer(ticket).more:
@@ -122,7 +126,7 @@ def test_who_lacks_much_is_told_to_wait_longer_than_who_lacks_little(recall: str
     missing = 16
     for told in found[:-1]:
         missing -= len(told.sources)
-        assert told.allow_s == pytest.approx(STAKE / 2 * missing * SAVED_S, rel=0.2)
+        assert told.allow_s == pytest.approx(odds * missing * SAVED_S, rel=0.2)
     engine.release(ticket)
 
 

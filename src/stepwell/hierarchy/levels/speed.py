@@ -18,9 +18,6 @@ LATE_S = 0.05
 MEMORY = 15 / 16
 """How much what is known of late reads counts after one more."""
 
-STAKE = 0.25
-"""Share of what giving up costs that may be waited in vain, if a late read is certain to come."""
-
 
 class ReadSpeed:
     """`in_flight`: bytes that the tier is asked for at a time."""
@@ -65,17 +62,18 @@ class HealthyReads:
 
 
 class LateReads:
-    """How often late reads came while a request could still wait for them."""
+    """How many late reads came while a request could still wait for them, and how many did not."""
 
     def __init__(self) -> None:
-        self._came = self._late = 0.0
+        self._came = self._missed = 0.0
 
     def took(self, seconds: float, *, good: bool) -> None:
         if seconds > LATE_S:
             came = good and seconds <= LATE_S + MAX_ALLOWED_S
-            self._came, self._late = MEMORY * self._came + came, MEMORY * self._late + 1
+            self._came, self._missed = MEMORY * self._came + came, MEMORY * self._missed + (not came)
 
     def worth_s(self, stake_s: float) -> float:
-        """Seconds that a late read is worth waiting for, if giving up costs `stake_s`: in proportion to that and to the
-        chance that it comes, of which nothing known means one half. At most MAX_ALLOWED_S."""
-        return min(MAX_ALLOWED_S, STAKE * stake_s * (self._came + 1) / (self._late + 2))
+        """Seconds that a late read is worth waiting for, if giving up costs `stake_s`: as many as are lost in vain by
+        those that wait for reads that do not come, where the others save as much. One of either kind is assumed that
+        nobody has seen. At most MAX_ALLOWED_S."""
+        return min(MAX_ALLOWED_S, stake_s * (self._came + 1) / (self._missed + 1))
