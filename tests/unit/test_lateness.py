@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from deep import HEALTHY, HUNG, DeepRig, at, chain, written
 from test_streams import asked as known_of
-from test_streams import two_ranks
+from test_streams import two_ranks, window
 from test_weighing import BLOCK_S, judged, tier_takes, timed
 
 from lab.rig.members import FakeEngine
@@ -128,6 +128,20 @@ def test_who_lacks_much_is_told_to_wait_longer_than_who_lacks_little(recall: str
         missing -= len(told.sources)
         assert told.allow_s == pytest.approx(odds * missing * SAVED_S, rel=0.2)
     engine.release(ticket)
+
+
+def test_who_waits_for_room_is_told_by_its_own_stake() -> None:
+    rig, engine, digests = judged(BLOCK_S / 4)
+    quick(rig, missed=16)
+    window(rig, 4)
+    odds = rig.level.allowance_s(1.0)
+    tickets = [hung(rig, engine, digests[:128]), hung(rig, engine, digests[256:])]
+    assert engine.answer(tickets[1]).reason == "pins"
+    stake_s = 8 * BLOCK_S - (4 + 8) * BLOCK_S / 4
+    assert engine._found[tickets[1]][-1].allow_s == pytest.approx(odds * stake_s, rel=0.2)
+    heal(rig)
+    for ticket in tickets:
+        engine.release(ticket)
 
 
 def test_who_computes_at_no_known_cost_has_nothing_at_stake() -> None:

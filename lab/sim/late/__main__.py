@@ -5,13 +5,14 @@ from __future__ import annotations
 from lab.sim.late.replay import RULES, Weather, replay
 
 WEATHERS = {
-    "stalls of 50 to 150 ms, one in 1,000 reads": Weather(2.0, 0.1, 0.3),
-    "the same, rare: one in 20,000": Weather(40.0, 0.1, 0.3),
-    "only while it is written to, a third of the time": Weather(1.0, 0.11, 0.5, share=1 / 3),
-    "the same, and one stall in 20 is a device that hangs": Weather(1.0, 0.11, 0.5, share=1 / 3, per_hang=20),
-    "rare, 40 to 600 ms": Weather(40.0, 0.15, 0.7),
-    "each stall is a device that hangs": Weather(40.0, 0.0, 0.0, per_hang=1),
+    "100 ms, once in 2 s": Weather(2.0, 0.1, 0.3),
+    "100 ms, once in 40 s": Weather(40.0, 0.1, 0.3),
+    "110 ms, once a second in a third of the time": Weather(1.0, 0.11, 0.5, share=1 / 3),
+    "the same, and one in 20 is a hang": Weather(1.0, 0.11, 0.5, share=1 / 3, per_hang=20),
+    "150 ms, some 600 ms, once in 40 s": Weather(40.0, 0.15, 0.7),
+    "hangs only, once in 40 s": Weather(40.0, 0.0, 0.0, per_hang=1),
 }
+"""How long stalls are, and how often they come."""
 
 
 def main(requests: int = 4000, seeds: int = 5) -> None:
