@@ -230,6 +230,13 @@ class RecallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUpTooSoon:
+    """A block came that a request had given up, which took so much longer by computing."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReported:
     """Counts of what only the engine side sees."""
 
@@ -268,6 +275,7 @@ Event = (
     | PauseChanged
     | RecallDecided
     | RecallEnded
+    | GivenUpTooSoon
     | EngineReported
     | ArenaTroubled
 )

@@ -93,6 +93,17 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_good_time() -> N
     assert w.breaker.next_moment == pytest.approx(w.clock.now() + FIRST_PAUSE_S)
 
 
+def test_the_age_of_the_oldest_call_is_known() -> None:
+    w = Watched()
+    assert w.breaker.oldest_s == 0.0
+    for call in (1, 2):
+        w.breaker.began(call)
+        w.clock.advance(0.25)
+    assert w.breaker.oldest_s == 0.5
+    w.breaker.ended(1, Verdict.ANSWERED)
+    assert w.breaker.oldest_s == 0.25
+
+
 def test_a_call_that_is_overdue_opens_it_until_it_ends() -> None:
     w = Watched()
     w.breaker.began(1)

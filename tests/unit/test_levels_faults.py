@@ -306,7 +306,7 @@ def test_a_disk_that_fails_quickly_teaches_no_impatience(monkeypatch: pytest.Mon
     rig.faulty.faults = TierFaults(fail=1.0)
     for n in range(4):
         assert engine.found(at(chain(6), n)) == 0
-    assert rig.level.allowance_s == MAX_ALLOWED_S
+    assert rig.level.allowance_s(0.0) == MAX_ALLOWED_S
 
 
 def test_slow_reads_are_remembered_for_a_while_and_only_so_much_is_allowed() -> None:

@@ -147,6 +147,8 @@ def every_stat(folder: Path) -> WellStats:
         e.EngineReported({"bypassed_adapter": 1}),
         e.RecallDecided(1, 0.0, 100, 16, {"disk": 5}, {}, 5, "worth_it", 1.0),
         e.RecallEnded(1, 3, 0.5, 0.25, "late", 0.125, 0.375),
+        e.RecallEnded(2, 3, 0.5, 0.25, "limit"),
+        e.GivenUpTooSoon(0.125),
         e.ArenaTroubled("no memory"),
         e.BlocksStaged("disk", 6, 5, 0.25),
         e.BlocksWritten("disk", 8, 7, 1.5),

@@ -17,8 +17,9 @@ from stepwell.protocol.messages import MAX_ALLOWED_S
 from stepwell.testing.fuse import Rule, why_not
 
 LIMIT_S, BUSY_S = STALL_S + MAX_ALLOWED_S, 0.01
-"""What a request may wait while nothing comes (docs/design/adr/0009: so long on a device that has not answered 2,048
-reads yet), and what an engine's steps and the machine may add in 99 of 100."""
+"""What a request may wait at most while nothing comes (docs/design/adr/0009 and 0031: so long on a device that has not
+answered 2,048 reads yet, and on any if much is at stake), and what an engine's steps and the machine may add in 99 of
+100."""
 
 _BLOCKS = 16
 

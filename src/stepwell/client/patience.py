@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stepwell.protocol.messages import MAX_ALLOWED_S
 
 STALL_S = 0.05
-"""No block has landed for this long (plus what a healthy read may take, where there is a tier below)."""
+"""No block has landed for this long (plus what the well allows, where there is a tier below)."""
 
 UNANSWERED_S = 0.1
 """The same for a well that has not said anything about a request yet: on a busy machine it may wait for a processor.

@@ -99,12 +99,16 @@ class Counters:
                 pass  # `stats` asks the parts how many there are
             case e.RecallDecided():
                 self.total[f"decided_{event.why}"] += 1
-            case e.RecallEnded(gave_up=gave_up, regret_s=regret_s, best_s=best_s):
+            case e.RecallEnded(_, _, waited_s, read_s, gave_up, regret_s, best_s):
                 if gave_up:
                     self.total[f"gave_up_{gave_up}"] += 1
+                if gave_up == "limit":
+                    self._took("waited_in_vain_seconds", max(0.0, waited_s - read_s))
                 if regret_s is not None and best_s is not None:
                     self._took("decision_regret_seconds", regret_s)
                     self._took("decision_best_seconds", best_s)
+            case e.GivenUpTooSoon(seconds):
+                self._took("given_up_too_soon_seconds", seconds)
             case e.EngineReported(counts):
                 self._reported(counts)
             case never:

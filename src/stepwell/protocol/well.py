@@ -39,10 +39,11 @@ class Found(Message, frozen=True):
     being mapped, pins waiting for room); without it the answer is final and `reason` says why the run ends there.
     `sources` has a byte for each block: the place in `Welcome.tiers` of the tier that it was promoted from for this
     ticket, 0 where it was in host memory. `allow_s`: seconds that the next block may take in addition to the usual
-    patience, as healthy reads do at the moment; 0 where there is no tier. `limit_s`: seconds that the whole recall is
-    worth waiting for; 0: not known. `known`: leading blocks of the run that are in host memory or in a tier and worth
-    having, which may be recalled as a stream, once all of it was looked up; `ends` says why these are not more, and is
-    "" before that. `lies`: then, of each stretch of the run, where it lay (as in `sources`) and how many blocks it has.
+    patience, as healthy reads do at the moment or as it is worth by what giving up costs; 0 where there is no tier.
+    `limit_s`: seconds that the whole recall is worth waiting for; 0: not known. `known`: leading blocks of the run that
+    are in host memory or in a tier and worth having, which may be recalled as a stream, once all of it was looked up;
+    `ends` says why these are not more, and is "" before that. `lies`: then, of each stretch of the run, where it lay
+    (as in `sources`) and how many blocks it has.
     """
 
     ticket: int

@@ -83,6 +83,11 @@ class Breaker:
             return None if self._overdue(self._clock.now()) else self._until
         return next((began + OVERDUE_S for began in self._calls.values()), None)
 
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest call that has not ended began; 0: all have."""
+        return next((self._clock.now() - began for began in self._calls.values()), 0.0)
+
     def began(self, call: int) -> None:
         self._calls[call] = self._clock.now()
 

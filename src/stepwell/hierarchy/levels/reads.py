@@ -23,7 +23,7 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
-from stepwell.hierarchy.levels.speed import HealthyReads, ReadSpeed
+from stepwell.hierarchy.levels.speed import HealthyReads, LateReads, ReadSpeed
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.tiers.base import Reading, SharedTier, Tier
 
@@ -78,6 +78,7 @@ class ReadQueue:
         self.reading: dict[int, list[Entry]] = {}  # by the number of the call
         self.speed = ReadSpeed(core.clock, max(1, core.limits.readers) * MAX_BATCH)
         self.healthy = HealthyReads()
+        self.late = LateReads()
         self.stale = False
 
     # the line ---------------------------------------------------------------------------------------------------------
@@ -175,6 +176,7 @@ class ReadQueue:
             failed = all(answer is Reading.FAILED for answer in answers)
             self._breaker.ended(number, verdict(not failed, failed))
             seconds = self._clock.now() - began
+            self.late.took(seconds, good=Reading.GOOD in answers)
             if seconds <= OVERDUE_S and Reading.GOOD in answers:
                 self.healthy.took(seconds)
             good = sum(self._ended_one(entry, answer) for entry, answer in zip(batch, answers, strict=True))

@@ -1,4 +1,5 @@
-"""Reads of one tier as measured: its speed, and the time that a read of a healthy tier may take."""
+"""Reads of one tier as measured: its speed, the time that a read of a healthy tier may take, and what becomes of those
+that are late."""
 
 from __future__ import annotations
 
@@ -10,6 +11,12 @@ from stepwell.protocol.messages import MAX_ALLOWED_S
 KNOWN = 2048
 """Reads that have to be known before less than MAX_ALLOWED_S is allowed. Shared and virtual devices hold a read back
 for a tenth of a second about once in a thousand (measured; docs/design/adr/0009): fewer would not have seen it."""
+
+LATE_S = 0.05
+"""A read that takes longer is late."""
+
+MEMORY = 15 / 16
+"""How much what is known of late reads counts after one more."""
 
 
 class ReadSpeed:
@@ -52,3 +59,21 @@ class HealthyReads:
     @property
     def slowest_s(self) -> float:
         return min(MAX_ALLOWED_S, max(self._slowest, self._before))
+
+
+class LateReads:
+    """How many late reads came while a request could still wait for them, and how many did not."""
+
+    def __init__(self) -> None:
+        self._came = self._missed = 0.0
+
+    def took(self, seconds: float, *, good: bool) -> None:
+        if seconds > LATE_S:
+            came = good and seconds <= LATE_S + MAX_ALLOWED_S
+            self._came, self._missed = MEMORY * self._came + came, MEMORY * self._missed + (not came)
+
+    def worth_s(self, stake_s: float) -> float:
+        """Seconds that a late read is worth waiting for, if giving up costs `stake_s`: as many as are lost in vain by
+        those that wait for reads that do not come, where the others save as much. One of either kind is assumed that
+        nobody has seen. At most MAX_ALLOWED_S."""
+        return min(MAX_ALLOWED_S, stake_s * (self._came + 1) / (self._missed + 1))

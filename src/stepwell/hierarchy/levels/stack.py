@@ -99,10 +99,9 @@ class Stack:
         """How fast tiers are read, of those of which it is known."""
         return {level.name: speed for level in self.levels if (speed := level.speed) is not None}
 
-    @property
-    def allowance_s(self) -> float:
-        """The longest that a healthy read of any level takes at the moment, in seconds."""
-        return max((level.allowance_s for level in self.levels), default=0.0)
+    def allowance_s(self, stake_s: float) -> float:
+        """The most that a request with so much at stake may wait for a block of any level in addition, in seconds."""
+        return max((level.allowance_s(stake_s) for level in self.levels), default=0.0)
 
     @property
     def at_leisure(self) -> bool:

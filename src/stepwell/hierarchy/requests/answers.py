@@ -94,7 +94,7 @@ class RunAnswers:
             more,
             reason,
             sources,
-            self.allowance_s(request),
+            request.allow_s,
             request.weighed.decision.limit_s if request.weighed is not None else 0.0,
             known,
             ends,
@@ -103,8 +103,8 @@ class RunAnswers:
 
     def allowance_s(self, request: RecallRequest) -> float:
         """Seconds that the request may wait for its next block in addition to the usual patience."""
-        level = self.awaited(request)
-        return self._stack.allowance_s if level is None else level.allowance_s
+        stake_s = request.weighed.stake_s if request.weighed is not None else 0.0
+        return (self.awaited(request) or self._stack).allowance_s(stake_s)
 
     def awaited(self, request: RecallRequest) -> Level | None:
         """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""

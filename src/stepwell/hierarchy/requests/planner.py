@@ -8,15 +8,16 @@ The rule itself is `policies.decide`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from itertools import count
 
 from stepwell import renamed
 from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
-from stepwell.events import Expected, RecallDecided, RecallEnded
+from stepwell.events import Expected, GivenUpTooSoon, RecallDecided, RecallEnded
 from stepwell.hierarchy.arena.origin import Origin
+from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.reads import UNAWAITED
@@ -30,6 +31,9 @@ from stepwell.policies.probe import PROBE_BYTES
 
 MAX_TOKENS = 1 << 26
 """Largest believed number of a prompt's tokens."""
+
+MAX_GIVEN_UP = 256
+"""Blocks remembered that requests gave up waiting for."""
 
 _MODES = {mode.value: mode for mode in RecallMode}
 
@@ -46,6 +50,7 @@ class RecallPlanner:
         self._stack = stack
         self._default = mode
         self._numbers = count(1)
+        self._given_up: OrderedDict[Entry, list[tuple[float, float]]] = OrderedDict()  # when, and at what cost
 
     def mode(self, wish: str) -> RecallMode:
         """The mode that a request with this wish has."""
@@ -113,12 +118,17 @@ class RecallPlanner:
             return request.landed
         return whole
 
-    def ended(self, weighed: OpenDecision, recalled: int, waited_s: float) -> None:
-        """The engine has taken so many blocks, and its request has waited so long for them; 0: it did not need them."""
+    def ended(self, request: RecallRequest, recalled: int, waited_s: float) -> None:
+        """The engine has taken so many blocks, and the request has waited so long for them; 0: it did not need them.
+        Nothing happens if the request was not weighed, or this was said before."""
+        weighed, request.weighed = request.weighed, None
+        if weighed is None:
+            return
         waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
         wanted = weighed.decision.blocks
         if waited_s and recalled < wanted and not weighed.gave_up:
             weighed.gave_up = "limit"
+            self.gives_up(request, weighed.stake_s)
         regret_s = best_s = None
         if not waited_s:
             weighed.load.until -= weighed.rest_s
@@ -129,6 +139,19 @@ class RecallPlanner:
             regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
         gave_up, landed_s = weighed.gave_up if waited_s else "", weighed.landed_at - weighed.began
         self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s))
+
+    def gives_up(self, request: RecallRequest, stake_s: float) -> None:
+        """The request waits for its next block no more, which costs it `stake_s`."""
+        if request.landed < len(request.pinned):
+            self._given_up.setdefault(request.pinned[request.landed], []).append((self._clock.now(), stake_s))
+            if len(self._given_up) > MAX_GIVEN_UP:
+                self._given_up.popitem(last=False)
+
+    def landed(self, entry: Entry) -> None:
+        """A block has come, which requests may have given up."""
+        for at, stake_s in self._given_up.pop(entry, ()):
+            if (regret_s := stake_s - (self._clock.now() - at)) > 0:
+                self._emit(GivenUpTooSoon(regret_s))
 
     def _tier_of(self, request: RecallRequest, at: int, origins: tuple[Origin, ...]) -> str | None:
         """Where this block would come from; None: it is nowhere, or an engine is filling it."""
@@ -146,8 +169,7 @@ class RecallPlanner:
         """`stretches`: where the request's leading run lies."""
         assert session.scheduler is not None
         load = session.load = session.load or EngineLoad(session.tag)
-        if request.weighed is not None:  # of a shorter run
-            self.ended(request.weighed, 0, 0.0)
+        self.ended(request, 0, 0.0)  # it was weighed when its run was shorter
         block_tokens, now = session.scheduler.hello.block_tokens, self._clock.now()
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(request.tokens, blocks * block_tokens, 1), MAX_TOKENS)
@@ -156,9 +178,12 @@ class RecallPlanner:
         known, mode = self._costs.known(load.tag, tokens, self._stack.speeds), self.mode(request.recall)
         decision = decide(question, known, mode)
         rest_s = decision.chosen.compute_s if decision.chosen is not None else 0.0
+        stake_s = 0.0
+        if decision.chosen is not None and request.landed < decision.blocks:
+            stake_s = cost_of(question, known, request.landed).seconds - decision.chosen.seconds
         load.compute(now, rest_s)
         number = next(self._numbers)
-        request.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s)
+        request.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s, stake_s)
         if decision.blocks < blocks:
             request.most, request.short = decision.blocks, decision.why.value
         by_tier: Counter[str] = Counter()
@@ -188,14 +213,16 @@ class RecallPlanner:
         if landed == weighed.landed:
             return False
         weighed.landed, weighed.landed_at = landed, self._clock.now()
-        if weighed.mode is not RecallMode.AUTO or weighed.decision.none is None:
+        if weighed.decision.none is None:
             return False
         rest = _behind(weighed.question.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
         queued = self._stack.ahead(order)
         question = replace(weighed.question, stretches=rest, queued=queued, busy_s=max(0.0, busy_s))
         known = self._costs.known(weighed.load.tag, question.tokens, self._stack.speeds)
-        again = decide(question, known)
+        again = decide(question, known, weighed.mode)
+        if again.whole is not None:
+            weighed.stake_s = cost_of(question, known, min(landed, question.blocks)).seconds - again.whole.seconds
         if again.why is not Why.RECOMPUTE_CHEAPER or again.blocks > landed:
             return False
         weighed.gave_up = "late"

@@ -97,6 +97,7 @@ class Recalls:
         news = self._news.take()
         for entry in news.landed:
             if entry.state is BlockState.RESIDENT:
+                self._planner.landed(entry)
                 self._migration.promoted(entry)
         served = self.waiting.for_any_of(entry for entry in news.landed if entry.state is BlockState.RESIDENT)
         again = self.waiting.take(news)
@@ -273,9 +274,8 @@ class Recalls:
             return
         entries = request.pinned[: request.told][message.first : message.first + message.count]
         self.transfers.begin(session, message.transfer, entries)
-        if request.weighed is not None and not message.compare:
-            self._planner.ended(request.weighed, len(entries), message.waited_s)
-            request.weighed = None
+        if not message.compare:
+            self._planner.ended(request, len(entries), message.waited_s)
         self.release(session, message.ticket)
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
@@ -309,15 +309,15 @@ class Recalls:
             if not transfer.missing:
                 self._stream_ended(session, stream, released=released)
             elif not (released or stream.told_all):
+                if request.weighed is not None:
+                    self._planner.gives_up(request, request.weighed.stake_s)
                 self._cut(request, request.landed, "gave_way")
                 self._work.add(*self._again({request: session}))
 
     def _stream_ended(self, session: Session, stream: RecallStream, *, released: bool) -> None:
         request = stream.request
-        if request.weighed is not None:
-            waited_s = request.waited_s + self._clock.now() - stream.began
-            self._planner.ended(request.weighed, stream.first + stream.done, waited_s)
-            request.weighed = None
+        waited_s = request.waited_s + self._clock.now() - stream.began
+        self._planner.ended(request, stream.first + stream.done, waited_s)
         self._emit(BlocksRecalled(stream.done, stream.copied_bytes))
         if not released:
             self.release(session, request.number)
@@ -327,9 +327,7 @@ class Recalls:
         request = session.requests.pop(number, None)
         if request is None:
             return
-        if request.weighed is not None:
-            self._planner.ended(request.weighed, 0, waited_s)
-            request.weighed = None
+        self._planner.ended(request, 0, waited_s)
         if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
             self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))
         if not request.queued:

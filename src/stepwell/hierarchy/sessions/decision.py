@@ -36,7 +36,8 @@ class EngineLoad:
 @dataclass(slots=True, eq=False)
 class OpenDecision:
     """A decision on one request, from when it is made until the request ends. `landed_at`: when the last block came
-    that the request had asked for. `rest_s`: seconds of computing that the decision leaves to the engine."""
+    that the request had asked for. `rest_s`: seconds of computing that the decision leaves to the engine. `stake_s`:
+    seconds that giving up then costs, what has not landed being computed; 0 while that is unknown."""
 
     number: int
     load: EngineLoad
@@ -47,6 +48,7 @@ class OpenDecision:
     landed_at: float
     landed: int
     rest_s: float
+    stake_s: float
     gave_up: str = ""
 
 

@@ -227,6 +227,13 @@ METRICS = (
         StatSource("decision_regret_seconds", {"kind": "regret"}),
     ),
     _metric(
+        "stepwell_recall_patience_regret_seconds_total",
+        "Seconds lost by limits of waiting: waits for blocks that did not come in them (waited), and what computing "
+        "took longer than waiting on for blocks that came later (gave_up).",
+        StatSource("waited_in_vain_seconds", {"kind": "waited"}),
+        StatSource("given_up_too_soon_seconds", {"kind": "gave_up"}),
+    ),
+    _metric(
         "stepwell_engine_reports_total",
         "Events that only engines see and have reported: bypassed requests, late answers, failed loads.",
         StatSource("engine_*", rest="kind"),

@@ -1,0 +1,1 @@
+"""Reads that are late: how long requests should wait for them. `python -m lab.sim.late`."""
