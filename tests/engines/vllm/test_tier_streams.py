@@ -220,7 +220,7 @@ def test_why_chunks_did_not_come_is_counted(tmp_path: Path) -> None:
 
 def test_what_is_in_the_arena_does_not_wait_for_what_is_read(tmp_path: Path) -> None:
     """Rows are left for it, and threads; another load that is read waits for its turn."""
-    with streaming(tmp_path, rows=12) as load:
+    with streaming(tmp_path, rows=11) as load:
         there, below = keys_of("b", 2), keys_of("c", 2)
         load.put(below, "s3")
         load.engine.store(there, "s2")

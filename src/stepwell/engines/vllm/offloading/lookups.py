@@ -26,10 +26,10 @@ from stepwell.protocol.limits import MAX_DIGESTS
 MAX_PROMOTED = 0.75
 """Share of vLLM's rows that one request may be promoted."""
 
-MAX_BUSY = 0.9
+MAX_BUSY = 0.95
 """Share of them that all jobs together may hold."""
 
-MAX_READING = 0.8
+MAX_READING = 0.9
 """Share of them that jobs together may hold when one more begins whose chunks are still read, unless it is alone: so
 what is in the arena finds rows while others wait for a tier. Such a job begins with all of its rows or waits for
 them: with a part of them it would come in parts, and a step of the scheduler passes before each."""
