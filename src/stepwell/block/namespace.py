@@ -75,3 +75,7 @@ class Namer:
         hasher = self._seeded.copy()
         hasher.update(digest)
         return BlockId(hasher.digest())
+
+    def names(self, digests: bytes) -> list[BlockId]:
+        """The block ids of digests that follow each other."""
+        return [self.name(digests[at : at + 32]) for at in range(0, len(digests), 32)]

@@ -1,4 +1,5 @@
-"""Long work in slices: generators that yield after each block, so that others get their turn."""
+"""Long work in slices: generators that yield after each block, or a few that are alike, so that others get their
+turn."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from enum import Enum
 from stepwell.io.clock import Clock
 
 TURN_BLOCKS, TURN_S = 32, 50e-6
-"""Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
+"""Blocks looked up, reserved or let go in one turn, several that are alike counting as one, and its time: what a ping may have to wait for, and not much less
 than a turn costs by itself."""
 
 WALK_BLOCKS = 8
@@ -20,7 +21,7 @@ SLAB_WAIT_S = 1.0
 
 
 class WorkStep(Enum):
-    DONE = "done"  # one block's worth of work
+    DONE = "done"  # one block, or a few that are alike
     PARK = "park"  # go on when a slab has come
 
 

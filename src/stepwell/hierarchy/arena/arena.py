@@ -281,7 +281,7 @@ class Arena:
             return
         residents = self.holdings[run[0].slots[0][0].owner].residents
         residents.used(reversed(run), self._now())
-        for entry in run:
+        for entry in [entry for entry in run if entry.history.passing]:
             if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Destination.HOT:
                 residents.stay(entry)
 
@@ -325,8 +325,8 @@ class Arena:
             self._offer(entry)
 
     def _offer(self, entry: Entry) -> None:
-        holding = self.holdings[entry.slots[0][0].owner]
-        holding.residents.offer(entry)
+        if entry.evictable:
+            self.holdings[entry.slots[0][0].owner].residents.offer(entry)
 
     # books ------------------------------------------------------------------------------------------------------------
 

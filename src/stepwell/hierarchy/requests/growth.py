@@ -27,6 +27,9 @@ class Obstacle(NamedTuple):
     waits: bool
 
 
+AT_ONCE = 32
+"""Blocks that are looked up without giving others a turn."""
+
 UNWEIGHED = Obstacle("unweighed", True)
 """The next block has to be read, and whether that is worth it is not decided yet."""
 
@@ -56,6 +59,20 @@ class RunGrowth:
         self._probes = probes
         self._uses = uses
         self._ghosts = ghosts
+
+    def add_resident(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> bool:
+        """Adds the blocks that come next, AT_ONCE at most, as far as they are in the arena and there is room for their
+        pins. False: it is not that simple, or there are none."""
+        at = len(request.pinned)
+        if request.ends or at >= request.most:
+            return False
+        digests = request.digests[32 * at : 32 * min(at + AT_ONCE, request.most)]
+        run = self._index.run([origin.names(digests) for origin in origins])
+        fits = self._pins.fit(sum(entry.nbytes for entry in run if not entry.pins))
+        simple = fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})
+        if simple:
+            self._pins.add_run(request, run)
+        return simple and bool(run)
 
     def add_next(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Obstacle | None:
         """Adds the next block to the run. None: done, go on."""

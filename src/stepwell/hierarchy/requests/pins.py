@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
@@ -42,13 +43,16 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or would <= self._share * self._host_bytes:
+        if not self._arena.pins or self.fit(nbytes):
             return True
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
         streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
         return next(streams, None) is request
+
+    def fit(self, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whosoever they are."""
+        return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
     def passes(self, at: int, nbytes: int) -> bool:
         """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
@@ -77,6 +81,13 @@ class Pins:
         request.pinned.append(entry)
         request.promoted.append(entry.state is BlockState.FILLING)
 
+    def add_run(self, request: RecallRequest, run: Sequence[Entry]) -> None:
+        """Pins the next blocks of the request's run, which are in the arena."""
+        for entry in run:
+            self._arena.pin(entry)
+        request.pinned += run
+        request.promoted += bytes(len(run))
+
     def cut(self, request: RecallRequest, blocks: int) -> None:
         """Only the first `blocks` of the request's run stay pinned."""
         while len(request.pinned) > blocks:
@@ -101,7 +112,10 @@ class Pins:
 
     def _let_go(self, request: RecallRequest) -> Work:
         while len(request.pinned) > request.freed:
-            self._unpin(request.pinned.pop())
+            last = request.pinned[max(request.freed, len(request.pinned) - AT_ONCE) :]
+            del request.pinned[-len(last) :]
+            for entry in reversed(last):
+                self._unpin(entry)
             yield WorkStep.DONE
         self.leaving.discard(request)
         self._news.changed = True

@@ -122,8 +122,8 @@ class RecallPlanner:
         regret_s = best_s = None
         if not waited_s:
             weighed.load.until -= weighed.rest_s
-        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds)
-        if waited_s and known.prefill is not None:
+        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds) if waited_s else None
+        if known is not None and known.prefill is not None:
             best_s = least_cost(weighed.question, known).seconds
             took = cost_of(weighed.question, known, min(recalled, weighed.question.blocks))
             regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)

@@ -145,6 +145,9 @@ class Recalls:
                 self._answers.tell(session, request, more=True)
                 yield WorkStep.DONE
                 continue
+            if self._growth.add_resident(session, request, origins):
+                yield WorkStep.DONE
+                continue
             obstacle = self._growth.add_next(session, request, origins)
             if obstacle is UNWEIGHED:
                 yield from self._planner.survey(session, request, origins)
