@@ -64,10 +64,10 @@ class RunGrowth:
         """Adds the blocks that come next, AT_ONCE at most, as far as they are in the arena and there is room for their
         pins. False: it is not that simple, or there are none."""
         at = len(request.pinned)
-        if request.ends or at >= request.most:
+        end = min(at + AT_ONCE, request.blocks, request.most)
+        if request.ends or at >= end:
             return False
-        digests = request.digests[32 * at : 32 * min(at + AT_ONCE, request.most)]
-        run = self._index.run([origin.names(digests) for origin in origins])
+        run = self._index.run([origin.names(request.digests[32 * at : 32 * end]) for origin in origins])
         fits = self._pins.fit(sum(entry.nbytes for entry in run if not entry.pins))
         simple = fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})
         if simple:
