@@ -146,12 +146,12 @@ class Arena:
         holding = self.holdings.get(owner)
         return holding.residents.known(id) if holding else None
 
-    def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float, *, first: bool) -> None:
-        """Notes that a request needs this block, which is not here; `first` of those that it needs. `depth` and
-        `seconds` are those of `BlockHistory`."""
+    def asked(self, owner: Owner, blocks: Iterable[tuple[BlockId, int, float]], *, first: bool) -> None:
+        """Notes that a request needs these blocks, which are not here; `first` of those that it needs. Each with the
+        depth and the seconds that are those of `BlockHistory`."""
         holding = self.holdings.get(owner)
         if holding is not None:
-            holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
+            holding.residents.asked(blocks, self._now() if first else self._moment)
             self._forget()
 
     def _forget(self) -> None:

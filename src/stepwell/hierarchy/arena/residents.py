@@ -45,20 +45,24 @@ class Residents:
         """The history of a block that is held or remembered; None for any other."""
         return self._histories.get(id)
 
-    def asked(self, id: BlockId, depth: int, seconds: float, now: float) -> None:
-        """A request needs a block that is not held: it counts as a use, and is remembered. What was known of its place
-        before may have been a guess."""
-        history = self._histories.get(id)
-        if history is None:
-            history = self._histories[id] = BlockHistory(id, depth, seconds)
-        if history.entry is None:
-            history.depth, history.seconds = depth, seconds
-        self._use([history], now)
-        if history.entry is None:
-            self._past.remember(history)
+    def asked(self, blocks: Iterable[tuple[BlockId, int, float]], now: float) -> None:
+        """A request needs blocks that are not held, each with its depth and seconds: it counts as a use, and is
+        remembered. What was known of their places before may have been a guess."""
+        histories: list[BlockHistory] = []
+        for id, depth, seconds in blocks:
+            history = self._histories.get(id)
+            if history is None:
+                history = self._histories[id] = BlockHistory(id, depth, seconds)
+            elif history.entry is None:
+                history.depth, history.seconds = depth, seconds
+            histories.append(history)
+        self._use(histories, now)
+        for history in histories:
+            if history.entry is None:
+                self._past.remember(history)
 
     def used(self, run: Iterable[Entry], now: float) -> None:
-        """A request uses these, which are held: tail to head."""
+        """A request uses these, which are held: tail to head, each once however often it is there."""
         self._use(list(dict.fromkeys(entry.history for entry in run if entry.history.entry is entry)), now)
 
     def _use(self, histories: Sequence[BlockHistory], now: float) -> None:

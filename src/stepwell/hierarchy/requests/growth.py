@@ -158,7 +158,7 @@ class RunGrowth:
         wait for room."""
         depth = len(request.pinned)
         if depth >= request.counted:
-            self._uses.note(session, id, depth, first=not request.counted)
+            self._uses.note(session, {id: depth}, first=not request.counted)
             request.counted = depth + 1
 
     def _no_pins(self, session: Session, request: RecallRequest) -> Obstacle:
