@@ -52,7 +52,8 @@ class Past(Generic[Held]):
             return
         self._records[item] = item.used, item.size
         self._count(item.size)
-        self._shrink(self._most)
+        if self._blocks > self._most:
+            self._shrink(self._most)
 
     @property
     def blocks(self) -> int:
@@ -75,8 +76,8 @@ class Past(Generic[Held]):
 
     def came(self, item: Held) -> None:
         """The item is held from now on."""
-        _, size = self._records.pop(item, (0.0, 0))
-        self._count(-size)
+        if item in self._records:
+            self._count(-self._records.pop(item)[1])
 
     def wrong(self, gone: Iterable[Held]) -> str:
         """Describes an inconsistency if `gone` are all items that are not held and have a use; "" if there is none. For

@@ -82,9 +82,10 @@ class Pins:
         request.promoted.append(entry.state is BlockState.FILLING)
 
     def add_run(self, request: RecallRequest, run: Sequence[Entry]) -> None:
-        """Pins the next blocks of the request's run, which are in the arena."""
-        for entry in run:
-            self._arena.pin(entry)
+        """Pins the next blocks of the request's run, which are RESIDENT."""
+        self._arena.pin(*run)
+        if request.landed == len(request.pinned):
+            request.landed += len(run)
         request.pinned += run
         request.promoted += bytes(len(run))
 
@@ -97,9 +98,8 @@ class Pins:
 
     def free(self, request: RecallRequest, blocks: int) -> None:
         """The pins of the first `blocks` of the request's run, which have landed, end."""
-        for entry in request.pinned[request.freed : blocks]:
-            self._unpin(entry)
-            self._news.changed = True
+        self._unpin(*request.pinned[request.freed : blocks])
+        self._news.changed |= request.freed < min(blocks, len(request.pinned))
         request.freed = max(request.freed, min(blocks, len(request.pinned)))
 
     def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
@@ -114,13 +114,13 @@ class Pins:
         while len(request.pinned) > request.freed:
             last = request.pinned[max(request.freed, len(request.pinned) - AT_ONCE) :]
             del request.pinned[-len(last) :]
-            for entry in reversed(last):
-                self._unpin(entry)
+            self._unpin(*reversed(last))
             yield WorkStep.DONE
         self.leaving.discard(request)
         self._news.changed = True
 
-    def _unpin(self, entry: Entry) -> None:
-        self._arena.unpin(entry)
-        if not entry.pins and entry.state is BlockState.FILLING:
-            self._stack.unwanted(entry)
+    def _unpin(self, *run: Entry) -> None:
+        self._arena.unpin(*run)
+        for entry in run:
+            if entry.state is BlockState.FILLING and not entry.pins:
+                self._stack.unwanted(entry)
