@@ -81,7 +81,11 @@ def _disk(size: Size, folder: Path) -> list[Row]:
 def _row(what: str, rates: list[float], least: int) -> Row:
     estimate = stats.median(rates)
     return Row(
-        what, "thousand blocks/s", estimate.times(1e-3), Target(">=", least / 1e3), f"{1e6 / estimate.value:.2f} us each"
+        what,
+        "thousand blocks/s",
+        estimate.times(1e-3),
+        Target(">=", least / 1e3),
+        f"{1e6 / estimate.value:.2f} us each",
     )
 
 

@@ -90,7 +90,7 @@ class Index:
         return None
 
     def run(self, names: Sequence[Sequence[BlockId]]) -> list[Entry]:
-        """The entries of consecutive blocks, up to the first that cannot be read. `names`: their ids, under each key."""
+        """The entries of consecutive blocks, up to the first that cannot be read. `names`: all ids, under each key."""
         get = self._entries.get
         found = list(map(get, names[0]))
         for others in names[1:]:

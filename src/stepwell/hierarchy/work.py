@@ -10,8 +10,8 @@ from enum import Enum
 from stepwell.io.clock import Clock
 
 TURN_BLOCKS, TURN_S = 32, 50e-6
-"""Blocks looked up, reserved or let go in one turn, several that are alike counting as one, and its time: what a ping may have to wait for, and not much less
-than a turn costs by itself."""
+"""Blocks looked up, reserved or let go in one turn, a few that are alike counting as one, and its time: what a ping may
+have to wait for, and not much less than a turn costs by itself."""
 
 WALK_BLOCKS = 8
 """Blocks of a walk in each turn, however much engines want."""
