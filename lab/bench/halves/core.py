@@ -6,6 +6,7 @@ read. One engine without a model has its session here; what it says costs nothin
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,12 +40,13 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.messages: list[m.Message] = []
+        self.severed = False
 
     def send(self, message: m.Message, fds: tuple[int, ...] = ()) -> None:
         self.messages.append(message)
 
     def sever(self) -> None:
-        raise RuntimeError(f"the well ends the session: {self.messages[-1]}")
+        self.severed = True
 
     def take(self, kind: type[Kind]) -> list[Kind]:
         """All of this kind that came since the last call; others are dropped."""
@@ -60,6 +62,7 @@ class Core(ExitStack):
         super().__init__()
         self.block_tokens = block_tokens
         self.spent_s = 0.0
+        self._ended = threading.Event()  # a job
         clock, executor = MonotonicClock(), InlineExecutor()
         self._completions = [executor.completions]
         sealing = Sealing(Keyring.ephemeral(), sealed=True, wall=time.time)
@@ -69,6 +72,7 @@ class Core(ExitStack):
             readers, others = JobThreads(DISK_THREADS), JobThreads(DISK_THREADS)
             for threads in (readers, others):
                 self._completions.append(threads.completions)
+                threads.ended = self._ended.set
                 self.callback(threads.close, PATIENCE_S)
             tiers = [DiskTier([site], others, clock, time.time, sealing, readers=readers)]
         limits = Limits(host_bytes, readers=2 * DISK_THREADS)
@@ -125,7 +129,9 @@ class Core(ExitStack):
         """Works until this is so. Raises TimeoutError."""
         deadline = time.monotonic() + PATIENCE_S
         while not happened():
-            time.sleep(20e-6)
+            due = self.hierarchy.next_moment
+            self._ended.wait(max(0.0, (due or deadline) - time.monotonic()))
+            self._ended.clear()
             self._work()
             if time.monotonic() > deadline:
                 raise TimeoutError("the well does not answer")
@@ -166,6 +172,10 @@ class Core(ExitStack):
     def written(self) -> None:
         """Works until nothing waits to be written."""
         self.until(lambda: all(level.writes.idle for level in self.hierarchy.stack.levels))
+
+    def has(self, digest: bytes) -> bool:
+        """This block is in host memory."""
+        return self._scheduler.session.origins(0)[0].name(digest) in self.hierarchy.index
 
     def spent(self, work: Callback) -> float:
         """Processor seconds of the well's thread for this."""

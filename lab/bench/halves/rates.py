@@ -116,6 +116,7 @@ class Engine:
             granted = self._core.reserve(self._next(), prompt[at : at + 32 * 256], prompt[max(0, at - 32) : at])
             self._core.fill([lease for lease in granted.leases if lease])
             self.incomplete += granted.leases.count(0)
+        self._core.written()
         return prompt
 
     def _rate(self, blocks: int, work: Callable[[], None]) -> float:
@@ -142,13 +143,15 @@ class Engine:
         return self._rate(max(1, blocks // length) * length, work)
 
     def by_disk(self, length: int, blocks: int) -> float:
-        """The same, and what is recalled has left host memory since it was spilled."""
+        """The same, and what is recalled is some earlier prompt that host memory has nothing of."""
+        prompts = self._prompts[length]
 
         def work() -> None:
             for _ in range(blocks // length):
-                self._prompts[length].append(self._spill(length))
-                self._core.written()
-                self._recall(self._prompts[length].pop(0))
+                prompts.append(self._spill(length))
+                below = next(prompt for prompt in prompts if not self._core.has(prompt[:32]))
+                prompts.remove(below)
+                self._recall(below)
 
         return self._rate(blocks // length * length, work)
 

@@ -131,9 +131,8 @@ class Level:
     # moving blocks ----------------------------------------------------------------------------------------------------
 
     def write(self, entry: Entry) -> None:
-        """This RESIDENT block, which the tier does not have, is to be written."""
+        """This RESIDENT block, which the tier does not have, is to be written, from the next turn on."""
         self.writes.add(entry)
-        self.pump()
 
     def promote(
         self,

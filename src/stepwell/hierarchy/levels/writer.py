@@ -55,15 +55,16 @@ class Writer:
         """Spills are paused no more."""
         self._changed = True
 
-    def spilled(self, entry: Entry) -> None:
-        """The block has just been published."""
+    def spilled(self, run: Sequence[Entry]) -> None:
+        """These blocks have just been published."""
         if not self._level.keeps:
             return
         self._changed = True
-        if self._tier.lookup(entry.id):
-            self._tier.touch(entry.id)
-        elif self._policy.at_spill(entry.history.uses):
-            self._write(self._missing(entry) if self._selective else [entry])
+        for entry in run:
+            if self._tier.lookup(entry.id):
+                self._tier.touch(entry.id)
+            elif self._policy.at_spill(entry.history.uses):
+                self._write(self._missing(entry) if self._selective else [entry])
 
     def promoted(self, entry: Entry) -> None:
         """The block has just come from a level below this one."""

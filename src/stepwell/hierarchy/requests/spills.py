@@ -63,6 +63,7 @@ class Spills:
         leases: list[int] = []
         granted: list[Entry] = []
         depth, ends = self._behind(session, origins, message.parent)
+        below = self._stack.keeps
         patient_until = self._clock.now() + SLAB_WAIT_S
         for id in self._needed(session, origin, message.digests, depth):
             if session.phase is not SessionPhase.LIVE:
@@ -89,7 +90,7 @@ class Spills:
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
             else:
-                taken = self._take(session, id, parent)
+                taken = self._take(session, id, parent, below=below)
                 if isinstance(taken, str):
                     ends = taken
                     self._emit(SpillRefused(ends))
@@ -135,11 +136,11 @@ class Spills:
                 depth, missing = history.depth + 1, True
         return depth, "no_parent" if missing else ""
 
-    def _take(self, session: Session, id: BlockId, parent: Entry | None) -> Entry | str:
-        """A block to be filled; or why it is not taken."""
+    def _take(self, session: Session, id: BlockId, parent: Entry | None, *, below: bool) -> Entry | str:
+        """A block to be filled; or why it is not taken. `below`: a tier keeps it or takes it."""
         assert session.owner is not None
         shards = session.shards
-        place = self._arena.place(session.owner, id, shards, below=self._stack.keeps)
+        place = self._arena.place(session.owner, id, shards, below=below)
         if place is Destination.COLD:
             return "not_worth_it"
         passing = place is Destination.WARM
@@ -164,7 +165,7 @@ class Spills:
         """One rank's acknowledgements; True if a block was published or given up."""
         ended = False
         gone = set(dropped)
-        blocks = nbytes = 0
+        landed: list[Entry] = []
         for number in (*leases, *dropped):
             fill = session.fills.get(number)
             if fill is None or rank not in fill.missing:
@@ -179,10 +180,10 @@ class Spills:
                 continue
             self._settle(session, number)
             self._arena.commit(fill.entry)
-            blocks, nbytes = blocks + 1, nbytes + fill.entry.nbytes
-            self._migration.spilled(fill.entry)
-        if blocks:
-            self._emit(BlocksSpilled(blocks, nbytes))
+            landed.append(fill.entry)
+        if landed:
+            self._emit(BlocksSpilled(len(landed), sum(entry.nbytes for entry in landed)))
+            self._migration.spilled(landed)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> bool:
