@@ -1,12 +1,12 @@
 """A well's state machine alone, on one thread, whose processor time is taken while it works and not while others do.
 
-Messages go in and out as values: sockets and encoding are not in it, and neither are the threads that seal, write and
-read. One engine without a model has its session here; what it says costs nothing.
+Messages go in and out as values: sockets and encoding are not in it. Jobs, which threads of a well do, are done at once
+and left out of the account. One engine without a model has its session here; what it says costs nothing.
 """
 
 from __future__ import annotations
 
-import threading
+import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,10 +16,11 @@ from typing import TypeVar
 from stepwell.block.namespace import DEFAULT_TENANT
 from stepwell.hierarchy.core import Callback, Limits, System
 from stepwell.hierarchy.hierarchy import Hierarchy
-from stepwell.hierarchy.local import DISK_THREADS, InlineExecutor, JobThreads
+from stepwell.hierarchy.local import DISK_THREADS, InlineExecutor
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Member, Peer
 from stepwell.io.clock import MonotonicClock
+from stepwell.io.executor import Done, Job
 from stepwell.io.memory import SystemMemory
 from stepwell.policies.costs.prefill import pairs
 from stepwell.protocol import messages as m
@@ -30,9 +31,25 @@ from stepwell.vault.keyring import Keyring
 
 SHARD_BYTES = 4096
 PATIENCE_S = 60.0
+GC_OBJECTS = 5000
+"""Young objects that a busy loop lets come together."""
+
 _STEP_TOKENS, _TOKEN_S, _COPY_S = 2048, 25e-6, 2e-10
 
 Kind = TypeVar("Kind", bound=m.Message)
+
+
+class _Aside(InlineExecutor):
+    """Does jobs at once. `spent_s`: the processor time that they took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent_s = 0.0
+
+    def submit(self, job: Job, done: Done) -> None:
+        began = time.thread_time()
+        super().submit(job, done)
+        self.spent_s += time.thread_time() - began
 
 
 class _Inbox:
@@ -56,27 +73,21 @@ class _Inbox:
 
 class Core(ExitStack):
     """A hierarchy with `host_bytes` of memory, a disk in `folder` if one is given, and an engine with blocks of
-    `block_tokens`, whose speed the well has learned. `spent_s`: processor time of the well's thread."""
+    `block_tokens`, whose speed the well has learned."""
 
     def __init__(self, host_bytes: int, block_tokens: int = 128, folder: Path | None = None) -> None:
         super().__init__()
         self.block_tokens = block_tokens
-        self.spent_s = 0.0
-        self._ended = threading.Event()  # a job
-        clock, executor = MonotonicClock(), InlineExecutor()
-        self._completions = [executor.completions]
+        self._spent_s = 0.0
+        self._jobs = _Aside()
+        clock = MonotonicClock()
         sealing = Sealing(Keyring.ephemeral(), sealed=True, wall=time.time)
         tiers = []
         if folder is not None:
             site = take(folder, parse_amount("8GiB"), parse_amount("1%"))
-            readers, others = JobThreads(DISK_THREADS), JobThreads(DISK_THREADS)
-            for threads in (readers, others):
-                self._completions.append(threads.completions)
-                threads.ended = self._ended.set
-                self.callback(threads.close, PATIENCE_S)
-            tiers = [DiskTier([site], others, clock, time.time, sealing, readers=readers)]
+            tiers = [DiskTier([site], self._jobs, clock, time.time, sealing)]
         limits = Limits(host_bytes, readers=2 * DISK_THREADS)
-        system = System(clock, executor, SystemMemory())
+        system = System(clock, self._jobs, SystemMemory())
         self.hierarchy = Hierarchy(limits, system, sealing, well="bench", tiers=tiers)
         self.callback(self.hierarchy.close)
         if tiers:
@@ -103,23 +114,27 @@ class Core(ExitStack):
         for slab in self._shared.take(m.SlabShared):
             self.hierarchy.handle(self._worker, m.Mapped(slab.slab))
 
-    def _work(self) -> None:
-        """All that can be done now."""
-        began = time.thread_time()
+    @property
+    def spent_s(self) -> float:
+        """Processor seconds of the well's thread so far."""
+        return self._spent_s - self._jobs.spent_s
+
+    def _work(self, began: float) -> None:
+        """All that can be done now; its thread has worked since `began`."""
         more = True
         while more:
             more = self.hierarchy.turn()
-            for completions in self._completions:
-                while completions:
-                    more = True
-                    completions.popleft()()
-        self.spent_s += time.thread_time() - began
+            while self._jobs.completions:
+                more = True
+                self._jobs.completions.popleft()()
+        if gc.get_count()[0] > GC_OBJECTS:
+            gc.collect(0)
+        self._spent_s += time.thread_time() - began
 
     def _said(self, member: Member, message: m.FromEngine) -> None:
         began = time.thread_time()
         self.hierarchy.handle(member, message)
-        self.spent_s += time.thread_time() - began
-        self._work()
+        self._work(began)
 
     def tell(self, message: m.FromEngine) -> None:
         """The scheduler says this, and what follows from it at once is done."""
@@ -129,10 +144,8 @@ class Core(ExitStack):
         """Works until this is so. Raises TimeoutError."""
         deadline = time.monotonic() + PATIENCE_S
         while not happened():
-            due = self.hierarchy.next_moment
-            self._ended.wait(max(0.0, (due or deadline) - time.monotonic()))
-            self._ended.clear()
-            self._work()
+            time.sleep(1e-3)
+            self._work(time.thread_time())
             if time.monotonic() > deadline:
                 raise TimeoutError("the well does not answer")
 
@@ -142,7 +155,7 @@ class Core(ExitStack):
         granted = self._heard.take(m.Granted)
         while not granted:
             self._map()
-            self._work()
+            self._work(time.thread_time())
             granted = self._heard.take(m.Granted)
         return granted[0]
 
@@ -178,7 +191,11 @@ class Core(ExitStack):
         return self._scheduler.session.origins(0)[0].name(digest) in self.hierarchy.index
 
     def spent(self, work: Callback) -> float:
-        """Processor seconds of the well's thread for this."""
+        """Processor seconds of the well's thread for this. Garbage is collected as a well's loop does it."""
         before = self.spent_s
-        work()
+        gc.disable()
+        try:
+            work()
+        finally:
+            gc.enable()
         return self.spent_s - before

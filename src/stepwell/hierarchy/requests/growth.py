@@ -27,9 +27,6 @@ class Obstacle(NamedTuple):
     waits: bool
 
 
-AT_ONCE = 32
-"""Blocks that are looked up without giving others a turn."""
-
 UNWEIGHED = Obstacle("unweighed", True)
 """The next block has to be read, and whether that is worth it is not decided yet."""
 
@@ -61,13 +58,13 @@ class RunGrowth:
         self._ghosts = ghosts
 
     def add_resident(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> bool:
-        """Adds the blocks that come next, AT_ONCE at most, as far as they are in the arena and there is room for their
+        """Adds the blocks that come next, a few at most, as far as they are in the arena and there is room for their
         pins. False: it is not that simple, or there are none."""
         at = len(request.pinned)
-        end = min(at + AT_ONCE, request.blocks, request.most)
-        if request.ends or at >= end:
+        most = min(request.blocks, request.most) - at
+        if request.ends or most <= 0 or self._index.find(*request.ids(at, origins)) is None:
             return False
-        run = self._index.run([origin.names(request.digests[32 * at : 32 * end]) for origin in origins])
+        run = self._index.run(request.names(at, origins))[:most]
         fits = self._pins.fit(sum(entry.nbytes for entry in run if not entry.pins))
         simple = fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})
         if simple:
@@ -83,8 +80,7 @@ class RunGrowth:
             return Obstacle(request.ends, False)
         if at >= request.most:
             return Obstacle(request.short, False)
-        digest = request.digests[32 * at : 32 * at + 32]
-        ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
+        ids = request.ids(at, origins)
         entry = self._index.find(*ids)
         if entry is not None and self._stack.disown(entry):
             entry = None
@@ -120,7 +116,8 @@ class RunGrowth:
     ) -> Entry | Obstacle:
         """An entry that is being filled from below; or why there is none."""
         source = self._stack.find(*ids)
-        if source is None or source.level.down:
+        down = source is not None and source.level.down
+        if source is None or down:
             if not request.probed and self._stack.shared:
                 return UNPROBED
             if self._probes.awaits(request):
@@ -128,7 +125,7 @@ class RunGrowth:
         if source is None:
             return Obstacle(self.why_absent(ids), False)
         level, id = source
-        if level.down:
+        if down:
             return Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None

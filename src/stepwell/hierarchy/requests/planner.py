@@ -132,8 +132,7 @@ class RecallPlanner:
 
     def _tier_of(self, request: RecallRequest, at: int, origins: tuple[Origin, ...]) -> str | None:
         """Where this block would come from; None: it is nowhere, or an engine is filling it."""
-        digest = request.digests[32 * at : 32 * at + 32]
-        ids = [origin.name(digest) for origin in origins]
+        ids = request.ids(at, origins)
         entry = self._index.find(*ids)
         if entry is None:
             source = self._stack.find(*ids)

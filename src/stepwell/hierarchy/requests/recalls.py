@@ -200,7 +200,7 @@ class Recalls:
         if request.short or at == request.blocks:
             request.ends_known = request.short or "end"
             return
-        ids = [origin.name(request.digests[32 * at : 32 * at + 32]) for origin in origins]
+        ids = request.ids(at, origins)
         if self._index.find(*ids) is not None:
             request.ends_known = "filling"
         elif self._stack.find(*ids) is not None:
