@@ -120,13 +120,11 @@ class Core(ExitStack):
         return self._spent_s - self._jobs.spent_s
 
     def _work(self, began: float) -> None:
-        """All that can be done now; its thread has worked since `began`."""
-        more = True
-        while more:
-            more = self.hierarchy.turn()
-            while self._jobs.completions:
-                more = True
-                self._jobs.completions.popleft()()
+        """All that can be done now; its thread has worked since `began`. Jobs end when there is nothing else to do."""
+        while self.hierarchy.turn() or self._jobs.completions:
+            if not self.hierarchy.turn():
+                for _ in range(len(self._jobs.completions)):
+                    self._jobs.completions.popleft()()
         if gc.get_count()[0] > GC_OBJECTS:
             gc.collect(0)
         self._spent_s += time.thread_time() - began

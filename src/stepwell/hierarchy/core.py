@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from types import MappingProxyType
 
 from stepwell.block.layout import MIN_SLAB
@@ -95,7 +94,12 @@ class Index:
         found = list(map(get, names[0]))
         for others in names[1:]:
             found = [entry or get(id) for entry, id in zip(found, others, strict=True)]
-        return [*takewhile(lambda entry: entry is not None and entry.state is BlockState.RESIDENT, found)]
+        run: list[Entry] = []
+        for entry in found:
+            if entry is None or entry.state is not BlockState.RESIDENT:
+                break
+            run.append(entry)
+        return run
 
     def __contains__(self, id: BlockId) -> bool:
         return id in self._entries

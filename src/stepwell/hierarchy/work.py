@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
+from enum import IntEnum
 
 from stepwell.io.clock import Clock
 
 TURN_BLOCKS, TURN_S = 32, 50e-6
-"""Blocks looked up, reserved or let go in one turn, a few that are alike counting as one, and its time: what a ping may
-have to wait for, and not much less than a turn costs by itself."""
+"""Blocks looked up, reserved or let go in one turn, and its time: what a ping may have to wait for, and not much less
+than a turn costs by itself."""
 
 WALK_BLOCKS = 8
 """Blocks of a walk in each turn, however much engines want."""
@@ -20,12 +20,13 @@ SLAB_WAIT_S = 1.0
 """Seconds that work may be parked for a slab that is being made or mapped, before it goes on without."""
 
 
-class WorkStep(Enum):
-    DONE = "done"  # one block, or a few that are alike
-    PARK = "park"  # go on when a slab has come
+class WorkStep(IntEnum):
+    DONE = 1  # one block's worth of work
+    PARK = 0  # go on when a slab has come
 
 
-Work = Iterator[WorkStep]
+Work = Iterator[int]
+"""Each step is as many blocks' worth of work as it says, or WorkStep.PARK."""
 
 
 class WorkQueue:
@@ -77,7 +78,7 @@ class WorkQueue:
         while budget > 0 and queue:
             work = queue.popleft()
             for step in work:
-                budget = budget - 1 if self._clock.now() < until else 0
+                budget = budget - step if self._clock.now() < until else 0
                 if step is WorkStep.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break

@@ -147,14 +147,14 @@ class _Costs:
 
     def _cost(self, cut: int) -> Cost:
         request, speeds = self._request, self._known.speeds
-        nbytes = read_s = copy_s = forgiven_s = 0.0
+        nbytes, read_s, copy_s, forgiven_s = 0, 0.0, 0.0, 0.0
         for tier, n in self.nbytes(cut).items():
             nbytes += n
             if tier != HOST and tier in speeds:
                 seconds = speeds[tier].seconds(n, request.queued.get(tier, 0))
                 read_s, forgiven_s = read_s + seconds, forgiven_s + seconds * self._known.forgiven(tier)
         if HOST in speeds:
-            copy_s = speeds[HOST].seconds(int(nbytes))
+            copy_s = speeds[HOST].seconds(nbytes)
         done = min(cut * request.block_tokens, request.tokens - 1)  # an engine computes at least the last token
         compute_s = self._prefill.seconds(request.tokens - done, done)
         return Cost(cut, read_s, copy_s, compute_s, forgiven_s, request.busy_s)
@@ -179,7 +179,9 @@ class _Costs:
             cuts |= {math.floor(fits), math.ceil(fits)}
         busy_s = self._request.busy_s
         for forgiven in (0, 1):
-            if self._recall_s(1, forgiven) <= busy_s < self._recall_s(blocks, forgiven):  # else it is an end
+            if (
+                self._recall_s(min(1, blocks), forgiven) <= busy_s < self._recall_s(blocks, forgiven)
+            ):  # else it is an end
                 longer = bisect_right(range(blocks + 1), busy_s, key=lambda cut: self._recall_s(cut, forgiven))
                 cuts |= {longer - 1, longer}
         return sorted(cut for cut in cuts if 0 <= cut <= blocks)

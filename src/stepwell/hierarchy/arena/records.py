@@ -68,7 +68,7 @@ class Slab:
         self.keepers: set[int] = set()
         self.retirement: Retirement | None = None
         self.unused_since: float | None = None
-        self._generations = memoryview(memory.bytes[: 8 * layout.slots]).cast("Q")
+        self._generations = memory.bytes[: 8 * layout.slots].data.cast("Q")
 
     def next_piece(self) -> tuple[int, int]:
         """Start and length of the next piece to populate; length 0 when there is none."""
@@ -119,7 +119,7 @@ class Entry:
         self.origin: Origin | None = None
         self.slots = slots
         self.refs = b"".join([_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots])
-        self.nbytes = len(slots) * slots[0][0].owner.slot_bytes
+        self.nbytes = sum([slab.owner.slot_bytes for slab, _ in slots])
         self.state = after(BlockState.ABSENT, StateEvent.FILL)
         self.parent = parent
         self.position = parent.position + 1 if parent is not None and parent.position >= 0 else -1

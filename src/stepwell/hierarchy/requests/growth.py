@@ -57,19 +57,19 @@ class RunGrowth:
         self._uses = uses
         self._ghosts = ghosts
 
-    def add_resident(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> bool:
+    def add_resident(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> int:
         """Adds the blocks that come next, a few at most, as far as they are in the arena and there is room for their
-        pins. False: it is not that simple, or there are none."""
+        pins. Returns how many; 0 if it is not that simple, or there are none."""
         at = len(request.pinned)
         most = min(request.blocks, request.most) - at
         if request.ends or most <= 0 or self._index.find(*request.ids(at, origins)) is None:
-            return False
+            return 0
         run = self._index.run(request.names(at, origins))[:most]
         fits = self._pins.fit(sum(entry.nbytes for entry in run if not entry.pins))
-        simple = fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})
-        if simple:
-            self._pins.add_run(request, run)
-        return simple and bool(run)
+        if not (fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})):
+            return 0
+        self._pins.add_run(request, run)
+        return len(run)
 
     def add_next(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Obstacle | None:
         """Adds the next block to the run. None: done, go on."""

@@ -11,7 +11,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
-from stepwell.hierarchy.work import Work, WorkStep
+from stepwell.hierarchy.work import Work
 from stepwell.protocol.messages import GiveWay
 
 AT_LEAST = 2
@@ -115,7 +115,7 @@ class Pins:
             last = request.pinned[max(request.freed, len(request.pinned) - AT_ONCE) :]
             del request.pinned[-len(last) :]
             self._unpin(*reversed(last))
-            yield WorkStep.DONE
+            yield len(last)
         self.leaving.discard(request)
         self._news.changed = True
 

@@ -145,8 +145,8 @@ class Recalls:
                 self._answers.tell(session, request, more=True)
                 yield WorkStep.DONE
                 continue
-            if self._growth.add_resident(session, request, origins):
-                yield WorkStep.DONE
+            if added := self._growth.add_resident(session, request, origins):
+                yield added
                 continue
             obstacle = self._growth.add_next(session, request, origins)
             if obstacle is UNWEIGHED:

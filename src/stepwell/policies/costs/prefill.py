@@ -109,7 +109,8 @@ class PrefillFit:
             self._stale = False
             self._fitted = self._learn()
             if self._fitted is not None:
-                self._cost = PrefillCost(*map(float, self._fitted.coefficients), self._step_tokens)
+                step_s, token_s, pair_s = map(float, self._fitted.coefficients)
+                self._cost = PrefillCost(step_s, token_s, pair_s, self._step_tokens)
         return self._fitted
 
     def _learn(self) -> Fitted | None:
