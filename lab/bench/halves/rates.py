@@ -66,15 +66,13 @@ def _host(size: Size) -> list[Row]:
 
 def _disk(size: Size, folder: Path) -> list[Row]:
     found: dict[str, list[float]] = {}
-    with Core(size.stored * 4096, folder=folder) as core:
-        engine = Engine(core)
-        for length in size.runs:
-            engine.spill(length, 2 * size.stored // length)
-            for _ in range(size.samples):
-                found.setdefault(f"the same with a disk, runs of {length}", []).append(
-                    engine.by_disk(length, size.stored)
-                )
-            engine.forget()
+    for length in size.runs:
+        with Core(size.stored * 4096, folder=folder / str(length)) as core:
+            engine = Engine(core)
+            engine.spill(length, 4 * size.stored // length)
+            found[f"the same with a disk, runs of {length}"] = [
+                engine.by_disk(length, size.stored) for _ in range(size.samples)
+            ]
     return [_row(what, rates, WITH_DISK) for what, rates in found.items()]
 
 
@@ -102,9 +100,6 @@ class Engine:
     def _next(self) -> int:
         self._number += 1
         return self._number
-
-    def forget(self) -> None:
-        self._prompts.clear()
 
     def spill(self, length: int, prompts: int) -> None:
         for _ in range(prompts):
@@ -151,6 +146,7 @@ class Engine:
                 prompts.append(self._spill(length))
                 below = next(prompt for prompt in prompts if not self._core.has(prompt[:32]))
                 prompts.remove(below)
+                prompts.append(below)
                 self._recall(below)
 
         return self._rate(blocks // length * length, work)
