@@ -4,7 +4,7 @@ Programs, not a library: each module that `__main__` lists has a `run(quick)` th
 
 serving    real engines (`demo.engine`): demo, ttft, noreuse, decide, half, validate
 compared   real engines, stepwell beside other systems: itl, peers
-halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost
+halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost, rates
 disk       neither: copies, datapath, index, recovery
 gpu, longctx have programs of their own
 

@@ -52,7 +52,8 @@ class Job(msgspec.Struct, frozen=True):
 
 class Window(msgspec.Struct, frozen=True):
     """`blocks`: that the well has answered. `cpu_s`: processor seconds of the well; `loop_s`: those of its thread that
-    answers. `late_s`: how long after they were due operations had ended, the median of them."""
+    answers. `late_s`: how long after they were due operations had ended, the median of them, and `slowest_s` one in a
+    hundred."""
 
     seconds: float
     operations: int
@@ -61,6 +62,7 @@ class Window(msgspec.Struct, frozen=True):
     cpu_s: float
     loop_s: float
     late_s: float
+    slowest_s: float
 
 
 @dataclass(slots=True)
@@ -189,6 +191,7 @@ def main() -> None:
             cpu_now - cpu_s,
             loop_now - loop_s,
             late[len(late) // 2] if late else 0.0,
+            late[len(late) * 99 // 100] if late else 0.0,
         )
         print(msgspec.json.encode(window).decode(), flush=True)
         at, cpu_s, loop_s = now, cpu_now, loop_now

@@ -14,90 +14,116 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from lab.bench import wells
+from lab.bench.halves.blockcost import HOST, pressed
 from lab.bench.halves.core import Core
+from lab.bench.halves.pressure import Job
 from lab.bench.report import Result, Row, Target
 from stepwell.demo.results import stats
+from stepwell.demo.results.stats import Estimate
 
-MIB = 1 << 20
 LOOKUPS, SPILLS, WITH_DISK = 300_000, 40_000, 13_000
 """Blocks a second that are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`runs`: lengths in blocks. `blocks`: of one sample of the host tier; `stored`: of one with a disk."""
+    """`runs`: lengths in blocks. `blocks`: of one sample of the host tier; `stored`: of one with a disk. `window_s`: of
+    a sample over a socket."""
 
     runs: tuple[int, ...] = (16, 64, 1024)
     blocks: int = 16_384
     stored: int = 4_096
     samples: int = 15
+    window_s: float = 0.3
 
 
-FULL, QUICK = Size(), Size((16,), 1024, 1024, 2)
+FULL, QUICK = Size(), Size((16,), 1024, 1024, 2, 0.1)
 
 
 def run(quick: bool) -> Result:
     size = QUICK if quick else FULL
-    rows = _host(size)
+    counts = {"samples": size.samples, "operations": 0, "incomplete": 0}
+    rows = _host(size, counts)
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
-        rows += _disk(size, Path(folder))
-    return Result("rates", rows, {"samples": size.samples})
+        rows += _disk(size, Path(folder), counts)
+    with wells.well(HOST) as home:
+        for operation, least in (("lookup", LOOKUPS), ("recall", None), ("spill", None)):
+            for length in size.runs:
+                rows += _served(home, operation, length, least, size, counts)
+    return Result("rates", rows, counts)
 
 
-def _host(size: Size) -> list[Row]:
+def _served(
+    home: Path, operation: str, length: int, least: int | None, size: Size, counts: dict[str, int]
+) -> list[Row]:
+    """Of a well over its socket, in a closed loop; and of a lookup the time that it takes at half of that load."""
+    job = Job(str(home), operation, length, windows=size.samples + 1, window_s=size.window_s)
+    windows = pressed([job], counts)
+    speed = stats.ratio_of_paired_means([(window.blocks, window.loop_s) for window in windows])
+    rows = [_row(f"{operation} over a socket, runs of {length}", speed, least)]
+    if operation == "lookup":
+        half = pressed([msgspec.structs.replace(job, rate=speed.value / 2 / length)], counts)
+        slowest = stats.median([window.slowest_s * 1e3 for window in half])
+        beside = f"median {stats.median([window.late_s * 1e3 for window in half]).value:.2f} ms"
+        rows.append(
+            Row(f"  at {speed.value / 2e3:.0f} thousand blocks/s, one lookup in a hundred", "ms", slowest, None, beside)
+        )
+    return rows
+
+
+def _host(size: Size, counts: dict[str, int]) -> list[Row]:
     found: dict[str, list[float]] = {}
     with Core(2 * size.blocks * 4096) as core:
-        engine = Engine(core)
+        engine = Engine(core, counts)
         for length in size.runs:
             engine.spill(length, size.blocks // length // len(size.runs))
         for _ in range(size.samples):
             for length in size.runs:
                 found.setdefault(f"lookups, runs of {length}", []).append(engine.lookups(length, size.blocks))
     with Core(size.blocks * 4096) as core:
-        engine = Engine(core)
+        engine = Engine(core, counts)
         engine.spill(64, size.blocks // 64)
         for _ in range(size.samples):
             for length in size.runs:
                 found.setdefault(f"reserve, fill and recall, runs of {length}", []).append(
                     engine.round_trips(length, size.blocks // 4)
                 )
-    return [_row(what, rates, LOOKUPS if "lookups" in what else SPILLS) for what, rates in found.items()]
+    return [_row(what, stats.median(rates), LOOKUPS if "lookups" in what else SPILLS) for what, rates in found.items()]
 
 
-def _disk(size: Size, folder: Path) -> list[Row]:
+def _disk(size: Size, folder: Path, counts: dict[str, int]) -> list[Row]:
     found: dict[str, list[float]] = {}
     for length in size.runs:
         with Core(size.stored * 4096, folder=folder / str(length)) as core:
-            engine = Engine(core)
+            engine = Engine(core, counts)
             engine.spill(length, 4 * size.stored // length)
             found[f"the same with a disk, runs of {length}"] = [
                 engine.by_disk(length, size.stored) for _ in range(size.samples)
             ]
-    return [_row(what, rates, WITH_DISK) for what, rates in found.items()]
+    return [_row(what, stats.median(rates), WITH_DISK) for what, rates in found.items()]
 
 
-def _row(what: str, rates: list[float], least: int) -> Row:
-    estimate = stats.median(rates)
-    return Row(
-        what,
-        "thousand blocks/s",
-        estimate.times(1e-3),
-        Target(">=", least / 1e3),
-        f"{1e6 / estimate.value:.2f} us each",
-    )
+def _row(what: str, speed: Estimate, least: int | None) -> Row:
+    target = Target(">=", least / 1e3) if least is not None else None
+    return Row(what, "thousand blocks/s", speed.times(1e-3), target, f"{1e6 / speed.value:.2f} us each")
 
 
 class Engine:
-    """Asks for runs of blocks that it has spilled. Rates are blocks a second of the well's thread."""
+    """Asks for runs of blocks that it has spilled. Rates are blocks a second of the well's thread. Blocks that were not
+    taken or not found are counted as `incomplete`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, counts: dict[str, int]) -> None:
         self._core = core
+        self._counts = counts
         self._dice = random.Random(1)
         self._number = 0
         self._prompts: dict[int, list[bytes]] = {}
-        self.incomplete = 0
 
     def _next(self) -> int:
+        self._counts["operations"] += 1
         self._number += 1
         return self._number
 
@@ -110,7 +136,7 @@ class Engine:
         for at in range(0, len(prompt), 32 * 256):
             granted = self._core.reserve(self._next(), prompt[at : at + 32 * 256], prompt[max(0, at - 32) : at])
             self._core.fill([lease for lease in granted.leases if lease])
-            self.incomplete += granted.leases.count(0)
+            self._counts["incomplete"] += granted.leases.count(0)
         self._core.written()
         return prompt
 
@@ -123,7 +149,7 @@ class Engine:
         def work() -> None:
             for _ in range(blocks // length):
                 number = self._next()
-                self.incomplete += length - self._core.ask(number, self._dice.choice(prompts))
+                self._counts["incomplete"] += length - self._core.ask(number, self._dice.choice(prompts))
                 self._core.release(number)
 
         return self._rate(blocks // length * length, work)
@@ -154,5 +180,5 @@ class Engine:
     def _recall(self, prompt: bytes) -> None:
         number = self._next()
         found = self._core.ask(number, prompt)
-        self.incomplete += len(prompt) // 32 - found
+        self._counts["incomplete"] += len(prompt) // 32 - found
         self._core.recall(number, found)

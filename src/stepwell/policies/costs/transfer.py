@@ -20,7 +20,7 @@ SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
 its other users, and the few probes must soon count more than older reads."""
 
 MIN_SAMPLES = 2
-REFIT, REFIT_S = 8, 0.05
+REFIT, REFIT_S = 8, 0.2
 """The fit is made again once one in so many of its samples is new, and so many seconds have passed: it costs some
 0.5 ms, and a busy tier answers thousands of batches a second."""
 
