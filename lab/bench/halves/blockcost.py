@@ -148,5 +148,6 @@ def _together(windows: Sequence[Window]) -> Window:
         windows[0].cpu_s,
         windows[0].loop_s,
         max(window.late_s for window in windows),
+        max(window.took_s for window in windows),
         max(window.slowest_s for window in windows),
     )
