@@ -78,7 +78,7 @@ class WorkQueue:
         while budget > 0 and queue:
             work = queue.popleft()
             for step in work:
-                budget = budget - step if self._clock.now() < until else 0
+                budget = budget - (step or 1) if self._clock.now() < until else 0
                 if step is WorkStep.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break

@@ -177,11 +177,9 @@ class _Costs:
         if self._prefill.step_tokens:
             fits = (self._request.tokens - self._prefill.step_tokens) / self._request.block_tokens
             cuts |= {math.floor(fits), math.ceil(fits)}
-        busy_s = self._request.busy_s
+        busy_s, least = self._request.busy_s, min(1, blocks)
         for forgiven in (0, 1):
-            if (
-                self._recall_s(min(1, blocks), forgiven) <= busy_s < self._recall_s(blocks, forgiven)
-            ):  # else it is an end
+            if self._recall_s(least, forgiven) <= busy_s < self._recall_s(blocks, forgiven):  # else it is an end
                 longer = bisect_right(range(blocks + 1), busy_s, key=lambda cut: self._recall_s(cut, forgiven))
                 cuts |= {longer - 1, longer}
         return sorted(cut for cut in cuts if 0 <= cut <= blocks)

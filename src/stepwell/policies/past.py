@@ -52,8 +52,7 @@ class Past(Generic[Held]):
             return
         self._records[item] = item.used, item.size
         self._count(item.size)
-        if self._blocks > self._most:
-            self._shrink(self._most)
+        self._shrink(self._most)
 
     @property
     def blocks(self) -> int:

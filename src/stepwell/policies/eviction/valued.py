@@ -40,7 +40,7 @@ class Valued(Eviction):
     def value(self, item: Item) -> float:
         """Expected prefill seconds saved per second and block."""
         row, used = item.note
-        return self._reuse.rate(row, self._pace.time - used) * item.seconds / item.size
+        return self._reuse.rate(row, self._pace.time - used) * (item.seconds / item.size)
 
     def refer(self, item: Item, now: float) -> None:
         self.refer_all((item,), now)
