@@ -274,9 +274,8 @@ class SlabPool:
         evict. Starts making one where `host` has room."""
         self.populate(owner)
         holding = self._holdings[owner]
-        if any(members <= slab.mapped for slab in holding.roomy.values()):
-            return False
-        return holding.making or bool(holding.roomy)
+        coming = holding.making or bool(holding.roomy)
+        return coming and not any(members <= slab.mapped for slab in holding.roomy.values())
 
     def next_to_go(self, nbytes: int) -> list[Entry]:
         """About which blocks each owner would lose if so many more bytes came for it: none where there is room. At most
