@@ -4,8 +4,9 @@ Programs, not a library: each module that `__main__` lists has a `run(quick)` th
 
 serving    real engines (`demo.engine`): demo, ttft, noreuse, decide, half, validate
 compared   real engines, stepwell beside other systems: itl, peers
-halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost, rates
+halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost
 disk       neither: copies, datapath, index, recovery
+scale      what one core can do as a well's thread: rates
 gpu, longctx have programs of their own
 
 docs/benchmarks.md says what each number means.

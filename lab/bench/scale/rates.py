@@ -18,9 +18,9 @@ import msgspec
 
 from lab.bench import wells
 from lab.bench.halves.blockcost import HOST, pressed
-from lab.bench.halves.core import Core
 from lab.bench.halves.pressure import Job
 from lab.bench.report import Result, Row, Target
+from lab.bench.scale.core import Core
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 
