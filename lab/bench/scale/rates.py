@@ -53,7 +53,7 @@ def run(quick: bool) -> Result:
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder:
         rows += _disk(size, Path(folder), counts)
     with wells.well(HOST) as home:
-        for operation, least in (("lookup", LOOKUPS), ("recall", None), ("spill", None)):
+        for operation, least in (("lookup", LOOKUPS), ("recall", None)):
             for length in size.runs:
                 rows += _served(home, operation, length, least, size, counts)
     return Result("rates", rows, counts)
