@@ -156,10 +156,9 @@ class Arena:
 
     def _forget(self) -> None:
         """Forgets some history if there is too much: of owners that have gone, else of the owner with the most."""
-        while self.past_owners.full:
-            if not self.past_owners.forget():
-                most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
-                most.residents.forget(A_FEW)
+        if self.past_owners.full and not self.past_owners.forget():
+            most = max(self.holdings.values(), key=lambda holding: holding.residents.remembered)
+            most.residents.forget(A_FEW)
 
     def place(self, owner: Owner, id: BlockId, shards: int, *, below: bool) -> Destination:
         """Where a block that was asked for is to lie. `below`: there is a tier that keeps it or takes it."""
