@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
@@ -10,7 +11,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
-from stepwell.hierarchy.work import Work, WorkStep
+from stepwell.hierarchy.work import Work
 from stepwell.protocol.messages import GiveWay
 
 AT_LEAST = 2
@@ -42,13 +43,16 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or would <= self._share * self._host_bytes:
+        if not self._arena.pins or self.fit(nbytes):
             return True
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
         streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
         return next(streams, None) is request
+
+    def fit(self, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whosoever they are."""
+        return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
     def passes(self, at: int, nbytes: int) -> bool:
         """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
@@ -77,6 +81,14 @@ class Pins:
         request.pinned.append(entry)
         request.promoted.append(entry.state is BlockState.FILLING)
 
+    def add_run(self, request: RecallRequest, run: Sequence[Entry]) -> None:
+        """Pins the next blocks of the request's run, which are RESIDENT."""
+        self._arena.pin(*run)
+        if request.landed == len(request.pinned):
+            request.landed += len(run)
+        request.pinned += run
+        request.promoted += bytes(len(run))
+
     def cut(self, request: RecallRequest, blocks: int) -> None:
         """Only the first `blocks` of the request's run stay pinned."""
         while len(request.pinned) > blocks:
@@ -86,9 +98,8 @@ class Pins:
 
     def free(self, request: RecallRequest, blocks: int) -> None:
         """The pins of the first `blocks` of the request's run, which have landed, end."""
-        for entry in request.pinned[request.freed : blocks]:
-            self._unpin(entry)
-            self._news.changed = True
+        self._unpin(*request.pinned[request.freed : blocks])
+        self._news.changed |= request.freed < min(blocks, len(request.pinned))
         request.freed = max(request.freed, min(blocks, len(request.pinned)))
 
     def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
@@ -101,12 +112,15 @@ class Pins:
 
     def _let_go(self, request: RecallRequest) -> Work:
         while len(request.pinned) > request.freed:
-            self._unpin(request.pinned.pop())
-            yield WorkStep.DONE
+            last = request.pinned[max(request.freed, len(request.pinned) - AT_ONCE) :]
+            del request.pinned[-len(last) :]
+            self._unpin(*reversed(last))
+            yield len(last)
         self.leaving.discard(request)
         self._news.changed = True
 
-    def _unpin(self, entry: Entry) -> None:
-        self._arena.unpin(entry)
-        if not entry.pins and entry.state is BlockState.FILLING:
-            self._stack.unwanted(entry)
+    def _unpin(self, *run: Entry) -> None:
+        self._arena.unpin(*run)
+        for entry in run:
+            if entry.state is BlockState.FILLING and not entry.pins:
+                self._stack.unwanted(entry)
