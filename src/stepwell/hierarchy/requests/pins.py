@@ -51,7 +51,7 @@ class Pins:
         return next(streams, None) is request
 
     def fit(self, nbytes: int) -> bool:
-        """So many more bytes may be pinned, whosoever they are."""
+        """So many more bytes may be pinned, whichever request wants them."""
         return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
     def passes(self, at: int, nbytes: int) -> bool:
