@@ -62,13 +62,14 @@ class RowJob:
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """What became of a job. `done`: the keys whose bytes were copied, or are in the well already. `reason`: why chunks
-    of a load have not come; "" if those that are not done have failed otherwise."""
+    of a load have not come; "" if those that are not done have failed otherwise. `error`: what ended it early."""
 
     job: RowJob
     done: tuple[bytes, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
     reason: str = ""
+    error: BaseException | None = None
 
     @property
     def complete(self) -> bool:
@@ -134,9 +135,10 @@ class RowTransfers:
         self._count(1, len(job.keys), job.load)
 
         def over(future: Future[Copied]) -> None:
-            failed = future.cancelled() or future.exception() is not None
+            error = None if future.cancelled() else future.exception()
+            failed = future.cancelled() or error is not None
             done, nbytes, reason = ([], 0, "") if failed else future.result()
-            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began, reason))
+            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began, reason, error))
             self._count(-1, -len(job.keys), job.load)
 
         try:
