@@ -499,7 +499,12 @@ def test_the_flags_for_a_well_below_vllms_own_offloading() -> None:
         "cpu_bytes_to_use": 64 << 30,
         "secondary_tiers": [{"type": "stepwell", "disk": "/a:1TiB", "strict": True}],
     }
-    for wrong in (["--second-door"], ["--cpu", "1GiB"], ["--second-door", "--cpu", "1GiB", "--receipts"]):
+    for wrong in (
+        ["--second-door"],
+        ["--cpu", "1GiB"],
+        ["--second-door", "--cpu", "1GiB", "--receipts"],
+        ["--second-door", "--cpu", "8"],
+    ):
         with pytest.raises(ConfigError, match="SW-102"):
             flags(*wrong)
 
@@ -520,7 +525,7 @@ def test_an_old_word_is_read_as_the_new_one_and_its_place_is_named(tmp_path: Pat
 
 def test_an_engine_that_asks_for_an_old_word_is_told_the_new_one() -> None:
     assert judge(Settings())({"recall": "default"}) == [
-        "kv_connector_extra_config: recall: `default` is `auto` now; the old word goes with the next version"
+        "the engine's settings: recall: `default` is `auto` now; the old word goes with the next version"
     ]
 
 

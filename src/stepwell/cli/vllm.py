@@ -14,6 +14,9 @@ from stepwell.cli.output import emit
 from stepwell.errors import ConfigError
 from stepwell.io.paths import Rendezvous
 
+MIN_CPU = 64 << 20
+"""Bytes of vLLM's host memory below which a size was meant in another unit."""
+
 
 def vllm_args(
     host: Annotated[str | None, typer.Option(help="Size of the host tier of a well that vLLM starts.")] = None,
@@ -28,7 +31,8 @@ def vllm_args(
         bool, typer.Option("--second-door", help="Put the well below vLLM's own offloading, which copies on any GPU.")
     ] = False,
     cpu: Annotated[
-        str | None, typer.Option(help="With --second-door: size of vLLM's own host memory, for each engine.")
+        str | None,
+        typer.Option(help="With --second-door: size of vLLM's host memory, for each engine; --host is a window then."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -84,11 +88,13 @@ def _below_offloading(extra: dict[str, Any], cpu: str | None) -> dict[str, Any]:
     if cpu is None:
         why = "vLLM's offloading has no default for the host memory between its pages and the well"
         raise _unsuited("--second-door without --cpu", why, "give its size, for example --cpu 64GiB")
+    if (cpu_bytes := parse_size(cpu)) < MIN_CPU:
+        raise _unsuited(f"--cpu {cpu}", "it is less than 64 MiB", "name the unit, for example --cpu 64GiB")
     if "receipts" in extra:
         raise _unsuited("--receipts", "vLLM's offloading writes the answers", "leave it out")
     offloading = {
         "spec_name": "TieringOffloadingSpec",
-        "cpu_bytes_to_use": parse_size(cpu),
+        "cpu_bytes_to_use": cpu_bytes,
         "secondary_tiers": [{"type": TIER, **extra}],
     }
     return {

@@ -32,13 +32,14 @@ def main() -> None:
 def _serve(home: Path, options: dict[str, str | int | float], locked: int) -> None:
     from stepwell.config import Loaded, Settings, load
     from stepwell.io.paths import prepare_home
+    from stepwell.serve.options import ENGINE
     from stepwell.serve.process import run
 
     os.set_inheritable(locked, False)
     prepare_home(home)
 
     def read() -> Loaded[Settings]:
-        return load(home, os.environ, overrides=options, origin="kv_connector_extra_config")
+        return load(home, os.environ, overrides=options, origin=ENGINE)
 
     loaded = read()
     settings = loaded.settings

@@ -10,6 +10,9 @@ from stepwell.config.settings import Settings, texts
 from stepwell.errors import ConfigError
 from stepwell.units import Amount
 
+ENGINE = "the engine's settings"
+"""Where settings come from that an engine gives, in messages: each adapter has a place of its own for them."""
+
 _PRIVATE = frozenset({"allow_uids", "tenants"})
 """Settings that no engine may know or give: they say who else is served."""
 
@@ -29,11 +32,11 @@ def judge(settings: Settings, host: int | None = None) -> Judge:
         if private := sorted({name.partition(".")[0] for name in options} & _PRIVATE):
             raise ConfigError(
                 "SW-102",
-                what=f"kv_connector_extra_config: {private[0]} is not for an engine to set",
+                what=f"{ENGINE}: {private[0]} is not for an engine to set",
                 why="it decides who else may use the well",
                 fix="write it into the well's stepwell.yaml",
             )
-        loaded = merge(Settings, from_overrides(options, "kv_connector_extra_config"))
+        loaded = merge(Settings, from_overrides(options, ENGINE))
         asked, ours, theirs = loaded.settings, texts(in_force), texts(loaded.settings)
         return [
             *loaded.warnings,

@@ -224,6 +224,8 @@ def _serves(engine: Offloading) -> bool:
         ({"weights_id": 7}, "SW-102", "secondary_tiers: weights_id"),
         ({"locality": "local"}, "SW-102", "LOCAL and REMOTE"),
         ({"disk_sise": {}}, "SW-102", "disk_sise"),
+        ({"home": ""}, "SW-102", "it must be a path"),
+        ({"canary": 0}, "SW-102", "remove canary ["),
     ],
 )
 def test_a_key_that_is_none(
@@ -301,6 +303,18 @@ def test_adapters_leave_the_tier_inert(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO), offloading(tmp_path, lora=True) as engine:
         assert not _serves(engine)
     assert "adapter" in _inert(caplog, "SW-712")
+
+
+def test_ranks_that_schedule_by_themselves_leave_the_tier_inert(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(config: Any) -> None:
+        config.parallel_config.distributed_executor_backend = "external_launcher"
+        config.parallel_config.world_size = 2
+
+    with caplog.at_level(logging.INFO), open_well() as well, offloading(tmp_path, well, change=change):
+        assert well.stats()["sessions"] == 0
+    assert "external_launcher" in _inert(caplog, "SW-712")
 
 
 def test_a_row_that_the_well_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
 
-from stepwell.engines.vllm.offloading.lookups import MAX_PROMOTED, MAX_ROUNDS
+from stepwell.engines.vllm.offloading.lookups import HELD_S, MAX_PROMOTED, MAX_ROUNDS
 
 from .harness import Harness
 from .local import open_well, prompt
@@ -114,3 +114,51 @@ def test_a_request_waits_for_what_another_one_loads(tmp_path: Path) -> None:
                 go.set()
                 h.run()
             assert [h.requests[name].cached for name in (first, other)] == [400, 400]
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 64)], ids=str)
+def test_chunks_that_came_from_elsewhere_keep_nothing_waiting(tmp_path: Path, windows: tuple[int, ...]) -> None:
+    """A request asks for its chunks, and before it is looked at again one behind it, which asks for nothing, has
+    computed the same ones: vLLM has them and looks them up no more. Nothing stays pinned for the rest of the request."""
+    tokens = prompt(401)
+    pool = {"num_pages": 513, "max_model_len": 2048}
+    with open_well() as well, engine(tmp_path, well, rows=512, windows=windows, layers=2, **pool) as h:
+        served(h, [tokens])
+        h.reset_prefix_cache()
+        h.connector.connector_scheduler.manager.primary_tier.reset_cache()
+        first = h.add(tokens, max_tokens=100_000)
+        h.add([*tokens, *prompt(100, 2)], prompt_logprobs=1)
+        h.run_until(lambda: bool(h.requests[first].tokens))
+        began = time.monotonic()
+        while well.stats()["pinned_bytes"] and time.monotonic() - began < 10 * HELD_S:
+            h.step()
+        assert well.stats()["pinned_bytes"] == 0 and h.requests[first].finish_reason is None
+        h.abort(first)
+
+
+def test_a_window_does_not_wait_for_chunks_that_came_from_elsewhere(tmp_path: Path) -> None:
+    shared, pool = prompt(401), {"num_pages": 513, "max_model_len": 2048}
+    with (
+        open_well() as well,
+        engine(tmp_path, well, rows=512, windows=(0, 64), prefix_caching=False, **pool) as h,
+    ):
+        first = h.add(shared)
+        h.add([*shared, *prompt(600, 2)], prompt_logprobs=1)  # vLLM looks up nothing for it, and it overtakes
+        h.run_until(lambda: h.requests[first].finish_reason is not None)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_window_is_looked_for_in_few_steps(tmp_path: Path, stored: bool) -> None:
+    """Of 50 chunks at which a window may end, none is stored, or one 25 chunks back: two steps for each 16."""
+    first, more = prompt(401), prompt(400, 9)
+    with open_well() as well, engine(tmp_path, well, rows=512, windows=(0, 64), num_pages=513, max_model_len=2048) as h:
+        if stored:
+            served(h, [first])
+        served(h, [[*first, *more, *prompt(600, 2)]])
+        h.reset_prefix_cache()
+        h.connector.connector_scheduler.manager.primary_tier.reset_cache()
+        before = h.steps
+        assert external(h, [*first, *more]) == (400 if stored else 0)
+        assert h.steps - before < 16
+        settle(h)
+        assert well.stats()["pinned_bytes"] == 0

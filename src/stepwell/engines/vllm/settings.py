@@ -46,7 +46,7 @@ def parse(extra: Mapping[str, Any], page: int, where: str = "kv_connector_extra_
     weights_id = rest.pop("weights_id", None)
     canary = rest.pop("canary", EVERY)
     receipts = rest.pop("receipts", False)
-    if home is not None and not isinstance(home, str):
+    if home is not None and not (isinstance(home, str) and home):
         raise _bad(where, "home", home, "a path")
     if socket is not None and not (isinstance(socket, str) and os.path.isabs(socket)):
         raise _bad(where, "socket", socket, "the absolute path of the well's socket")

@@ -284,13 +284,13 @@ class StepwellTier(SecondaryTierManager):
         if transfers is not None:
             transfers.close()
         self._primary_kv_view = memoryview(b"")
-        _served.discard(self._offloading_spec)
         self._leave()
 
     def _leave(self) -> None:
         """Ends the session, if there is one. Raises nothing: vLLM would keep its memory for ever."""
         session, self._session = self._session, None
         if session is not None:
+            _served.discard(self._offloading_spec)
             try:
                 session.close()
             except Exception as error:  # noqa: BLE001 - the boundary to the engine

@@ -46,9 +46,6 @@ def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         where = f"nnodes={parallel.nnodes}, executor {parallel.distributed_executor_backend!r}"
         return refusal("SW-705", where, "all ranks of an engine share one host's memory", "run the engine on one host")
-    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
-        why = "every rank schedules by itself and a recall would make them disagree"
-        return no_option("executor 'external_launcher'", why, "use the mp executor")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             return no_option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
@@ -61,9 +58,12 @@ def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
 
 
 def unrepeatable(vllm_config: VllmConfig) -> StepwellError | None:
-    """The first reason why KV is not decided by the tokens before it, or not computed from a prefix, or None. It holds
-    for every way of copying pages."""
-    model = vllm_config.model_config
+    """The first reason why KV is not decided by the tokens before it, or not computed from a prefix that all ranks know
+    of, or None. It holds for every way of copying pages."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        why = "every rank schedules by itself and a recall would make them disagree"
+        return no_option("executor 'external_launcher'", why, "use the mp executor")
     if model.is_encoder_decoder:
         why = "its KV depends on more than the tokens before"
         return no_option("an encoder-decoder model", why, "use a decoder-only model")

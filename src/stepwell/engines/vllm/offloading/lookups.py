@@ -13,6 +13,7 @@ be loaded), and a request is promoted no more rows than that memory holds beside
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -34,8 +35,9 @@ MAX_READING = 0.9
 what is in the arena finds rows while others wait for a tier. Such a job begins with all of its rows or waits for
 them: with a part of them it would come in parts, and a step of the scheduler passes before each."""
 
-HELD_S = 1.0
-"""Seconds that a run which is pinned waits for rows that are free; then its request is computed."""
+HELD_S, HELD_STEPS = 1.0, 8
+"""Seconds that a run which is pinned waits for rows that are free; then its request is computed. A run that vLLM looks
+up no more for so long and for so many steps is given up: vLLM has its chunks from elsewhere."""
 
 ROOM_S, MAX_ROOM_S = 2.0, 30.0
 """Seconds that a request waits until the arena has room for the first of its blocks: the former once for each request
@@ -45,7 +47,11 @@ _ROOM = (*FOR_ROOM, "gave_way")
 """Reasons why a run ends that are no more than others' pins."""
 
 MAX_ROUNDS = 64
-"""Questions that one request may put for one cache group, those not counted that found no room."""
+"""Times that one request may ask for one cache group, those not counted that found no room."""
+
+WINDOW_ENDS, MAX_SEARCHES = 16, 5
+"""Chunks that are tried together as the end of a window, where the first one was not stored; and times that a request
+asks for a window without finding anything of one: so it is found up to 64 chunks before the end of the prompt."""
 
 
 class LookupVerdict(Enum):
@@ -57,19 +63,22 @@ class LookupVerdict(Enum):
 @dataclass(slots=True, eq=False)
 class KeyRun:
     """Keys that are asked for together, in the order in which they were looked up. `blocks`: how many leading ones can
-    be had, once that is settled, and `reason`: why not more. `streams`: not all of them have landed yet.
-    `admitted`: there are rows for all of them."""
+    be had, once that is settled, and `reason`: why not more. `further`: questions for the run without its first key,
+    without its first two, and so on. `streams`: not all of them have landed yet. `admitted`: there are rows for all of
+    them."""
 
     keys: list[bytes] = field(default_factory=list)
     at: dict[bytes, int] = field(default_factory=dict)
     digests: bytearray = field(default_factory=bytearray)
     end_token: int = 0
     ask: PrefixQuestion | None = None
+    further: deque[PrefixQuestion] = field(default_factory=deque)
     blocks: int = -1
     streams: bool = False
     admitted: bool = False
     reason: str = ""
-    looked: int = -1  # step in which the answer was last looked at
+    looked: int = -1  # step in which one of its keys was last looked up
+    looked_at: float = 0.0  # when that was
     settled_at: float = 0.0
 
     def add(self, key: bytes, end_token: int) -> None:
@@ -77,6 +86,16 @@ class KeyRun:
         self.keys.append(key)
         self.digests += digest_of_key(key)
         self.end_token = max(self.end_token, end_token)
+
+    def shorten(self) -> bytes:
+        """Goes on with the next question. Returns the key that is not of the run any more."""
+        self.ask = self.further.popleft()
+        self.at = {key: at - 1 for key, at in self.at.items() if at}
+        del self.digests[:32]
+        return self.keys.pop(0)
+
+    def questions(self) -> list[PrefixQuestion]:
+        return ([] if self.ask is None else [self.ask]) + list(self.further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +208,23 @@ class Lookups:
         run = group.run
         if run is None:
             return self._gathered(request_id, request, group, key, end_token)
+        first_in_step = self._looked(run)
         if run.ask is None:
             if key not in run.at and len(run.keys) < self._max_keys(group):
                 run.add(key, end_token)
             return LookupVerdict.RETRY
+        if run.blocks < 0 and not (first_in_step and self._settled(group, run)):
+            return LookupVerdict.RETRY
+        if key in group.closed:
+            return self._miss(request, group, end_token)
         return self._answer(request, group, run, key, end_token)
+
+    def _looked(self, run: KeyRun) -> bool:
+        """Takes note that vLLM looks up a key of this run. True: the first one in this step."""
+        if run.looked == self._step:
+            return False
+        run.looked, run.looked_at = self._step, self._clock()
+        return True
 
     def _miss(self, request: RequestLookup, group: GroupLookup, end_token: int) -> LookupVerdict:
         if group.of_engine.window is None and end_token:
@@ -208,7 +239,11 @@ class Lookups:
         return windowed and step == self._step and end_token - group.of_engine.tokens >= reach
 
     def _max_keys(self, group: GroupLookup) -> int:
-        return MAX_DIGESTS if group.of_engine.window is None else group.of_engine.window
+        return MAX_DIGESTS if group.of_engine.window is None else group.of_engine.window + WINDOW_ENDS - 1
+
+    def _may_ask(self, request: RequestLookup, group: GroupLookup) -> bool:
+        most = MAX_ROUNDS if group.of_engine.window is None or group.promoted else MAX_SEARCHES
+        return group.rounds < most and self._may_promote(request, group)
 
     def _may_promote(self, request: RequestLookup, group: GroupLookup) -> bool:
         """A prefix is of use with all of its groups only, and windows come last: rows are left for them, and for other
@@ -221,15 +256,22 @@ class Lookups:
         self, request_id: str, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int
     ) -> LookupVerdict:
         """The first key of a new run. A group that needs a window only is asked for when it is known how far the
-        others reach: until then its keys are those of a window too far back or too far on."""
-        if not self._client.live or group.rounds >= MAX_ROUNDS or not self._may_promote(request, group):
+        others reach: until then its keys are those of a window too far back or too far on. vLLM looks the others up
+        first in each step: a run of theirs that it did not look up in this one is none that it waits for."""
+        if not (self._client.live and self._may_ask(request, group)):
             return self._miss(request, group, end_token)
         if group.of_engine.window is not None and (
-            request.loading or any(other.run for other in request.groups.values() if other.of_engine.window is None)
+            request.loading
+            or any(
+                other.run is not None and other.run.looked == self._step
+                for other in request.groups.values()
+                if other.of_engine.window is None
+            )
         ):
             return LookupVerdict.RETRY
         group.run = KeyRun()
         group.run.add(key, end_token)
+        self._looked(group.run)
         request.progress_at = request.progress_at or self._clock()
         self._open[request_id] = request
         return LookupVerdict.RETRY
@@ -237,8 +279,6 @@ class Lookups:
     def _answer(
         self, request: RequestLookup, group: GroupLookup, run: KeyRun, key: bytes, end_token: int
     ) -> LookupVerdict:
-        if run.blocks < 0 and not self._settled(group, run):
-            return LookupVerdict.RETRY
         at = run.at.get(key)
         if at is None:
             return LookupVerdict.RETRY  # it is asked for next
@@ -249,7 +289,15 @@ class Lookups:
         if group.of_engine.window is not None and at > run.blocks:
             return LookupVerdict.RETRY  # a window that ends farther back is asked for next
         group.closed.add(key)
+        if group.of_engine.window is not None and not run.blocks:
+            self._let_go(group, run)
         return self._miss(request, group, end_token)
+
+    def _let_go(self, group: GroupLookup, run: KeyRun) -> None:
+        """Gives back what is pinned of this run, if anything. The next key is the first of another one."""
+        for ask in run.questions():
+            self._client.release(ask)
+        group.run = None
 
     def _may_wait(self, request: RequestLookup) -> bool:
         """Others, or its blocks before these, have the room that is needed, and it has not waited too long for that."""
@@ -257,21 +305,31 @@ class Lookups:
 
     def _settled(self, group: GroupLookup, run: KeyRun) -> bool:
         """It is known which chunks can be had. Of a group that is loaded from the prompt's beginning they may still lie
-        in a tier: the job copies each when it has landed, and what does not land fails there."""
+        in a tier: the job copies each when it has landed, and what does not land fails there. Of a window the first
+        question that finds something counts."""
+        while self._heard(group, run):
+            if run.blocks or run.reason in _ROOM or not run.further:
+                run.settled_at = self._clock()
+                wanted = min(len(run.keys), group.of_engine.window or MAX_DIGESTS)
+                if run.blocks < wanted and run.reason not in _ROOM:
+                    self._answered(run.reason)
+                return True
+            assert run.ask is not None
+            self._client.release(run.ask)
+            group.closed.add(run.shorten())
+        return False
+
+    def _heard(self, group: GroupLookup, run: KeyRun) -> bool:
+        """The question is answered as far as this group needs it."""
         assert run.ask is not None
-        if run.looked == self._step:
-            return False
-        run.looked = self._step
         over = self._client.settle(run.ask, 0.0)
         ends = run.ask.ends if group.of_engine.window is None else ""
         if not (over or ends):
+            run.blocks = -1
             return False
         run.blocks = self._client.offer(run.ask, streamed=bool(ends))
         run.streams = run.blocks > run.ask.blocks
         run.reason = ends or (run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "too_slow")
-        run.settled_at = self._clock()
-        if run.blocks < len(run.keys) and run.reason not in _ROOM:
-            self._answered(run.reason)
         return True
 
     def _hit(self, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int) -> LookupVerdict:
@@ -311,6 +369,8 @@ class Lookups:
             if run is not None and run.blocks > 0 and not run.at.keys().isdisjoint(keys):
                 group.closed.update(keys)
                 group.run = None
+                while run.further:
+                    self._client.release(run.further.pop())
                 parts.append(LoadPart(run, self.epoch))
         request.loading += 1
         return parts
@@ -333,15 +393,32 @@ class Lookups:
                 del self._open[request_id]
 
     def _advance(self, request: RequestLookup, group: GroupLookup, run: KeyRun) -> None:
+        now = self._clock()
         if run.ask is None:
-            group.rounds += 1
-            run.ask = self._client.ask(bytes(run.digests), self.epoch, request.order, run.end_token)
-            if run.ask is None:
-                group.closed.update(run.keys)
-                group.run = None
-        elif run.blocks >= 0 and (run.blocks == 0 or self._clock() - run.settled_at >= HELD_S):
+            self._put(request, group, run)
+        elif run.blocks < 0:
+            if now - run.looked_at >= HELD_S and self._step - run.looked >= HELD_STEPS:
+                self._let_go(group, run)
+        elif run.blocks == 0 or now - run.settled_at >= HELD_S:
             group.rounds -= run.blocks == 0 and run.reason in _ROOM and self._may_wait(request)
-            self._client.release(run.ask)
+            self._let_go(group, run)
+
+    def _put(self, request: RequestLookup, group: GroupLookup, run: KeyRun) -> None:
+        """Asks for the run; of a window that does not lie where it was looked for first, for all that it may be."""
+        window = group.of_engine.window
+        ends = WINDOW_ENDS if window is not None and group.rounds and not group.promoted else 1
+        group.rounds += 1
+        for first in range(min(ends, len(run.keys))):
+            digests = bytes(run.digests[32 * first : 32 * (first + (window or MAX_DIGESTS))])
+            ask = self._client.ask(digests, self.epoch, request.order, run.end_token)
+            if ask is None:
+                break
+            if run.ask is None:
+                run.ask = ask
+            else:
+                run.further.append(ask)
+        if run.ask is None:
+            group.closed.update(run.keys)
             group.run = None
 
     def end(self, request_id: str) -> None:
@@ -349,8 +426,8 @@ class Lookups:
         self._open.pop(request_id, None)
         request = self._requests.pop(request_id, None)
         for group in request.groups.values() if request is not None else ():
-            if group.run is not None and group.run.ask is not None:
-                self._client.release(group.run.ask)
+            if group.run is not None:
+                self._let_go(group, group.run)
 
     def reset(self, epoch: int) -> None:
         """A new epoch: what was stored before it is never found. Questions of before are given up."""

@@ -92,8 +92,8 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
             raise ConfigError(
                 "SW-102",
                 what=f"{SECTION}: {key} = {given[key]!r}",
-                why=f"{key} is a setting of StepwellConnector; here chunks are what vLLM makes them",
-                fix=f"remove {key}; vLLM's block_size or blocks_per_chunk sets the size of a chunk",
+                why=f"{key} is a setting of StepwellConnector: here vLLM makes chunks and writes answers",
+                fix=f"remove {key}" + (", and set vLLM's block_size" if key == "block_tokens" else ""),
             )
     return settings.parse(given, page=1, where=SECTION)
 
