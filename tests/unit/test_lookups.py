@@ -9,7 +9,8 @@ import pytest
 
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, MAX_ROUNDS, ROOM_S, ChunkGroup, Lookups, LookupVerdict
+from stepwell.engines.vllm.offloading.key_runs import ChunkGroup
+from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, MAX_ROUNDS, ROOM_S, Lookups, LookupVerdict
 
 HIT, MISS, RETRY = LookupVerdict.HIT, LookupVerdict.MISS, LookupVerdict.RETRY
 KEYS = [bytes([number]) * 32 + bytes(4) for number in range(4)]

@@ -119,7 +119,7 @@ def test_a_request_waits_for_what_another_one_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("windows", [(0,), (0, 64)], ids=str)
 def test_chunks_that_came_from_elsewhere_keep_nothing_waiting(tmp_path: Path, windows: tuple[int, ...]) -> None:
     """A request asks for its chunks, and before it is looked at again one behind it, which asks for nothing, has
-    computed the same ones: vLLM has them and looks them up no more. Nothing stays pinned for the rest of the request."""
+    computed the same ones: vLLM has them and looks them up no more. Nothing stays pinned until it ends."""
     tokens = prompt(401)
     pool = {"num_pages": 513, "max_model_len": 2048}
     with open_well() as well, engine(tmp_path, well, rows=512, windows=windows, layers=2, **pool) as h:

@@ -16,7 +16,7 @@ pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 
 from stepwell.engines.vllm.offloading import opening
-from stepwell.engines.vllm.offloading.lookups import ChunkGroup
+from stepwell.engines.vllm.offloading.key_runs import ChunkGroup
 
 from .build import build
 from .offloading import AT_MOST_S, LOOKS_S, keys_of, offloading, offloading_setup

@@ -31,7 +31,7 @@ from stepwell.engines.vllm.identity.facts import layout_facts, model_facts, told
 from stepwell.engines.vllm.identity.unsupported import unrepeatable
 from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
 from stepwell.engines.vllm.identity.weights import weight_files
-from stepwell.engines.vllm.offloading.lookups import ChunkGroup
+from stepwell.engines.vllm.offloading.key_runs import ChunkGroup
 from stepwell.engines.vllm.settings import MIN_WINDOW, ConnectorSettings
 from stepwell.errors import ConfigError, IdentityMismatch, StepwellError, Unsupported
 from stepwell.protocol.link import Dial

@@ -24,7 +24,7 @@ from stepwell.client.questions import SlotRefs, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.client.streams import Stream
 from stepwell.client.worker import Hold, WorkerClient
-from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
+from stepwell.engines.vllm.offloading.key_runs import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
 
 Rows = npt.NDArray[np.uint8]
