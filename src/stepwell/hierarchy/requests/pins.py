@@ -8,6 +8,7 @@ from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
 from stepwell.hierarchy.work import Work, WorkStep
@@ -43,17 +44,43 @@ class Pins:
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
         would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or would <= self._share * self._host_bytes:
+        if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, nbytes)):
             return True
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
         streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
         return next(streams, None) is request
 
-    def passes(self, at: int, nbytes: int) -> bool:
-        """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
-        copied and then makes room for the next."""
-        return (at + 1) * nbytes > self._share * self._host_bytes
+    def _leaves_slots(self, session: Session, nbytes: int) -> bool:
+        """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
+        ones, or all but their share."""
+        assert session.owner is not None
+        holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
+        return (
+            holding.free > AT_LEAST * session.shards
+            or not holding.pinned
+            or not slots
+            or (holding.pinned + slots) * holding.slabs[0].layout.stride <= self._share * holding.nbytes
+        )
+
+    def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
+        """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
+        that may be beside its window. Blocks behind them pass: each is copied and makes room for the next."""
+        most = int(self._share * self._host_bytes)
+        if min(request.known, request.most) * nbytes <= most:
+            return request.blocks
+        return max(0, most - self._window(level, nbytes)) // nbytes
+
+    def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """As much of the run is under way as keeps the tier busy: for more of what passes, nothing is to be displaced
+        that the policy ranks."""
+        ended = request.freed if request.transfer else request.landed
+        return (len(request.pinned) - ended + 1) * nbytes > self._window(level, nbytes)
+
+    def _window(self, level: Level, nbytes: int) -> int:
+        """Bytes of a run that are to be under way: what the tier is asked for at a time, of small host memory no more
+        than half of what may be pinned, but a few blocks at least."""
+        return max(AT_LEAST * nbytes, min(level.reads.in_flight, int(self._share * self._host_bytes) // 2))
 
     def others(self, request: RecallRequest) -> bool:
         """True if other requests have pins, which will end."""

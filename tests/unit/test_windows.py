@@ -1,0 +1,90 @@
+"""What a recall displaces: blocks that only pass through take the place of few others, and leave slots to who goes on."""
+
+from __future__ import annotations
+
+import pytest
+from deep import DeepRig, chain, fill, written
+from test_streams import asked, heal, nothing_held, whole
+
+from lab.rig.members import FakeEngine, Model
+from stepwell.hierarchy.core import Options
+from stepwell.hierarchy.requests.pins import AT_LEAST
+from stepwell.policies.placement.warm import Warm
+from stepwell.testing.arena_kit import SLOTS
+
+LONG = 4 * SLOTS
+
+
+def hot(rig: DeepRig, engine: FakeEngine, blocks: int) -> list[bytes]:
+    """Blocks without prefixes of each other that are in host memory and used often."""
+    digests = [chain(1, 500 + n) for n in range(blocks)]
+    fill(engine, b"".join(digests))
+    rig.settle()
+    for _ in range(4):
+        rig.clock.advance(1.0)
+        assert [engine.found(digest) for digest in digests] == [1] * blocks
+    return digests
+
+
+def left(rig: DeepRig, engine: FakeEngine, digests: list[bytes]) -> int:
+    """How many of these are still in host memory."""
+    return sum(rig.name(engine, digest) in rig.hierarchy.index for digest in digests)
+
+
+def streamed(rig: DeepRig, engine: FakeEngine, blocks: int) -> None:
+    """All of a chain of so many comes as a stream."""
+    transfer = engine.stream(asked(engine, chain(blocks)))
+    heal(rig)
+    assert whole(engine, transfer) == list(range(100, 100 + blocks))
+    assert nothing_held(rig)
+
+
+def test_a_long_stream_leaves_others_what_they_keep() -> None:
+    rig = written(2, LONG)
+    engine = rig.join()
+    kept = hot(rig, engine, 6)
+    streamed(rig, engine, LONG)
+    assert left(rig, engine, kept) == 6
+
+
+def test_a_long_stream_goes_through_host_memory_that_others_fill() -> None:
+    """What may be pinned together is admitted as with any recall, and all that follows passes through these slots."""
+    rig = written(2, LONG)
+    engine = rig.join()
+    kept = hot(rig, engine, 2 * SLOTS)
+    streamed(rig, engine, LONG)
+    assert left(rig, engine, kept) >= SLOTS
+
+
+@pytest.mark.parametrize("blocks", [SLOTS, LONG])
+def test_what_is_not_worth_a_place_takes_a_window_of_them(blocks: int) -> None:
+    """No more than what keeps the tier busy, of small host memory half of what may be pinned."""
+    rig = written(2, blocks)
+    engine = rig.join()
+    kept = hot(rig, engine, 2 * SLOTS)
+    rig.hierarchy.follow(Options(placement=Warm()))
+    streamed(rig, engine, blocks)
+    assert left(rig, engine, kept) == 2 * SLOTS - SLOTS // 2
+
+
+def test_what_is_not_worth_a_place_is_recalled_together_nevertheless() -> None:
+    rig = written(2, SLOTS)
+    engine = rig.join()
+    hot(rig, engine, 2 * SLOTS)
+    rig.hierarchy.follow(Options(placement=Warm()))
+    assert engine.found(chain(SLOTS)) == SLOTS
+
+
+def test_pins_are_bounded_by_the_slots_of_their_model() -> None:
+    """A stream goes on while a later request has pinned what it may, though host memory has slots of another model."""
+    rig = written(2, 2 * SLOTS, digests=chain(SLOTS) + chain(SLOTS, 500))
+    engine = rig.join()
+    rig.join(Model(weights=b"x" * 32), name="other")
+    assert [len(slabs.slabs) for slabs in rig.hierarchy.arena.holdings.values()] == [1, 1]
+    waiting = engine.ask(chain(SLOTS), order=2)
+    rig.settle()
+    assert (len(engine.answer(waiting).refs), engine.answer(waiting).reason) == (SLOTS - AT_LEAST, "pins")
+    transfer = engine.stream(asked(engine, chain(SLOTS, 500), order=1))
+    heal(rig)
+    assert whole(engine, transfer) == list(range(100 + SLOTS, 100 + 2 * SLOTS))
+    assert len(engine.answer(waiting).refs) == SLOTS - AT_LEAST
