@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from deep import DeepRig, chain, fill, written
-from test_streams import asked, heal, nothing_held, whole
+from test_streams import asked, heal, nothing_held, through, whole, window
 
 from lab.rig.members import FakeEngine, Model
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.requests.pins import AT_LEAST
 from stepwell.policies.placement.warm import Warm
-from stepwell.testing.arena_kit import SLOTS
+from stepwell.testing.arena_kit import SLOT, SLOTS
 
 LONG = 4 * SLOTS
 
@@ -88,3 +88,26 @@ def test_pins_are_bounded_by_the_slots_of_their_model() -> None:
     heal(rig)
     assert whole(engine, transfer) == list(range(100 + SLOTS, 100 + 2 * SLOTS))
     assert len(engine.answer(waiting).refs) == SLOTS - AT_LEAST
+
+
+def test_an_oldest_stream_finds_slots_that_are_kept_for_what_another_one_holds() -> None:
+    """An engine has the first blocks of a run already: in host memory they are there for those behind them alone."""
+    rig = written(1, 2 * SLOTS, digests=chain(SLOTS) + chain(SLOTS, 500))
+    engine = rig.join()
+    window(rig, SLOTS)
+    ticket = engine.ask(chain(SLOTS), order=1)
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == SLOTS - AT_LEAST
+    first = engine.stream(engine.ask(chain(SLOTS, 500), order=2))
+    rig.settle()
+    second = engine.stream(ticket, SLOTS - 3)
+    rig.settle()
+    words: list[int] = []
+    assert through(engine, first, words) and len(words) == AT_LEAST
+    rig.settle()
+    assert rig.stat("pinned_bytes") >= 3 * SLOT
+    while through(engine, first, words):
+        pass
+    assert words == list(range(100 + SLOTS, 100 + 2 * SLOTS))
+    engine.recalled(first)
+    assert whole(engine, second) == list(range(100 + SLOTS - 3, 100 + SLOTS))

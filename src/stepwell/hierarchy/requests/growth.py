@@ -134,6 +134,8 @@ class RunGrowth:
         entry = level.promote(session, origin, id, parent, order, passing=passing, displaces=displaces)
         if entry is None and streams and parent is not None:  # it may take the place of the last one that was copied
             entry = level.promote(session, origin, id, None, order, passing=True)
+        if entry is None and self._pins.make_room(session, request):
+            entry = level.promote(session, origin, id, None, order, passing=True)
         if entry is None and not (streams or displaces):
             return Obstacle("staging", True)  # what is under way lands
         if entry is None:
@@ -170,7 +172,7 @@ class RunGrowth:
         if last is None or last.source < 0:
             return
         stays = self._pins.stays(request, self._stack.levels[last.source], last.nbytes)
-        for at, (entry, promoted) in enumerate(zip(tuple(request.pinned), bytes(request.promoted), strict=True)):
+        for at, (entry, promoted) in enumerate(zip(tuple(request.pinned), bytes(request.promoted), strict=False)):
             if promoted and entry.pins == 1 and (at >= stays or entry.history.passing):
                 self._arena.let_pass(entry)
             yield WorkStep.DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
@@ -46,22 +47,35 @@ class Pins:
         would = self._arena.pinned_bytes + nbytes
         if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, nbytes)):
             return True
+        return self._goes_on(session, request)
+
+    def _goes_on(self, session: Session, request: RecallRequest) -> bool:
+        """It is the session's oldest stream and has little under way."""
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
-        streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
-        return next(streams, None) is request
+        return next(_streams(session), None) is request
+
+    def make_room(self, session: Session, request: RecallRequest) -> bool:
+        """For the session's oldest stream, where nothing is left that may go: a block goes that is there for those
+        behind it alone. False: there is none."""
+        if self._goes_on(session, request):
+            for stream in _streams(session):
+                for entry in stream.pinned[: stream.freed]:
+                    if entry.state is BlockState.RESIDENT and not (entry.pins or entry.leases):
+                        self._arena.drop(entry, "evicted")
+                        return True
+        return False
 
     def _leaves_slots(self, session: Session, nbytes: int) -> bool:
         """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
         ones, or all but their share."""
         assert session.owner is not None
         holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
-        return (
-            holding.free > AT_LEAST * session.shards
-            or not holding.pinned
-            or not slots
-            or (holding.pinned + slots) * holding.slabs[0].layout.stride <= self._share * holding.nbytes
-        )
+        few = AT_LEAST * session.shards
+        if holding.free > few or not holding.pinned or not slots:
+            return True
+        stride = holding.slabs[0].layout.stride
+        return (holding.pinned + slots) * stride <= min(self._share * holding.nbytes, holding.nbytes - few * stride)
 
     def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
         """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
@@ -137,3 +151,8 @@ class Pins:
         self._arena.unpin(entry)
         if not entry.pins and entry.state is BlockState.FILLING:
             self._stack.unwanted(entry)
+
+
+def _streams(session: Session) -> Iterator[RecallRequest]:
+    """The requests that are streams, the oldest first."""
+    return (transfer.stream.request for transfer in session.transfers.values() if transfer.stream is not None)
