@@ -1,4 +1,4 @@
-"""What a recall displaces: blocks that only pass through take the place of few others, and leave slots to who goes on."""
+"""What a recall displaces: blocks that only pass through take the place of few others, and pins leave slots."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import pytest
 from deep import DeepRig, chain, fill, written
 from test_streams import asked, heal, nothing_held, through, whole, window
 
-from lab.rig.members import FakeEngine, Model
+from lab.rig.members import FakeEngine, Model, Rig
 from stepwell.hierarchy.core import Options
 from stepwell.hierarchy.requests.pins import AT_LEAST
 from stepwell.policies.placement.warm import Warm
-from stepwell.testing.arena_kit import SLOT, SLOTS
+from stepwell.protocol import messages as m
+from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
 
 LONG = 4 * SLOTS
 
@@ -111,3 +112,17 @@ def test_an_oldest_stream_finds_slots_that_are_kept_for_what_another_one_holds()
     assert words == list(range(100 + SLOTS, 100 + 2 * SLOTS))
     engine.recalled(first)
     assert whole(engine, second) == list(range(100 + SLOTS - 3, 100 + SLOTS))
+
+
+def test_what_no_slots_are_left_for_waits_for_a_slab_that_is_being_made() -> None:
+    rig = Rig(4 * SLAB, seed=1)
+    engine = FakeEngine(rig, Model())
+    rig.settle()
+    assert rig.hierarchy.stats()["free_slots"] == 2 * SLOTS
+    leases, _ = engine.reserve(chain(2 * SLOTS - AT_LEAST))
+    engine.workers[0].say(m.Filled(leases, []))
+    ticket = engine.ask(chain(2 * SLOTS - AT_LEAST))
+    rig.turns()
+    assert (len(engine.answer(ticket).refs), engine.answer(ticket).reason) == (SLOTS, "mapping")
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == 2 * SLOTS - AT_LEAST

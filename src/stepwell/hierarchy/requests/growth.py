@@ -132,8 +132,6 @@ class RunGrowth:
         parent = None if streams and passing else self._parent(request)
         origin, order = origins[ids.index(id)], request.order
         entry = level.promote(session, origin, id, parent, order, passing=passing, displaces=displaces)
-        if entry is None and streams and parent is not None:  # it may take the place of the last one that was copied
-            entry = level.promote(session, origin, id, None, order, passing=True)
         if entry is None and self._pins.make_room(session, request):
             entry = level.promote(session, origin, id, None, order, passing=True)
         if entry is None and not (streams or displaces):

@@ -56,14 +56,15 @@ class Pins:
         return next(_streams(session), None) is request
 
     def make_room(self, session: Session, request: RecallRequest) -> bool:
-        """For the session's oldest stream, where nothing is left that may go: a block goes that is there for those
-        behind it alone. False: there is none."""
-        if self._goes_on(session, request):
-            for stream in _streams(session):
-                for entry in stream.pinned[: stream.freed]:
-                    if entry.state is BlockState.RESIDENT and not (entry.pins or entry.leases):
-                        self._arena.drop(entry, "evicted")
-                        return True
+        """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
+        behind it alone, the last of its run. False: there is none."""
+        for stream in _streams(session) if self._goes_on(session, request) else ():
+            entry = stream.pinned[stream.freed - 1] if stream.freed else None
+            while entry is not None:
+                if entry.state is BlockState.RESIDENT and not (entry.pins or entry.leases):
+                    self._arena.drop(entry, "evicted")
+                    return True
+                entry = entry.parent
         return False
 
     def _leaves_slots(self, session: Session, nbytes: int) -> bool:
