@@ -48,6 +48,16 @@ def test_a_long_stream_leaves_others_what_they_keep() -> None:
     assert left(rig, engine, kept) == 6
 
 
+def test_the_head_of_a_long_stream_stays() -> None:
+    """As much as may be pinned beside what the tier is asked for at a time."""
+    rig = written(5, 6 * SLOTS)
+    engine = rig.join()
+    head = 5 * SLOTS // 2 - rig.level.reads.in_flight // SLOT
+    streamed(rig, engine, 6 * SLOTS)
+    read = rig.stat("hits_staged")
+    assert engine.found(chain(head)) == head > 0 and rig.stat("hits_staged") == read
+
+
 def test_a_long_stream_goes_through_host_memory_that_others_fill() -> None:
     """What may be pinned together is admitted as with any recall, and all that follows passes through these slots."""
     rig = written(2, LONG)

@@ -45,7 +45,7 @@ class Pins:
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
         would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, nbytes)):
+        if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)):
             return True
         return self._goes_on(session, request)
 
@@ -67,35 +67,35 @@ class Pins:
                 entry = entry.parent
         return False
 
-    def _leaves_slots(self, session: Session, nbytes: int) -> bool:
+    def _leaves_slots(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
         """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
-        ones, or all but their share."""
+        ones, or all but their share. A session's oldest stream may have all while nobody else has pins: it goes on
+        whatever is left, and the more is under way the better."""
         assert session.owner is not None
         holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
         few = AT_LEAST * session.shards
         if holding.free > few or not holding.pinned or not slots:
+            return True
+        if next(_streams(session), None) is request and not self.others(request):
             return True
         stride = holding.slabs[0].layout.stride
         return (holding.pinned + slots) * stride <= min(self._share * holding.nbytes, holding.nbytes - few * stride)
 
     def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
         """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
-        that may be beside its window. Blocks behind them pass: each is copied and makes room for the next."""
+        that may be beside what the tier is asked for at a time. Blocks behind them pass: each is copied and makes room
+        for the next."""
         most = int(self._share * self._host_bytes)
         if min(request.known, request.most) * nbytes <= most:
             return request.blocks
-        return max(0, most - self._window(level, nbytes)) // nbytes
+        return max(0, most - level.reads.in_flight) // nbytes
 
     def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
-        """As much of the run is under way as keeps the tier busy: for more of what passes, nothing is to be displaced
-        that the policy ranks."""
+        """As much of the run is under way as keeps the tier busy, of small host memory half of what may be pinned, and
+        a few blocks at least: for more of what passes, nothing is to be displaced that the policy ranks."""
         ended = request.freed if request.transfer else request.landed
-        return (len(request.pinned) - ended + 1) * nbytes > self._window(level, nbytes)
-
-    def _window(self, level: Level, nbytes: int) -> int:
-        """Bytes of a run that are to be under way: what the tier is asked for at a time, of small host memory no more
-        than half of what may be pinned, but a few blocks at least."""
-        return max(AT_LEAST * nbytes, min(level.reads.in_flight, int(self._share * self._host_bytes) // 2))
+        window = min(level.reads.in_flight, int(self._share * self._host_bytes) // 2)
+        return (len(request.pinned) - ended + 1) * nbytes > max(AT_LEAST * nbytes, window)
 
     def others(self, request: RecallRequest) -> bool:
         """True if other requests have pins, which will end."""
