@@ -43,7 +43,8 @@ class Sums:
 @dataclass(slots=True)
 class Holding:
     """Slabs and blocks of one owner. `roomy`: its serving slabs with free slots, by number. `free`: slots in them.
-    `making`: a slab is being populated for it. `present`: an engine of it is connected."""
+    `making`: a slab is being populated for it. `present`: an engine of it is connected. `pinned`: slots of blocks with
+    pins."""
 
     residents: Residents
     slabs: list[Slab] = field(default_factory=list)
@@ -51,6 +52,12 @@ class Holding:
     free: int = 0
     making: bool = False
     present: bool = True
+    pinned: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its serving slabs."""
+        return sum(slab.layout.nbytes for slab in self.slabs)
 
     @property
     def over(self) -> bool:
@@ -178,10 +185,12 @@ class Arena:
         members: frozenset[int],
         *,
         passing: bool = False,
+        displaces: bool = True,
     ) -> Entry | None:
         """A FILLING entry with `shards` populated slots in slabs that all `members` have mapped; None if there is no
         room. Evicts the owner's blocks where needed, the next to go first. One that was never asked for is so now.
-        `passing`: it is to leave before all that the policy ranks."""
+        `passing`: it is to leave before all that the policy ranks. `displaces`: it may take the place of one of these,
+        not only of what has passed."""
         holding = self.holdings.get(owner)
         if holding is None:
             return None
@@ -192,7 +201,7 @@ class Arena:
             slab = next((s for s in holding.roomy.values() if members <= s.mapped), None)
             if slab is not None:
                 slots.append((slab, holding.take(slab)))
-            elif not self._evict(holding, members):
+            elif not self._evict(holding, members, displaces):
                 for taken, slot in slots:
                     holding.put(taken, slot)
                 if parent is not None:
@@ -209,10 +218,12 @@ class Arena:
         self.sums.filling += 1
         return entry
 
-    def _evict(self, holding: Holding, members: frozenset[int]) -> bool:
+    def _evict(self, holding: Holding, members: frozenset[int], displaces: bool) -> bool:
         """Drops one block. False when none can go (or none would free a slot that these members can use)."""
         victim = holding.residents.next()
-        if victim is None or not all(members <= s.mapped for s, _ in victim.slots):
+        if victim is None or not (displaces or victim.history.passing):
+            return False
+        if not all(members <= s.mapped for s, _ in victim.slots):
             return False
         self.drop(victim, "evicted")
         return True
@@ -231,7 +242,7 @@ class Arena:
         self.sums.filling -= 1
         if entry.pins:  # of requests that do not know yet
             self.pins -= entry.pins
-            self.pinned_bytes -= entry.nbytes
+            self._count_pinned(entry, -1)
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
@@ -267,6 +278,9 @@ class Arena:
         holding = self.holdings[entry.slots[0][0].owner]
         holding.residents.leave(entry)
         self._forget()
+        self._leave_parent(entry)
+
+    def _leave_parent(self, entry: Entry) -> None:
         if entry.parent is not None:
             entry.parent.children -= 1
             self._offer(entry.parent)
@@ -285,13 +299,19 @@ class Arena:
             if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Destination.HOT:
                 residents.stay(entry)
 
+    def let_pass(self, entry: Entry) -> None:
+        """It is to leave before all that the policy ranks, as soon as nobody holds it; the block before it need not
+        stay for it."""
+        self._leave_parent(entry)
+        self.holdings[entry.slots[0][0].owner].residents.let_pass(entry)
+
     def _now(self) -> float:
         self._moment = max(self._clock.now(), self._moment + MOMENT_S)
         return self._moment
 
     def pin(self, entry: Entry) -> None:
         if not entry.pins:
-            self.pinned_bytes += entry.nbytes
+            self._count_pinned(entry, 1)
         entry.pins += 1
         self.pins += 1
 
@@ -302,8 +322,12 @@ class Arena:
         entry.pins -= 1
         self.pins -= 1
         if not entry.pins:
-            self.pinned_bytes -= entry.nbytes
+            self._count_pinned(entry, -1)
             self._settle(entry)
+
+    def _count_pinned(self, entry: Entry, by: int) -> None:
+        self.pinned_bytes += by * entry.nbytes
+        self.holdings[entry.slots[0][0].owner].pinned += by * len(entry.slots)
 
     def lease(self, entry: Entry) -> None:
         self.sums.leased_blocks += not entry.leases

@@ -18,6 +18,8 @@ from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.probes import Probes
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
+from stepwell.hierarchy.work import Work, WorkStep
+from stepwell.policies.placement.base import Destination
 
 
 class Obstacle(NamedTuple):
@@ -123,13 +125,17 @@ class RunGrowth:
         if request.weighed is None or request.extended:
             return UNWEIGHED
         self._count(session, request, id)
-        passes = bool(request.transfer) and self._pins.passes(len(request.pinned), nbytes)
+        streams = bool(request.transfer)
+        passing = streams and len(request.pinned) >= self._pins.stays(request, level, nbytes)
+        passing = passing or self._arena.place(owner, id, shards, below=True) is not Destination.HOT
+        displaces = not (passing and self._pins.fills_window(request, level, nbytes))
+        parent = None if streams and passing else self._parent(request)
         origin, order = origins[ids.index(id)], request.order
-        entry = None
-        if not passes:
-            entry = level.promote(session, origin, id, self._parent(request), order)
-        if entry is None and request.transfer:  # it may take the place of the last one that was copied
-            entry = level.promote(session, origin, id, None, order, passes=True)
+        entry = level.promote(session, origin, id, parent, order, passing=passing, displaces=displaces)
+        if entry is None and self._pins.make_room(session, request):
+            entry = level.promote(session, origin, id, None, order, passing=True)
+        if entry is None and not (streams or displaces):
+            return Obstacle("staging", True)  # what is under way lands
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             held = held or self._pins_end(request)
@@ -148,12 +154,26 @@ class RunGrowth:
         """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""
         if request.weighed is None or request.extended:
             return UNWEIGHED  # as a stream it may be had without
+        assert session.owner is not None
+        if self._slabs.grows(session.owner):
+            return Obstacle("mapping", True)
         self._pins.ask_way(session, request)
         return Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))
 
     def _pins_end(self, request: RecallRequest) -> bool:
         """True if there are pins of others, or of a stream whose blocks are being copied."""
         return self._pins.others(request) or (bool(request.transfer) and request.freed < len(request.pinned))
+
+    def let_pass(self, request: RecallRequest) -> Work:
+        """The request has become a stream: blocks that were promoted for it alone and cannot stay pass."""
+        last = request.pinned[-1] if request.pinned else None
+        if last is None or last.source < 0:
+            return
+        stays = self._pins.stays(request, self._stack.levels[last.source], last.nbytes)
+        for at, (entry, promoted) in enumerate(zip(tuple(request.pinned), bytes(request.promoted), strict=False)):
+            if promoted and entry.pins == 1 and (at >= stays or entry.history.passing):
+                self._arena.let_pass(entry)
+            yield WorkStep.DONE
 
     def _parent(self, request: RecallRequest) -> Entry | None:
         """The block before the next one of the run; None where it is not in the arena any more."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
 from stepwell.hierarchy.work import Work, WorkStep
@@ -43,17 +45,57 @@ class Pins:
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
         would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or would <= self._share * self._host_bytes:
+        if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)):
             return True
+        return self._goes_on(session, request)
+
+    def _goes_on(self, session: Session, request: RecallRequest) -> bool:
+        """It is the session's oldest stream and has little under way."""
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
-        streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
-        return next(streams, None) is request
+        return next(_streams(session), None) is request
 
-    def passes(self, at: int, nbytes: int) -> bool:
-        """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
-        copied and then makes room for the next."""
-        return (at + 1) * nbytes > self._share * self._host_bytes
+    def make_room(self, session: Session, request: RecallRequest) -> bool:
+        """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
+        behind it alone, the last of its run. False: there is none."""
+        for stream in _streams(session) if self._goes_on(session, request) else ():
+            entry = stream.pinned[stream.freed - 1] if stream.freed else None
+            while entry is not None:
+                if entry.state is BlockState.RESIDENT and not (entry.pins or entry.leases):
+                    self._arena.drop(entry, "evicted")
+                    return True
+                entry = entry.parent
+        return False
+
+    def _leaves_slots(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
+        """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
+        ones, or all but their share. A session's oldest stream may have all while nobody else has pins: it goes on
+        whatever is left, and the more is under way the better."""
+        assert session.owner is not None
+        holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
+        few = AT_LEAST * session.shards
+        if holding.free > few or not holding.pinned or not slots:
+            return True
+        if next(_streams(session), None) is request and not self.others(request):
+            return True
+        stride = holding.slabs[0].layout.stride
+        return (holding.pinned + slots) * stride <= min(self._share * holding.nbytes, holding.nbytes - few * stride)
+
+    def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
+        """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
+        that may be beside what the tier is asked for at a time. Blocks behind them pass: each is copied and makes room
+        for the next."""
+        most = int(self._share * self._host_bytes)
+        if min(request.known, request.most) * nbytes <= most:
+            return request.blocks
+        return max(0, most - level.reads.in_flight) // nbytes
+
+    def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """As much of the run is under way as keeps the tier busy, of small host memory half of what may be pinned, and
+        a few blocks at least: for more of what passes, nothing is to be displaced that the policy ranks."""
+        ended = request.freed if request.transfer else request.landed
+        window = min(level.reads.in_flight, int(self._share * self._host_bytes) // 2)
+        return (len(request.pinned) - ended + 1) * nbytes > max(AT_LEAST * nbytes, window)
 
     def others(self, request: RecallRequest) -> bool:
         """True if other requests have pins, which will end."""
@@ -110,3 +152,8 @@ class Pins:
         self._arena.unpin(entry)
         if not entry.pins and entry.state is BlockState.FILLING:
             self._stack.unwanted(entry)
+
+
+def _streams(session: Session) -> Iterator[RecallRequest]:
+    """The requests that are streams, the oldest first."""
+    return (transfer.stream.request for transfer in session.transfers.values() if transfer.stream is not None)
