@@ -45,7 +45,8 @@ class Pins:
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
         would = self._arena.pinned_bytes + nbytes
-        if not self._arena.pins or (would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)):
+        fits = would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
+        if fits or not self._arena.pins:
             return True
         return self._goes_on(session, request)
 
