@@ -6,6 +6,7 @@ serving    real engines (`demo.engine`): demo, ttft, noreuse, decide, half, vali
 compared   real engines, stepwell beside other systems: itl, peers
 halves     the vLLM adapter's halves or their clients over a real well: firstspill, lookup, hooks, blockcost
 disk       neither: copies, datapath, index, recovery
+scale      what one core can do as a well's thread: rates
 gpu, longctx have programs of their own
 
 docs/benchmarks.md says what each number means.

@@ -24,6 +24,7 @@ FOLDERS = {
     "stream": "streams",
     "lookup": "halves",
     "blockcost": "halves",
+    "rates": "scale",
     "hooks": "halves",
     "firstspill": "halves",
     "ttft": "serving",

@@ -66,9 +66,10 @@ class BlocksRecalled:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSpilled:
-    """A block was published: every rank has written its shard."""
+class BlocksSpilled:
+    """Blocks were published: every rank has written its shards."""
 
+    blocks: int
     nbytes: int
 
 
@@ -258,7 +259,7 @@ Event = (
     | SlabRemoved
     | RunAnswered
     | BlocksRecalled
-    | BlockSpilled
+    | BlocksSpilled
     | SpillRefused
     | BlockDropped
     | BlocksStaged

@@ -36,6 +36,7 @@ from stepwell.block.namespace import BlockId
 from stepwell.hierarchy import audit
 from stepwell.hierarchy.levels.breaker import LONGEST_PAUSE_S
 from stepwell.hierarchy.requests import pins
+from stepwell.hierarchy.sessions import session as requests
 from stepwell.io.executor import Executor
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.protocol import messages as m
@@ -77,7 +78,7 @@ def _chains() -> list[bytes]:
 
 
 CHAINS = _chains()
-AT_ONCE = pins.AT_ONCE
+AT_ONCE, NAMED = pins.AT_ONCE, requests.NAMED
 
 
 def _word(nonce: int, shard: int, place: int) -> int:
@@ -152,7 +153,7 @@ class Well(RuleBasedStateMachine):
         self.store: Store = {}  # of the remote tier, if there is one
         self.vanished: Store = {}  # what others have deleted from it
         self.open({})
-        pins.AT_ONCE = seed % 2 * SLOTS  # every second well lets go of pins in slices
+        pins.AT_ONCE = requests.NAMED = 1 + seed % 2 * SLOTS  # every second well takes and lets go of one at a time
         self.engines: list[Engine] = []
 
     def open(self, left: dict[BlockId, Kept]) -> None:
@@ -722,7 +723,7 @@ class Well(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):
-            pins.AT_ONCE = AT_ONCE
+            pins.AT_ONCE, requests.NAMED = AT_ONCE, NAMED
             self.end()
 
     def end(self) -> None:

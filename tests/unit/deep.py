@@ -127,10 +127,12 @@ class DeepRig(Rig):
         )
 
 
-def fill(engine: FakeEngine, digests: bytes, *, word: int = 100, epoch: int = 0, parent: bytes = b"") -> None:
-    """Spills in pieces; block n of them is filled with word + n."""
-    for first in range(0, len(digests) // 32, 4):
-        piece = digests[32 * first : 32 * first + 128]
+def fill(
+    engine: FakeEngine, digests: bytes, *, word: int = 100, epoch: int = 0, parent: bytes = b"", at_once: int = 4
+) -> None:
+    """Spills so many blocks at a time; block n of all is filled with word + n."""
+    for first in range(0, len(digests) // 32, at_once):
+        piece = digests[32 * first : 32 * (first + at_once)]
         engine.scheduler.say(m.Reserve(engine.number(), epoch, parent, piece))
         engine.rig.settle()  # perhaps it waits for a slab
         (granted,) = engine.scheduler.take(m.Granted)

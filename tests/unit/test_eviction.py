@@ -227,7 +227,7 @@ def test_the_default_evicts_what_is_worth_least() -> None:
             assert victim is not None
             assert values[victim] == min(values.values())
             for node, value in values.items():
-                rate = reuse.rate(class_of(node.uses), valued._pace.time - node.note[2])
+                rate = reuse.rate(class_of(node.uses), valued._pace.time - node.note[1])
                 assert value == pytest.approx(rate * node.seconds / node.size)
         assert len(set(values.values())) > 3
 

@@ -17,7 +17,7 @@ from stepwell.hierarchy import audit, dispatch
 from stepwell.hierarchy.dispatch import MAX_REQUESTS, MAX_RESERVE
 from stepwell.hierarchy.requests import pins
 from stepwell.hierarchy.requests.transfers import MAX_EARLY
-from stepwell.hierarchy.sessions import registry
+from stepwell.hierarchy.sessions import registry, session
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
@@ -486,7 +486,7 @@ def test_a_zombies_reads_stay_leased(rig: Rig) -> None:
 
 
 def test_pins_of_a_lost_session_end_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "AT_ONCE", 0)
+    monkeypatch.setattr(pins, "AT_ONCE", 1)
     engine, digests = joined(rig), chain(3)
     engine.spill(digests)
     engine.ask(digests)
@@ -499,6 +499,7 @@ def test_pins_of_a_lost_session_end_at_once(rig: Rig, monkeypatch: pytest.Monkey
 
 def test_a_turn_ends_when_its_time_is_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever pings waits for one turn; a slow machine, or work on cold memory, must not make it longer."""
+    monkeypatch.setattr(session, "NAMED", 2)
     engine, digests = joined(rig), chain(SLOTS)
     engine.spill(digests)
     rig.settle()

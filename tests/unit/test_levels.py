@@ -79,11 +79,11 @@ def test_the_write_queue_leases_what_it_may_and_keeps_the_rest_in_sight() -> Non
     rig = DeepRig(2, queue_bytes=4 * SLOT)
     rig.faulty.faults = HUNG
     engine, digests = rig.join(), chain(8)
-    fill(engine, digests)
+    fill(engine, digests, at_once=1)
     rig.settle()
     assert rig.stat("leased_blocks") == 4
     assert rig.stat("dict_write_queue_bytes") == 8 * SLOT
-    fill(engine, chain(12, 100))
+    fill(engine, chain(12, 100), at_once=1)
     rig.settle()
     assert rig.stat("leased_blocks") == 4
     assert rig.stat("dict_write_queue_bytes") == 16 * SLOT <= rig.hierarchy.limits.host_bytes
@@ -120,7 +120,7 @@ def test_writes_go_out_in_batches_and_few_at_a_time() -> None:
     rig = DeepRig(4)
     rig.faulty.faults = HUNG
     engine = rig.join()
-    fill(engine, chain(16))
+    fill(engine, chain(16), at_once=1)
     assert [len(batch) for batch in rig.level.writes.writing.values()] == [1] * WRITERS
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
@@ -165,7 +165,7 @@ def test_a_block_that_is_forgotten_while_it_waits_is_not_written() -> None:
     rig = DeepRig()
     rig.faulty.faults = HUNG
     engine, digests = rig.join(), chain(WRITERS + 4)
-    fill(engine, digests)
+    fill(engine, digests, at_once=1)
     engine.scheduler.say(m.Forget(0, digests))  # one for each writer is being written, the others wait
     rig.settle()
     assert rig.stat("dropped_failed_check") == WRITERS + 4

@@ -138,7 +138,7 @@ def every_stat(folder: Path) -> WellStats:
         e.RunAnswered(3, 1, 2, "never_seen"),
         e.RunAnswered(0, 0, 5, "evicted"),
         e.BlocksRecalled(3, 30),
-        e.BlockSpilled(10),
+        e.BlocksSpilled(1, 10),
         e.SpillRefused("no_room"),
         e.BlockDropped("evicted"),
         e.BlockDropped("failed_check"),

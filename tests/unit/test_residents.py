@@ -152,7 +152,7 @@ def test_what_comes_up_unasked_is_known_to_its_policy(policy: str) -> None:
 def resident(residents: Residents, n: int, asked: float = 0.0) -> Entry:
     id = name(n)
     if asked:
-        residents.asked(id, 0, 1.0, asked)
+        residents.asked([(id, 0, 1.0)], asked)
     entry = Entry(id, (), None)
     residents.enter(entry, 10.0, passing=False)
     entry.change(StateEvent.LAND)

@@ -80,8 +80,7 @@ def test_what_waits_to_be_written_is_not_queued_again() -> None:
     fill(engine, digests)
     for _ in range(3):
         assert engine.found(digests) == 6
-    for entry in list(rig.hierarchy.index.values()):
-        rig.level.write(entry)
+    rig.level.write(list(rig.hierarchy.index.values()))
     assert rig.stat("dict_write_queue_bytes") == 6 * SLOT
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
@@ -212,7 +211,7 @@ def test_what_goes_before_it_could_be_written_is_counted() -> None:
     rig.faulty.faults = HUNG
     engine = rig.join()
     for n in range(8):
-        fill(engine, chain(4, 100 * n))
+        fill(engine, chain(4, 100 * n), at_once=1)
     rig.settle()
     evicted = rig.stat("dropped_evicted")
     assert evicted == 16

@@ -53,7 +53,7 @@ class Arena:
             self.slab.payload(slot)[:] = slot % 251
 
     def close(self) -> None:
-        self.slab.memory.close()
+        self.slab.close()
 
 
 class Lane:

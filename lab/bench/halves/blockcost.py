@@ -56,13 +56,13 @@ def run(quick: bool) -> Result:
         for operation in ("lookup", "recall", "spill"):
             for tokens, block_tokens in size.prompts:
                 job = _job(home, operation, tokens, block_tokens, size)
-                rows += _costs(_pressed([job], counts), operation, tokens, block_tokens)
+                rows += _costs(pressed([job], counts), operation, tokens, block_tokens)
         missing = _job(home, "miss", 8 << 10, 128, size)
-        rows.append(_missed(_pressed([missing], counts)))
+        rows.append(_missed(pressed([missing], counts)))
         for operation in ("lookup", "recall", "spill"):
             for engines in size.engines:
                 job = msgspec.structs.replace(_job(home, operation, 8 << 10, 128, size), rate=0.0)
-                rows += _saturated(_pressed([job] * engines, counts), operation, engines)
+                rows += _saturated(pressed([job] * engines, counts), operation, engines)
     return Result("blockcost", rows, counts)
 
 
@@ -109,7 +109,7 @@ def _busy(windows: Sequence[Window]) -> str:
     return f"its thread is busy {sum(w.loop_s for w in windows) / sum(w.seconds for w in windows):.0%} of the time"
 
 
-def _pressed(jobs: Sequence[Job], counts: dict[str, int]) -> list[Window]:
+def pressed(jobs: Sequence[Job], counts: dict[str, int]) -> list[Window]:
     """Windows of all jobs, which begin together, each in a process of its own; those of several jobs at the same moment
     are one. The first, in which all get going, is left out."""
     command = [sys.executable, "-m", "lab.bench.halves.pressure"]
@@ -148,4 +148,6 @@ def _together(windows: Sequence[Window]) -> Window:
         windows[0].cpu_s,
         windows[0].loop_s,
         max(window.late_s for window in windows),
+        max(window.took_s for window in windows),
+        max(window.slowest_s for window in windows),
     )

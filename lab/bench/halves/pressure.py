@@ -31,6 +31,7 @@ from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import MAX_RESERVED
 
 DIGEST_BYTES = 32
+_STEP_S = 1e-3
 _LOOK_S = 50e-6
 """Between two looks for the answer to a reservation: an engine looks once a step."""
 
@@ -52,7 +53,8 @@ class Job(msgspec.Struct, frozen=True):
 
 class Window(msgspec.Struct, frozen=True):
     """`blocks`: that the well has answered. `cpu_s`: processor seconds of the well; `loop_s`: those of its thread that
-    answers. `late_s`: how long after they were due operations had ended, the median of them."""
+    answers. `late_s`: how long after they were due operations had ended, the median of them. `took_s`: how long they
+    took by themselves, the median, and `slowest_s` one in a hundred."""
 
     seconds: float
     operations: int
@@ -61,6 +63,8 @@ class Window(msgspec.Struct, frozen=True):
     cpu_s: float
     loop_s: float
     late_s: float
+    took_s: float
+    slowest_s: float
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Done:
 
     blocks: list[int] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
     incomplete: int = 0
 
 
@@ -93,11 +98,13 @@ class Engine(threading.Thread):
         period = 1 / self._job.rate if self._job.rate else 0.0
         due = time.perf_counter()
         while not self.ending.wait(max(0.0, due - time.perf_counter()) if period else 0.0):
-            began = due if period else time.perf_counter()
+            began = time.perf_counter()
             answered = self._operation(self._members, self._prompts[self._order % len(self._prompts)], self._order)
             self._order += 1
             self.done.blocks.append(answered)
-            self.done.late_s.append(time.perf_counter() - began)
+            ended = time.perf_counter()
+            self.done.took_s.append(ended - began)
+            self.done.late_s.append(ended - (due if period else began))
             self.done.incomplete += answered < self._job.blocks
             due += period
 
@@ -108,6 +115,17 @@ class Engine(threading.Thread):
 def lookup(members: Members, prompt: bytes, order: int) -> int:
     """A request that asks, is told all of its run, and lets go of it."""
     ask = _asked(members, prompt, order)
+    members.scheduler.release(ask)
+    return ask.blocks
+
+
+def hurried(members: Members, prompt: bytes, order: int) -> int:
+    """As `lookup`, but it waits no longer than an engine does, which looks once a step: what it was not told by then is
+    a miss."""
+    ask = members.scheduler.ask(prompt, 0, order)
+    assert ask is not None, "the session has ended"
+    while not members.scheduler.settle(ask, 0.0):
+        time.sleep(_STEP_S)
     members.scheduler.release(ask)
     return ask.blocks
 
@@ -151,11 +169,12 @@ def _asked(members: Members, prompt: bytes, order: int) -> PrefixQuestion:
 
 OPERATIONS: dict[str, Callable[[Members, bytes, int], int]] = {
     "lookup": lookup,
+    "hurried": hurried,
     "miss": miss,
     "recall": recall,
     "spill": spill,
 }
-RESIDENT = ("lookup", "recall")
+RESIDENT = ("lookup", "hurried", "recall")
 
 
 def on_cpu(process: int) -> tuple[float, float]:
@@ -181,6 +200,7 @@ def main() -> None:
         for engine in engines:
             engine.done = Done()
         late = sorted(seconds for each in done for seconds in each.late_s)
+        took = sorted(seconds for each in done for seconds in each.took_s)
         window = Window(
             now - at,
             len(late),
@@ -189,6 +209,8 @@ def main() -> None:
             cpu_now - cpu_s,
             loop_now - loop_s,
             late[len(late) // 2] if late else 0.0,
+            took[len(took) // 2] if took else 0.0,
+            took[len(took) * 99 // 100] if took else 0.0,
         )
         print(msgspec.json.encode(window).decode(), flush=True)
         at, cpu_s, loop_s = now, cpu_now, loop_now

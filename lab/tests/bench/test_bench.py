@@ -289,6 +289,15 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, runtime: 
 
 
 @pytest.mark.nightly
+def test_rates_of_the_wells_thread_are_measured_with_and_without_a_disk(tmp_path: Path, runtime: None) -> None:
+    assert main(["rates", "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / "rates.json").read_text())
+    assert len([row for row in kept["rows"] if row["target"]]) == 4
+    assert all(row["measured"] > 0 for row in kept["rows"])
+    assert kept["counts"]["incomplete"] == 0, "what is timed is answered in full"
+
+
+@pytest.mark.nightly
 def test_a_blocks_cost_is_measured_for_each_operation(tmp_path: Path, runtime: None) -> None:
     assert main(["blockcost", "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "blockcost.json").read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 MIN_SHARD = 512 << 10
 """Below this the data path loses to per-piece costs (measured; docs/design/sizes.md)."""
@@ -38,7 +38,7 @@ def _up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlabLayout:
     """Bytes of one slab of the arena.
 
@@ -48,15 +48,15 @@ class SlabLayout:
     slot_bytes: int
     slots: int
 
-    @property
+    @cached_property
     def offset(self) -> int:
         return _up(8 * self.slots, PAGE)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         return _up(self.slot_bytes, PAGE)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.offset + self.slots * self.stride
 

@@ -72,6 +72,9 @@ class Namer:
 
     def name(self, digest: bytes) -> BlockId:
         """The block id of a digest: BLAKE3.keyed(id_key, lp(namespace) || digest)."""
-        hasher = self._seeded.copy()
-        hasher.update(digest)
-        return BlockId(hasher.digest())
+        return BlockId(self._seeded.copy().update(digest).digest())
+
+    def names(self, digests: bytes) -> list[BlockId]:
+        """The block ids of digests that follow each other."""
+        copy = self._seeded.copy
+        return [BlockId(copy().update(digests[at : at + 32]).digest()) for at in range(0, len(digests), 32)]

@@ -14,6 +14,8 @@ class BlockState(Enum):
     RESIDENT = "resident"  # complete, readable
     DRAINING = "draining"  # unreachable; its bytes are still held by a copy under way
 
+    __hash__ = object.__hash__  # an Enum's own is Python, and asked for with every change
+
 
 class StateEvent(Enum):
     FILL = "fill"
@@ -21,6 +23,8 @@ class StateEvent(Enum):
     FAIL = "fail"  # a rank dropped it, or its session ended
     DRAIN = "drain"  # dropped while a copy still reads it
     GONE = "gone"  # dropped, and no copy holds it
+
+    __hash__ = object.__hash__
 
 
 LEGAL: dict[tuple[BlockState, StateEvent], BlockState] = {

@@ -7,12 +7,13 @@ calling them back in the middle of something, a part notes what has happened, an
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from stepwell.block.layout import MIN_SLAB
 from stepwell.block.namespace import BlockId
+from stepwell.block.state import BlockState
 from stepwell.events import Sink
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.pauses import Pauses
@@ -86,6 +87,19 @@ class Index:
             if entry is not None:
                 return entry
         return None
+
+    def run(self, names: Sequence[Sequence[BlockId]]) -> list[Entry]:
+        """The entries of consecutive blocks, up to the first that cannot be read. `names`: all ids, under each key."""
+        get = self._entries.get
+        found = list(map(get, names[0]))
+        for others in names[1:]:
+            found = [entry or get(id) for entry, id in zip(found, others, strict=True)]
+        run: list[Entry] = []
+        for entry in found:
+            if entry is None or entry.state is not BlockState.RESIDENT:
+                break
+            run.append(entry)
+        return run
 
     def __contains__(self, id: BlockId) -> bool:
         return id in self._entries

@@ -54,8 +54,8 @@ class Counters:
             case e.BlocksRecalled(blocks, nbytes):
                 self.total["recalled_blocks"] += blocks
                 self.total["recalled_bytes"] += nbytes
-            case e.BlockSpilled(nbytes):
-                self.total["spilled_blocks"] += 1
+            case e.BlocksSpilled(blocks, nbytes):
+                self.total["spilled_blocks"] += blocks
                 self.total["spilled_bytes"] += nbytes
             case e.SpillRefused(reason):
                 self.refused_spills[reason] += 1

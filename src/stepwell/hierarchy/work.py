@@ -1,10 +1,11 @@
-"""Long work in slices: generators that yield after each block, so that others get their turn."""
+"""Long work in slices: generators that yield after each block, or a few that are alike, so that others get their
+turn."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
+from enum import IntEnum
 
 from stepwell.io.clock import Clock
 
@@ -23,12 +24,13 @@ SLAB_WAIT_S = 1.0
 """Seconds that work may be parked for a slab that is being made or mapped, before it goes on without."""
 
 
-class WorkStep(Enum):
-    DONE = "done"  # one block's worth of work
-    PARK = "park"  # go on when a slab has come
+class WorkStep(IntEnum):
+    DONE = 1  # one block's worth of work
+    PARK = 0  # go on when a slab has come
 
 
-Work = Iterator[WorkStep]
+Work = Iterator[int]
+"""Each step is as many blocks' worth of work as it says, or WorkStep.PARK."""
 
 
 class WorkQueue:
@@ -87,7 +89,7 @@ class WorkQueue:
         while budget > 0 and queue:
             work = queue.popleft()
             for step in work:
-                budget = budget - 1 if self._clock.now() < until else 0
+                budget = budget - (step or 1) if self._clock.now() < until else 0
                 if step is WorkStep.PARK:
                     self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
                     break

@@ -21,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from stepwell.block.tier import HOST
 from stepwell.policies.costs.prefill import PrefillCost
@@ -87,8 +88,7 @@ class KnownCosts:
         return 1.0 if speed is None else min(MAX_DOUBT, math.hypot(speed.doubt, self.doubt))
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds expected of one cut. `busy_s`: before the engine can compute the rest in any case."""
 
     blocks: int
@@ -136,22 +136,28 @@ class _Costs:
             before = self._before[-1]
             self._ends.append(self._ends[-1] + blocks)
             self._before.append({**before, tier: before.get(tier, 0) + nbytes})
+        self._of: dict[int, Cost] = {}
 
     def of(self, cut: int) -> Cost:
         """Cost of recalling exactly the first `cut` blocks."""
-        nbytes = self.nbytes(cut)
-        read = {tier: self._read_s(tier, n) for tier, n in nbytes.items() if tier != HOST}
-        host = self._known.speeds.get(HOST)
-        # An engine computes at least the last token.
-        done = min(cut * self._request.block_tokens, self._request.tokens - 1)
-        return Cost(
-            cut,
-            sum(read.values()),
-            host.seconds(sum(nbytes.values())) if host is not None else 0.0,
-            self._prefill.seconds(self._request.tokens - done, done),
-            sum(seconds * self._known.forgiven(tier) for tier, seconds in read.items()),
-            self._request.busy_s,
-        )
+        cost = self._of.get(cut)
+        if cost is None:
+            cost = self._of[cut] = self._cost(cut)
+        return cost
+
+    def _cost(self, cut: int) -> Cost:
+        request, speeds = self._request, self._known.speeds
+        nbytes, read_s, copy_s, forgiven_s = 0, 0.0, 0.0, 0.0
+        for tier, n in self.nbytes(cut).items():
+            nbytes += n
+            if tier != HOST and tier in speeds:
+                seconds = speeds[tier].seconds(n, request.queued.get(tier, 0))
+                read_s, forgiven_s = read_s + seconds, forgiven_s + seconds * self._known.forgiven(tier)
+        if HOST in speeds:
+            copy_s = speeds[HOST].seconds(nbytes)
+        done = min(cut * request.block_tokens, request.tokens - 1)  # an engine computes at least the last token
+        compute_s = self._prefill.seconds(request.tokens - done, done)
+        return Cost(cut, read_s, copy_s, compute_s, forgiven_s, request.busy_s)
 
     def nbytes(self, cut: int) -> dict[str, int]:
         """Bytes of the first `cut` blocks, by tier."""
@@ -171,20 +177,16 @@ class _Costs:
         if self._prefill.step_tokens:
             fits = (self._request.tokens - self._prefill.step_tokens) / self._request.block_tokens
             cuts |= {math.floor(fits), math.ceil(fits)}
+        busy_s, least = self._request.busy_s, min(1, blocks)
         for forgiven in (0, 1):
-            longer = bisect_right(
-                range(blocks + 1), self._request.busy_s, key=lambda cut: self._recall_s(cut, forgiven)
-            )
-            cuts |= {longer - 1, longer}
+            if self._recall_s(least, forgiven) <= busy_s < self._recall_s(blocks, forgiven):  # else it is an end
+                longer = bisect_right(range(blocks + 1), busy_s, key=lambda cut: self._recall_s(cut, forgiven))
+                cuts |= {longer - 1, longer}
         return sorted(cut for cut in cuts if 0 <= cut <= blocks)
 
     def _recall_s(self, cut: int, forgiven: int) -> float:
         cost = self.of(cut)
         return cost.recall_s - forgiven * cost.forgiven_s
-
-    def _read_s(self, tier: str, nbytes: int) -> float:
-        speed = self._known.speeds.get(tier)
-        return speed.seconds(nbytes, self._request.queued.get(tier, 0)) if speed is not None else 0.0
 
 
 def decide(request: RecallQuestion, known: KnownCosts, mode: RecallMode = RecallMode.AUTO) -> Decision:

@@ -75,8 +75,8 @@ class Past(Generic[Held]):
 
     def came(self, item: Held) -> None:
         """The item is held from now on."""
-        _, size = self._records.pop(item, (0.0, 0))
-        self._count(-size)
+        if item in self._records:
+            self._count(-self._records.pop(item)[1])
 
     def wrong(self, gone: Iterable[Held]) -> str:
         """Describes an inconsistency if `gone` are all items that are not held and have a use; "" if there is none. For

@@ -56,8 +56,8 @@ class Holding:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its serving slabs."""
-        return sum(slab.layout.nbytes for slab in self.slabs)
+        """Bytes of its serving slabs, which are all alike."""
+        return len(self.slabs) * self.slabs[0].layout.nbytes if self.slabs else 0
 
     @property
     def over(self) -> bool:
@@ -153,12 +153,12 @@ class Arena:
         holding = self.holdings.get(owner)
         return holding.residents.known(id) if holding else None
 
-    def asked(self, owner: Owner, id: BlockId, depth: int, seconds: float, *, first: bool) -> None:
-        """Notes that a request needs this block, which is not here; `first` of those that it needs. `depth` and
-        `seconds` are those of `BlockHistory`."""
+    def asked(self, owner: Owner, blocks: Iterable[tuple[BlockId, int, float]], *, first: bool) -> None:
+        """Notes that a request needs these blocks, which are not here; `first` of those that it needs. Each with the
+        depth and the seconds that are those of `BlockHistory`."""
         holding = self.holdings.get(owner)
         if holding is not None:
-            holding.residents.asked(id, depth, seconds, self._now() if first else self._moment)
+            holding.residents.asked(blocks, self._now() if first else self._moment)
             self._forget()
 
     def _forget(self) -> None:
@@ -295,7 +295,7 @@ class Arena:
             return
         residents = self.holdings[run[0].slots[0][0].owner].residents
         residents.used(reversed(run), self._now())
-        for entry in run:
+        for entry in [entry for entry in run if entry.history.passing]:
             if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Destination.HOT:
                 residents.stay(entry)
 
@@ -309,48 +309,52 @@ class Arena:
         self._moment = max(self._clock.now(), self._moment + MOMENT_S)
         return self._moment
 
-    def pin(self, entry: Entry) -> None:
-        if not entry.pins:
-            self._count_pinned(entry, 1)
-        entry.pins += 1
-        self.pins += 1
+    def pin(self, *run: Entry) -> None:
+        for entry in run:
+            if not entry.pins:
+                self._count_pinned(entry, 1)
+            entry.pins += 1
+        self.pins += len(run)
 
-    def unpin(self, entry: Entry) -> None:
-        """Ends a pin, unless it has ended with the block."""
-        if entry.state is BlockState.ABSENT:
-            return
-        entry.pins -= 1
-        self.pins -= 1
-        if not entry.pins:
-            self._count_pinned(entry, -1)
-            self._settle(entry)
+    def unpin(self, *run: Entry) -> None:
+        """Ends a pin of each, unless it has ended with the block."""
+        for entry in run:
+            if entry.state is BlockState.ABSENT:
+                continue
+            entry.pins -= 1
+            self.pins -= 1
+            if not entry.pins:
+                self._count_pinned(entry, -1)
+                if not entry.children or entry.state is BlockState.DRAINING:
+                    self._settle(entry)
 
     def _count_pinned(self, entry: Entry, by: int) -> None:
         self.pinned_bytes += by * entry.nbytes
         self.holdings[entry.slots[0][0].owner].pinned += by * len(entry.slots)
 
-    def lease(self, entry: Entry) -> None:
-        self.sums.leased_blocks += not entry.leases
-        entry.leases += 1
+    def lease(self, *run: Entry) -> None:
+        for entry in run:
+            self.sums.leased_blocks += not entry.leases
+            entry.leases += 1
 
-    def release(self, entry: Entry) -> None:
-        entry.leases -= 1
-        self.sums.leased_blocks -= not entry.leases
-        self._settle(entry)
+    def release(self, *run: Entry) -> None:
+        for entry in run:
+            entry.leases -= 1
+            if not entry.leases:
+                self.sums.leased_blocks -= 1
+                self._settle(entry)
 
     def _settle(self, entry: Entry) -> None:
         """Frees or offers the entry after a hold has ended."""
-        if entry.pins or entry.leases:
-            return
-        if entry.state is BlockState.DRAINING:
+        if entry.state is not BlockState.DRAINING:
+            self._offer(entry)
+        elif not (entry.pins or entry.leases):
             entry.change(StateEvent.GONE)
             self._free(entry)
-        else:
-            self._offer(entry)
 
     def _offer(self, entry: Entry) -> None:
-        holding = self.holdings[entry.slots[0][0].owner]
-        holding.residents.offer(entry)
+        if entry.evictable:
+            self.holdings[entry.slots[0][0].owner].residents.offer(entry)
 
     # books ------------------------------------------------------------------------------------------------------------
 

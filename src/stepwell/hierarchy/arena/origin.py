@@ -44,3 +44,7 @@ class Origin:
 
     def name(self, digest: bytes) -> BlockId:
         return self._namer.name(digest)
+
+    def names(self, digests: bytes) -> list[BlockId]:
+        """The ids of blocks whose digests follow each other."""
+        return self._namer.names(digests)

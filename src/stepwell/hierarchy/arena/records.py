@@ -6,9 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import BlockId
@@ -19,8 +17,7 @@ from stepwell.io.memory import PIECE, Bytes, SharedMemory
 _REF = struct.Struct("<IIQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """The owner of the blocks in a slab: one tenant, one model and layout, one slot size. Epochs share an owner."""
 
     tenant: str
@@ -54,8 +51,8 @@ class Slab:
     it serves, and no slot was ever leased.
     """
 
-    __slots__ = ("free", "held", "keepers", "layout", "mapped", "memory", "number", "owner", "phase", "populated",
-                 "quarantined", "retirement", "unused_since")  # fmt: skip
+    __slots__ = ("_generations", "free", "held", "keepers", "layout", "mapped", "memory", "number", "owner", "phase",
+                 "populated", "quarantined", "retirement", "unused_since")  # fmt: skip
 
     def __init__(self, number: int, owner: Owner, layout: SlabLayout, memory: SharedMemory) -> None:
         self.number = number
@@ -71,6 +68,7 @@ class Slab:
         self.keepers: set[int] = set()
         self.retirement: Retirement | None = None
         self.unused_since: float | None = None
+        self._generations = memory.bytes[: 8 * layout.slots].data.cast("Q")
 
     def next_piece(self) -> tuple[int, int]:
         """Start and length of the next piece to populate; length 0 when there is none."""
@@ -81,20 +79,22 @@ class Slab:
         start = self.layout.offset + slot * self.layout.stride
         return self.memory.bytes[start : start + self.layout.slot_bytes]
 
-    def _generations(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        return self.memory.bytes[: 8 * self.layout.slots].view(np.uint64)
+    def close(self) -> None:
+        """Unmaps its memory."""
+        self._generations.release()
+        self.memory.close()
 
     def generation(self, slot: int) -> int:
-        return int(self._generations()[slot])
+        return self._generations[slot]
 
     def renew(self, slot: int) -> None:
         """Begins a new generation: a process that still reads the slot's last content finds out after its copy."""
-        self._generations()[slot] += np.uint64(1)
+        self._generations[slot] += 1
         self.unused_since = None
 
     def forget_generations(self) -> None:
         """Makes every reference of the past invalid."""
-        self._generations()[:] = 0
+        self.memory.bytes[: 8 * self.layout.slots] = 0
 
 
 class Entry:
@@ -118,8 +118,8 @@ class Entry:
         self.id = id
         self.origin: Origin | None = None
         self.slots = slots
-        self.refs = b"".join(_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots)
-        self.nbytes = sum(slab.owner.slot_bytes for slab, _ in slots)
+        self.refs = b"".join([_REF.pack(slab.number, slot, slab.generation(slot)) for slab, slot in slots])
+        self.nbytes = sum([slab.owner.slot_bytes for slab, _ in slots])
         self.state = after(BlockState.ABSENT, StateEvent.FILL)
         self.parent = parent
         self.position = parent.position + 1 if parent is not None and parent.position >= 0 else -1

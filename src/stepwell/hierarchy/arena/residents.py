@@ -9,7 +9,7 @@ left. What passes through leaves before all others, in the order in which it cam
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -45,28 +45,31 @@ class Residents:
         """The history of a block that is held or remembered; None for any other."""
         return self._histories.get(id)
 
-    def asked(self, id: BlockId, depth: int, seconds: float, now: float) -> None:
-        """A request needs a block that is not held: it counts as a use, and is remembered. What was known of its place
-        before may have been a guess."""
-        history = self._histories.get(id)
-        if history is None:
-            history = self._histories[id] = BlockHistory(id, depth, seconds)
-        if history.entry is None:
-            history.depth, history.seconds = depth, seconds
-        self._use(history, now)
-        if history.entry is None:
-            self._past.remember(history)
+    def asked(self, blocks: Iterable[tuple[BlockId, int, float]], now: float) -> None:
+        """A request needs blocks that are not held, each with its depth and seconds: it counts as a use, and is
+        remembered. What was known of their places before may have been a guess."""
+        histories: list[BlockHistory] = []
+        for id, depth, seconds in blocks:
+            history = self._histories.get(id)
+            if history is None:
+                history = self._histories[id] = BlockHistory(id, depth, seconds)
+            elif history.entry is None:
+                history.depth, history.seconds = depth, seconds
+            histories.append(history)
+        self._use(histories, now)
+        for history in histories:
+            if history.entry is None:
+                self._past.remember(history)
 
     def used(self, run: Iterable[Entry], now: float) -> None:
-        """A request uses these, which are held: tail to head."""
-        for entry in run:
-            if entry.history.entry is entry:
-                self._use(entry.history, now)
+        """A request uses these, which are held: tail to head, each once however often it is there."""
+        self._use(list(dict.fromkeys(entry.history for entry in run if entry.history.entry is entry)), now)
 
-    def _use(self, history: BlockHistory, now: float) -> None:
-        self._eviction.refer(history, now)
-        history.uses += 1
-        history.used = now
+    def _use(self, histories: Sequence[BlockHistory], now: float) -> None:
+        self._eviction.refer_all(histories, now)
+        for history in histories:
+            history.uses += 1
+            history.used = now
 
     def admits(self, history: BlockHistory, victim: Entry | None) -> bool:
         """True if the block is worth the place of `victim`, or a free one. What passes through has no worth to
@@ -79,7 +82,7 @@ class Residents:
         history = self._histories.get(entry.id)
         if history is None or history.entry is not None:  # there, but stuck in a read that no request waits for
             history = self._histories[entry.id] = BlockHistory(entry.id, 0, 1.0)
-            self._use(history, now)
+            self._use([history], now)
         entry.history = history
         history.entry, history.passing = entry, passing
         self._past.came(history)

@@ -91,8 +91,8 @@ class SlabPool:
             ahead = min(AHEAD_BYTES, self._host_bytes // 2) // layout.nbytes
             if not short and holding.free >= ahead * layout.slots:
                 return
-        elif not short:
-            return
+        elif not short or len(holding.slabs) == len(self.slabs):
+            return  # there is no need, or nobody to take it from
         elif not self._retire_for(owner, layout.nbytes):
             self._wait(owner)
             return
@@ -250,7 +250,7 @@ class SlabPool:
 
     def _freed(self, slab: Slab, heir: Owner | None) -> None:
         del self.slabs[slab.number]
-        slab.memory.close()
+        slab.close()
         self.bytes -= slab.layout.nbytes
         if heir is not None:
             self.populate(heir)
@@ -274,9 +274,8 @@ class SlabPool:
         evict. Starts making one where `host` has room."""
         self.populate(owner)
         holding = self._holdings[owner]
-        if any(members <= slab.mapped for slab in holding.roomy.values()):
-            return False
-        return holding.making or bool(holding.roomy)
+        coming = holding.making or bool(holding.roomy)
+        return coming and not any(members <= slab.mapped for slab in holding.roomy.values())
 
     def grows(self, owner: Owner) -> bool:
         """A slab is being made for the owner. Starts making one where it is short of slots and `host` has room."""
@@ -310,7 +309,7 @@ class SlabPool:
     def close(self) -> None:
         """Unmaps and closes everything. No job may be running any more."""
         for slab in self.slabs.values():
-            slab.memory.close()
+            slab.close()
         self.slabs.clear()
         self._arena.clear()
         self.retired.clear()

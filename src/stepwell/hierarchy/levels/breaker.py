@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from itertools import islice
+from math import inf
 
 from stepwell.io.clock import Clock
 
@@ -106,7 +106,7 @@ class Breaker:
                     self._open(now, f"{self._failed} calls in a row failed")
 
     def _overdue(self, now: float) -> bool:
-        return any(now >= began + OVERDUE_S for began in islice(self._calls.values(), 1))
+        return now >= next(iter(self._calls.values()), inf) + OVERDUE_S
 
     def _open(self, now: float, why: str) -> None:
         self._until = now + self._pause_s

@@ -135,10 +135,12 @@ class Level:
 
     # moving blocks ----------------------------------------------------------------------------------------------------
 
-    def write(self, entry: Entry) -> None:
-        """This RESIDENT block, which the tier does not have, is to be written."""
-        self.writes.add(entry)
-        self.pump()
+    def write(self, entries: Sequence[Entry]) -> None:
+        """These RESIDENT blocks, which the tier does not have, are to be written."""
+        for entry in entries:
+            self.writes.add(entry)
+        if entries:
+            self.pump()
 
     def promote(
         self,

@@ -66,12 +66,13 @@ class Migration:
         if self.prefetch is not None:
             self.prefetch.asked(session, session.origins(epoch)[0], digests)
 
-    def spilled(self, entry: Entry) -> None:
-        """The block has just been published."""
+    def spilled(self, run: Sequence[Entry]) -> None:
+        """These blocks have just been published."""
         for writer in self._writers:
-            writer.spilled(entry)
+            writer.spilled(run)
         if self.prefetch is not None:
-            self.prefetch.spilled(entry)
+            for entry in run:
+                self.prefetch.spilled(entry)
 
     def promoted(self, entry: Entry) -> None:
         """The block has just been promoted: levels above the one that it came from may want it, until the well ends."""

@@ -55,15 +55,18 @@ class Writer:
         """Spills are paused no more."""
         self._changed = True
 
-    def spilled(self, entry: Entry) -> None:
-        """The block has just been published."""
+    def spilled(self, run: Sequence[Entry]) -> None:
+        """These blocks have just been published."""
         if not self._level.keeps:
             return
         self._changed = True
-        if self._tier.lookup(entry.id):
-            self._tier.touch(entry.id)
-        elif self._policy.at_spill(entry.history.uses):
-            self._write(self._missing(entry) if self._selective else [entry])
+        new: list[Entry] = []
+        for entry in run:
+            if self._tier.lookup(entry.id):
+                self._tier.touch(entry.id)
+            elif self._policy.at_spill(entry.history.uses):
+                new += self._missing(entry) if self._selective else [entry]
+        self._write(new)
 
     def promoted(self, entry: Entry) -> None:
         """The block has just come from a level below this one."""
@@ -154,6 +157,5 @@ class Writer:
         return bool(was_here) or entry in self._level.writes.owed or self._tier.lookup(entry.id)
 
     def _write(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            if entry.state is BlockState.RESIDENT:  # not one that is being filled, or left meanwhile
-                self._level.write(entry)
+        # not one that is being filled, or left meanwhile
+        self._level.write([entry for entry in entries if entry.state is BlockState.RESIDENT])

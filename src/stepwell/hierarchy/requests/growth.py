@@ -59,6 +59,20 @@ class RunGrowth:
         self._uses = uses
         self._ghosts = ghosts
 
+    def add_resident(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> int:
+        """Adds the blocks that come next, a few at most, as far as they are in the arena and there is room for their
+        pins. Returns how many; 0 if it is not that simple, or there are none."""
+        at = len(request.pinned)
+        most = min(request.blocks, request.most) - at
+        if request.ends or most <= 0 or self._index.find(*request.ids(at, origins)) is None:
+            return 0
+        run = self._index.run(request.names(at, origins))[:most]
+        fits = self._pins.fit(session, request, sum(entry.nbytes for entry in run if not entry.pins))
+        if not (fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})):
+            return 0
+        self._pins.add_run(request, run)
+        return len(run)
+
     def add_next(self, session: Session, request: RecallRequest, origins: tuple[Origin, ...]) -> Obstacle | None:
         """Adds the next block to the run. None: done, go on."""
         at = len(request.pinned)
@@ -68,8 +82,7 @@ class RunGrowth:
             return Obstacle(request.ends, False)
         if at >= request.most:
             return Obstacle(request.short, False)
-        digest = request.digests[32 * at : 32 * at + 32]
-        ids = [origin.name(digest) for origin in origins]  # the tenant's newest key epoch, then older ones
+        ids = request.ids(at, origins)
         entry = self._index.find(*ids)
         if entry is not None and self._stack.disown(entry):
             entry = None
@@ -105,7 +118,8 @@ class RunGrowth:
     ) -> Entry | Obstacle:
         """An entry that is being filled from below; or why there is none."""
         source = self._stack.find(*ids)
-        if source is None or source.level.down:
+        down = source is not None and source.level.down
+        if source is None or down:
             if not request.probed and self._stack.shared:
                 return UNPROBED
             if self._probes.awaits(request):
@@ -113,7 +127,7 @@ class RunGrowth:
         if source is None:
             return Obstacle(self.why_absent(ids), False)
         level, id = source
-        if level.down:
+        if down:
             return Obstacle("tier_down", False)
         owner, shards = session.owner, session.shards
         assert owner is not None
@@ -147,7 +161,7 @@ class RunGrowth:
         wait for room."""
         depth = len(request.pinned)
         if depth >= request.counted:
-            self._uses.note(session, id, depth, first=not request.counted)
+            self._uses.note(session, {id: depth}, first=not request.counted)
             request.counted = depth + 1
 
     def _no_pins(self, session: Session, request: RecallRequest) -> Obstacle:

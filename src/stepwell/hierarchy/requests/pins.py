@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
@@ -12,7 +12,7 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
-from stepwell.hierarchy.work import Work, WorkStep
+from stepwell.hierarchy.work import Work
 from stepwell.protocol.messages import GiveWay
 
 AT_LEAST = 2
@@ -44,9 +44,7 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        would = self._arena.pinned_bytes + nbytes
-        fits = would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
-        if fits or not self._arena.pins:
+        if not self._arena.pins or self.fit(session, request, nbytes):
             return True
         return self._goes_on(session, request)
 
@@ -55,6 +53,11 @@ class Pins:
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
         return next(_streams(session), None) is request
+
+    def fit(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whosoever they are."""
+        would = self._arena.pinned_bytes + nbytes
+        return would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
 
     def make_room(self, session: Session, request: RecallRequest) -> bool:
         """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
@@ -120,6 +123,14 @@ class Pins:
         request.pinned.append(entry)
         request.promoted.append(entry.state is BlockState.FILLING)
 
+    def add_run(self, request: RecallRequest, run: Sequence[Entry]) -> None:
+        """Pins the next blocks of the request's run, which are RESIDENT."""
+        self._arena.pin(*run)
+        if request.landed == len(request.pinned):
+            request.landed += len(run)
+        request.pinned += run
+        request.promoted += bytes(len(run))
+
     def cut(self, request: RecallRequest, blocks: int) -> None:
         """Only the first `blocks` of the request's run stay pinned."""
         while len(request.pinned) > blocks:
@@ -129,9 +140,8 @@ class Pins:
 
     def free(self, request: RecallRequest, blocks: int) -> None:
         """The pins of the first `blocks` of the request's run, which have landed, end."""
-        for entry in request.pinned[request.freed : blocks]:
-            self._unpin(entry)
-            self._news.changed = True
+        self._unpin(*request.pinned[request.freed : blocks])
+        self._news.changed |= request.freed < min(blocks, len(request.pinned))
         request.freed = max(request.freed, min(blocks, len(request.pinned)))
 
     def let_go(self, request: RecallRequest, *, at_once: bool) -> None:
@@ -144,15 +154,18 @@ class Pins:
 
     def _let_go(self, request: RecallRequest) -> Work:
         while len(request.pinned) > request.freed:
-            self._unpin(request.pinned.pop())
-            yield WorkStep.DONE
+            last = request.pinned[max(request.freed, len(request.pinned) - AT_ONCE) :]
+            del request.pinned[-len(last) :]
+            self._unpin(*reversed(last))
+            yield len(last)
         self.leaving.discard(request)
         self._news.changed = True
 
-    def _unpin(self, entry: Entry) -> None:
-        self._arena.unpin(entry)
-        if not entry.pins and entry.state is BlockState.FILLING:
-            self._stack.unwanted(entry)
+    def _unpin(self, *run: Entry) -> None:
+        self._arena.unpin(*run)
+        for entry in run:
+            if entry.state is BlockState.FILLING and not entry.pins:
+                self._stack.unwanted(entry)
 
 
 def _streams(session: Session) -> Iterator[RecallRequest]:

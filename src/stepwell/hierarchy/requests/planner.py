@@ -132,8 +132,8 @@ class RecallPlanner:
         regret_s = best_s = None
         if not waited_s:
             weighed.load.until -= weighed.rest_s
-        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds)
-        if waited_s and known.prefill is not None:
+        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds) if waited_s else None
+        if known is not None and known.prefill is not None:
             best_s = least_cost(weighed.question, known).seconds
             took = cost_of(weighed.question, known, min(recalled, weighed.question.blocks))
             regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
@@ -155,8 +155,7 @@ class RecallPlanner:
 
     def _tier_of(self, request: RecallRequest, at: int, origins: tuple[Origin, ...]) -> str | None:
         """Where this block would come from; None: it is nowhere, or an engine is filling it."""
-        digest = request.digests[32 * at : 32 * at + 32]
-        ids = [origin.name(digest) for origin in origins]
+        ids = request.ids(at, origins)
         entry = self._index.find(*ids)
         if entry is None:
             source = self._stack.find(*ids)

@@ -146,6 +146,9 @@ class Recalls:
                 self._answers.tell(session, request, more=True)
                 yield WorkStep.DONE
                 continue
+            if added := self._growth.add_resident(session, request, origins):
+                yield added
+                continue
             obstacle = self._growth.add_next(session, request, origins)
             if obstacle is UNWEIGHED:
                 yield from self._planner.survey(session, request, origins)
@@ -198,7 +201,7 @@ class Recalls:
         if request.short or at == request.blocks:
             request.ends_known = request.short or "end"
             return
-        ids = [origin.name(request.digests[32 * at : 32 * at + 32]) for origin in origins]
+        ids = request.ids(at, origins)
         if self._index.find(*ids) is not None:
             request.ends_known = "filling"
         elif self._stack.find(*ids) is not None:

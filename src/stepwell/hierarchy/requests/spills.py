@@ -3,11 +3,11 @@ its shard. Until then it cannot be read; if any rank drops it, it is given up.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState
-from stepwell.events import BlockSpilled, SpillRefused
+from stepwell.events import BlocksSpilled, SpillRefused
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
@@ -22,6 +22,9 @@ from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
 from stepwell.hierarchy.work import SLAB_WAIT_S, Work, WorkStep
 from stepwell.policies.placement.base import Destination
 from stepwell.protocol.messages import Granted, Reserve
+
+AT_ONCE = 32
+"""Blocks that are named together."""
 
 
 class Spills:
@@ -59,16 +62,13 @@ class Spills:
         parent = self._index.find(origin.name(message.parent)) if message.parent else None
         leases: list[int] = []
         granted: list[Entry] = []
-        asked = 0
         depth, ends = self._behind(session, origins, message.parent)
+        below = self._stack.keeps
         patient_until = self._clock.now() + SLAB_WAIT_S
-        for at in range(0, len(message.digests), 32):
+        for id in self._needed(session, origin, message.digests, depth):
             if session.phase is not SessionPhase.LIVE:
                 return
             leases.append(0)
-            id = origin.name(message.digests[at : at + 32])
-            if not ends and (known := self._index.find(id)) is not None:
-                self._stack.disown(known)
             while (
                 not (ends or self._pauses.spills)
                 and id not in self._index
@@ -81,8 +81,6 @@ class Spills:
             if self._pauses.spills:
                 ends = PAUSED
             if ends:
-                self._uses.note(session, id, depth, first=asked == 0)
-                depth, asked = depth + 1, asked + 1
                 self._emit(SpillRefused(ends))
                 yield WorkStep.DONE
                 continue
@@ -92,26 +90,38 @@ class Spills:
             if entry is not None:
                 self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
             else:
-                self._uses.note(session, id, depth, first=asked == 0)
-                asked += 1
-                taken = self._take(session, id, parent)
+                taken = self._take(session, id, parent, below=below)
                 if isinstance(taken, str):
                     ends = taken
-                    depth += 1
                     self._emit(SpillRefused(ends))
                     continue
                 entry = taken
                 entry.origin = origin
                 if message.first >= 0:
-                    entry.position = message.first + at // 32
+                    entry.position = message.first + len(leases) - 1
                 leases[-1] = self._lease(session, entry)
                 granted.append(entry)
             parent = entry
-            depth += 1
             yield WorkStep.DONE
         if session.scheduler is not None:
             session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted), ends))
         self._slabs.populate(session.owner)
+
+    def _needed(self, session: Session, origin: Origin, digests: bytes, depth: int) -> Iterator[BlockId]:
+        """The ids of these blocks, of which the first has so many before it. A few at a time, the use of those that are
+        not here is noted, before any of them is taken."""
+        first = True
+        for at in range(0, len(digests), 32 * AT_ONCE):
+            ids = origin.names(digests[at : at + 32 * AT_ONCE])
+            found = [self._index.find(id) for id in ids]
+            absent = {
+                id: depth + place
+                for place, (id, entry) in enumerate(zip(ids, found, strict=True), at // 32)
+                if entry is None or self._stack.disown(entry)
+            }
+            self._uses.note(session, absent, first=first)
+            first = first and not absent
+            yield from ids
 
     def _behind(self, session: Session, origins: Iterable[Origin], parent: bytes) -> tuple[int, str]:
         """How many blocks are before the one behind `parent`, 0 if that is not known, and the reason why it is not to
@@ -126,11 +136,11 @@ class Spills:
                 depth, missing = history.depth + 1, True
         return depth, "no_parent" if missing else ""
 
-    def _take(self, session: Session, id: BlockId, parent: Entry | None) -> Entry | str:
-        """A block to be filled; or why it is not taken."""
+    def _take(self, session: Session, id: BlockId, parent: Entry | None, *, below: bool) -> Entry | str:
+        """A block to be filled; or why it is not taken. `below`: a tier keeps it or takes it."""
         assert session.owner is not None
         shards = session.shards
-        place = self._arena.place(session.owner, id, shards, below=self._stack.keeps)
+        place = self._arena.place(session.owner, id, shards, below=below)
         if place is Destination.COLD:
             return "not_worth_it"
         passing = place is Destination.WARM
@@ -155,6 +165,7 @@ class Spills:
         """One rank's acknowledgements; True if a block was published or given up."""
         ended = False
         gone = set(dropped)
+        landed: list[Entry] = []
         for number in (*leases, *dropped):
             fill = session.fills.get(number)
             if fill is None or rank not in fill.missing:
@@ -169,8 +180,10 @@ class Spills:
                 continue
             self._settle(session, number)
             self._arena.commit(fill.entry)
-            self._emit(BlockSpilled(fill.entry.nbytes))
-            self._migration.spilled(fill.entry)
+            landed.append(fill.entry)
+        if landed:
+            self._emit(BlocksSpilled(len(landed), sum(entry.nbytes for entry in landed)))
+            self._migration.spilled(landed)
         return ended
 
     def abandon(self, session: Session, number: int, *, quarantine: bool) -> bool:

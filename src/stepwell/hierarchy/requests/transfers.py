@@ -34,8 +34,7 @@ class Transfers:
         have come first. False: all of them have."""
         missing = {m.hello.rank for m in session.workers.values()} - self.early(session, number)
         if missing:
-            for entry in entries:
-                self._arena.lease(entry)
+            self._arena.lease(*entries)
             session.transfers[number] = Transfer(deque(entries), missing, stream)
         return bool(missing)
 
@@ -61,8 +60,7 @@ class Transfers:
         self._pins.free(request, min(transfer.stream.first, end))
         news = request.pinned[max(request.told, transfer.stream.first) : end]
         request.told = end
-        for entry in news:
-            self._arena.lease(entry)
+        self._arena.lease(*news)
         transfer.entries += news
         self.announce(session, Landed(request.transfer, b"".join(e.refs for e in news), more, reason, allow_s))
 
@@ -105,8 +103,7 @@ class Transfers:
             transfer.missing.discard(rank)
             if not transfer.missing:
                 del session.transfers[number]
-                for entry in transfer.entries:
-                    self._arena.release(entry)
+                self._arena.release(*transfer.entries)
                 self._news.freed = True
             if transfer.stream is not None:
                 yield transfer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stepwell.block.namespace import BlockId
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.sessions.costs import Costs
@@ -15,9 +17,11 @@ class AbsentUses:
         self._arena = arena
         self._costs = costs
 
-    def note(self, session: Session, id: BlockId, depth: int, *, first: bool) -> None:
-        """A request of the session needs this block, `depth` blocks into its prompt; `first` of those that it needs."""
+    def note(self, session: Session, blocks: Mapping[BlockId, int], *, first: bool) -> None:
+        """A request of the session needs these blocks, each so many blocks into its prompt; `first` of those that it
+        needs."""
         assert session.owner is not None
         assert session.scheduler is not None
-        seconds = self._costs.weight(session.tag, session.scheduler.hello.block_tokens, depth)
-        self._arena.asked(session.owner, id, depth, seconds, first=first)
+        if blocks:
+            weights = self._costs.weights(session.tag, session.scheduler.hello.block_tokens, blocks.values())
+            self._arena.asked(session.owner, zip(blocks, blocks.values(), weights, strict=True), first=first)

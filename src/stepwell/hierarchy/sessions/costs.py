@@ -66,11 +66,11 @@ class Costs:
         speeds = tiers if copies is None else {HOST: copies, **tiers}
         return KnownCosts(engine.prefill.cost, engine.prefill.doubt(tokens), speeds)
 
-    def weight(self, tag: bytes, tokens: int, depth: int) -> float:
-        """Time to compute the block of so many tokens behind `depth` others, in units of a prompt's first block; 1
-        while nothing is known."""
+    def weights(self, tag: bytes, tokens: int, depths: Iterable[int]) -> list[float]:
+        """Time to compute each of these blocks of so many tokens, which has so many others before it, in units of a
+        prompt's first block; 1 while nothing is known."""
         cost = self._engine(tag).prefill.cost
-        return cost.weight(tokens, depth * tokens) if cost is not None else 1.0
+        return [cost.weight(tokens, depth * tokens) if cost is not None else 1.0 for depth in depths]
 
     @property
     def learned(self) -> dict[bytes, PrefillCost]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -63,11 +64,18 @@ class _Parts:
         self.of = [(shard, n) for shard, parts in enumerate(frames) for n in range(len(parts))]
 
 
+_parts = lru_cache(maxsize=64)(_Parts)
+
+
 def _taken_apart(entry: Entry) -> tuple[Origin, list[Bytes], _Parts]:
     """The entry's origin, its slots, one a shard, and the parts of their frames, which have payloads of its codec."""
     assert entry.origin is not None
     codec, slots = entry.origin.codec, [slab.payload(slot) for slab, slot in entry.slots]
-    return entry.origin, slots, _Parts([codec.payload_bytes(len(s)) if codec is not None else len(s) for s in slots])
+    return (
+        entry.origin,
+        slots,
+        _parts(tuple(codec.payload_bytes(len(s)) if codec is not None else len(s) for s in slots)),
+    )
 
 
 def _coded(origin: Origin) -> tuple[Codec | None, int, bytes]:

@@ -19,6 +19,9 @@ from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
+NAMED = 32
+"""Blocks of a request that are named together: what is done to them is a slice of work."""
+
 Engine = tuple[int, str, str]
 """The user it runs as, its tenant, and its own name for itself: no process speaks for an engine of another user or
 tenant, and no session has members of two."""
@@ -151,9 +154,25 @@ class RecallRequest:
     probed: bool = False  # tiers that others write to were asked for its run, if they could be
     extended: bool = False  # they had more of it than was weighed
 
+    named: tuple[int, list[list[BlockId]]] = (0, [])  # a few of its blocks from one on, under each key
+
     @property
     def blocks(self) -> int:
         return len(self.digests) // 32
+
+    def names(self, at: int, origins: tuple[Origin, ...]) -> list[list[BlockId]]:
+        """The ids under each key of the blocks from this one on, NAMED at most."""
+        self.ids(at, origins)
+        first, names = self.named
+        return [ids[at - first :] for ids in names]
+
+    def ids(self, at: int, origins: tuple[Origin, ...]) -> list[BlockId]:
+        """The block's id under each key, the tenant's newest first."""
+        first, names = self.named
+        if not (names and first <= at < first + len(names[0])):
+            first, names = at, [origin.names(self.digests[32 * at : 32 * (at + NAMED)]) for origin in origins]
+            self.named = first, names
+        return [ids[at - first] for ids in names]
 
 
 @dataclass(slots=True, eq=False)

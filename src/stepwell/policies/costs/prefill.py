@@ -73,6 +73,7 @@ class PrefillFit:
         self._count = 0
         self._step_tokens = calibration.step_tokens if calibration is not None and usable else 0
         self._fitted: Fitted | None = None
+        self._cost = self._calibration
         self._stale = True
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
@@ -92,11 +93,8 @@ class PrefillFit:
     @property
     def cost(self) -> PrefillCost | None:
         """The cost; None while too little is known."""
-        fitted = self._fit()
-        if fitted is None:
-            return self._calibration
-        step_s, token_s, pair_s = map(float, fitted.coefficients)
-        return PrefillCost(step_s, token_s, pair_s, self._step_tokens)
+        self._fit()
+        return self._cost
 
     def doubt(self, new: int, context: int = 0) -> float:
         """Relative uncertainty of `cost` for these tokens, as a standard deviation; 1: unknown."""
@@ -110,6 +108,9 @@ class PrefillFit:
         if self._stale:
             self._stale = False
             self._fitted = self._learn()
+            if self._fitted is not None:
+                step_s, token_s, pair_s = map(float, self._fitted.coefficients)
+                self._cost = PrefillCost(step_s, token_s, pair_s, self._step_tokens)
         return self._fitted
 
     def _learn(self) -> Fitted | None:

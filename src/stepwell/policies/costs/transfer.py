@@ -20,8 +20,9 @@ SAMPLES, HALF_LIFE, HALF_LIFE_S = 64, 8, 5.0
 its other users, and the few probes must soon count more than older reads."""
 
 MIN_SAMPLES = 2
-REFIT = 8
-"""The fit is made again once one in so many of its samples is new: it costs some 0.2 ms."""
+REFIT, REFIT_S = 8, 0.2
+"""The fit is made again once one in so many of its samples is new, and so many seconds have passed: it costs some
+0.5 ms, and a busy tier answers thousands of batches a second."""
 
 FROM_NOTHING = 0.2
 """Weight, in batches, of the assumption that time grows with the bytes."""
@@ -51,6 +52,7 @@ class TransferFit:
         self._samples: deque[tuple[int, float, float, float]] = deque(maxlen=SAMPLES)
         self._speed: TierSpeed | None = None
         self._new = 0  # samples since it was learned
+        self._due = 0.0  # when it may be learned again
 
     def observe(self, nbytes: int, seconds: float, side_by_side: float = 1.0, at: float = 0.0) -> None:
         """Adds a batch that was read `at` seconds of one clock: its bytes, its seconds, and the mean number of batches
@@ -63,8 +65,8 @@ class TransferFit:
     def speed(self) -> TierSpeed | None:
         """The speed; None while too little is known."""
         known = len(self._samples)
-        if known >= MIN_SAMPLES and self._new >= max(1, known // REFIT):
-            self._new = 0
+        if known >= MIN_SAMPLES and self._new >= max(1, known // REFIT) and (at := self._samples[-1][3]) >= self._due:
+            self._new, self._due = 0, at + REFIT_S if known == SAMPLES and at else 0.0
             self._speed = self._learn()
         return self._speed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stepwell.policies.item import Item
 
@@ -37,6 +37,11 @@ class Eviction(ABC):
 
     def refer(self, item: Item, now: float) -> None:  # noqa: B027 - most policies need only some of these
         """The item is asked for now, held or not."""
+
+    def refer_all(self, items: Sequence[Item], now: float) -> None:
+        """The same for several, each there once; their uses are counted when all were referred to."""
+        for item in items:
+            self.refer(item, now)
 
     def enter(self, item: Item) -> None:  # noqa: B027
         """The item is held from now on."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from stepwell.policies.eviction.base import Eviction
@@ -14,6 +17,8 @@ from stepwell.policies.reuse import Reuse, class_of
 CANDIDATES: Final = 64
 """Least valuable items that are found at a time."""
 
+_USES_AND_NOTE, _SIZE = attrgetter("uses", "note"), attrgetter("size")
+
 
 class Valued(Eviction):
     """Evicts the item whose blocks are expected to save the fewest prefill seconds for each second that they are held:
@@ -22,8 +27,8 @@ class Valued(Eviction):
     Values change as time passes, so there is no order to keep. For each request that needs room all evictable items are
     valued (of very many, a part each time), and the worst go, one after the other.
 
-    An item's note: the class of its reuse, the prefill seconds that each of its blocks saves, and when, in the time of
-    `Pace`, it was used last."""
+    An item's note: the class of its reuse, and when, in the time of `Pace`, it was used last. Those that were used
+    together have one note, so that they are counted together the next time."""
 
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
@@ -34,20 +39,27 @@ class Valued(Eviction):
 
     def value(self, item: Item) -> float:
         """Expected prefill seconds saved per second and block."""
-        row, seconds, used = item.note
-        return self._reuse.rate(row, self._pace.time - used) * seconds  # type: ignore[no-any-return]
+        row, used = item.note
+        return self._reuse.rate(row, self._pace.time - used) * (item.seconds / item.size)
 
     def refer(self, item: Item, now: float) -> None:
+        self.refer_all((item,), now)
+
+    def refer_all(self, items: Sequence[Item], now: float) -> None:
         if self._pace.advance(now):
             self._reuse.tick(self._pace.time)
             self._worst.clear()
-        if item.uses:
-            self._reuse.used_again(item.note[2], item.note[0], item.size)
-        row = class_of(item.uses + 1)
-        self._reuse.used(self._pace.time, row, item.size)
-        item.note = row, item.seconds / item.size, self._pace.time
-        if item.listed:
-            self._leaves.renew(item, *item.note)
+        for (uses, before), alike in groupby(items, _USES_AND_NOTE):
+            some = list(alike)
+            blocks = sum(map(_SIZE, some))
+            if uses:
+                self._reuse.used_again(before[1], before[0], blocks)
+            note = row, time = class_of(uses + 1), self._pace.time
+            self._reuse.used(time, row, blocks)
+            for item in some:
+                item.note = note
+                if item.listed:
+                    self._leaves.renew(item, row, time)
 
     def offer(self, item: Item) -> None:
         if item.evictable and not item.listed:
@@ -87,8 +99,7 @@ class Valued(Eviction):
         self._unlist(head)
         for part in (head, tail):
             if part.note is not None:
-                part.note = part.note[0], part.seconds / part.size, part.note[2]
                 self.offer(part)
 
     def forget(self, item: Item) -> None:
-        self._reuse.forgotten(item.note[2], item.note[0], item.size)
+        self._reuse.forgotten(item.note[1], item.note[0], item.size)

@@ -26,21 +26,20 @@ class Leaves:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Item, row: int, worth: float, used: float) -> None:
-        """`used`: when it was used last; `row`: the class of its reuse; `worth`: prefill seconds that each of its
-        blocks saves."""
+    def put(self, item: Item, row: int, used: float) -> None:
+        """`used`: when it was used last; `row`: the class of its reuse."""
         at = len(self._items)
         if at == len(self._used):
             self._used, self._worth = np.resize(self._used, 2 * at), np.resize(self._worth, 2 * at)
             self._rows = np.resize(self._rows, 2 * at)
         self._items.append(item)
         item.listed = at + 1
-        self.renew(item, row, worth, used)
+        self.renew(item, row, used)
 
-    def renew(self, item: Item, row: int, worth: float, used: float) -> None:
+    def renew(self, item: Item, row: int, used: float) -> None:
         """Updates the record of an item that is here."""
         at = item.listed - 1
-        self._used[at], self._worth[at], self._rows[at] = used, worth, row
+        self._used[at], self._worth[at], self._rows[at] = used, item.seconds / item.size, row
 
     def take(self, item: Item) -> None:
         """Takes it off the list, on which it is."""

@@ -1,0 +1,1 @@
+"""How much one core can do as a well's thread."""
