@@ -21,7 +21,7 @@ FEW = 14
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(past_owners, "most_of_all", lambda host_bytes: FEW)
     monkeypatch.setattr(past_owners, "A_FEW", 4)
-    monkeypatch.setattr(arena, "A_FEW", 4)
+    monkeypatch.setattr(arena, "A_FEW", 8)
     monkeypatch.setattr(past_owners, "MAX_PAST_OWNERS", 3)
     return Rig(2 * SLAB, seed=1)
 

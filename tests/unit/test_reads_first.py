@@ -46,21 +46,21 @@ def test_a_tier_is_asked_to_write_what_it_writes_in_a_moment() -> None:
 def test_while_reads_come_now_and_then_little_is_written_at_a_time() -> None:
     rig = written(6, 4)
     engine = writes_that_take(rig, 0.75 * NEAR_S)
-    fill(engine, chain(12, 100))
+    fill(engine, chain(12, 100), at_once=1)
     assert len(rig.level.writes.writing) == WRITERS, "nothing was read yet"
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
     assert engine.found(chain(4)) == 4
     rig.faulty.faults = HUNG
-    fill(engine, chain(12, 200))
+    fill(engine, chain(12, 200), at_once=1)
     assert [len(batch) for batch in rig.level.writes.writing.values()] == [1, 1]
     rig.faulty.faults = HEALTHY
     rig.faulty.release()
     rig.settle()
     rig.clock.advance(CALM_S)
     rig.faulty.faults = HUNG
-    fill(engine, chain(12, 300))
+    fill(engine, chain(12, 300), at_once=1)
     assert len(rig.level.writes.writing) == WRITERS, "no read came for a while"
 
 

@@ -19,7 +19,7 @@ MAX_PAST_OWNERS: Final = 64
 """Largest number of owners that have gone and are remembered."""
 
 A_FEW: Final = 64
-"""Blocks that are forgotten at a time, in some 0.1 ms."""
+"""Blocks that are forgotten at a time, in some 0.1 ms: more than are asked for at a time."""
 
 _BYTES, _SHARE = 300, 64
 
