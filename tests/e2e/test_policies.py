@@ -17,7 +17,7 @@ import pytest
 from stepwell.client import control
 from stepwell.demo.engine import EngineProcess
 
-from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 
 PAGE, PROMPT = 32, 530
 HOST = "64MiB"
@@ -63,6 +63,13 @@ class Story:
         eventually(lambda: self.stats().get("disk_write_queue_bytes", 0) == 0, "everything is on disk")
         return tiers
 
+    def ask_again(self, number: int) -> dict[str, int]:
+        """The same for what must be recalled: asked again where a machine that is far too busy kept it from that."""
+        for _ in range(RECALL_ATTEMPTS):
+            if sum((tiers := self.ask(number)).values()):
+                return tiers
+        raise AssertionError(f"not recalled in {RECALL_ATTEMPTS} attempts")
+
 
 @pytest.fixture(scope="module")
 def story(model: Path, folder: Path, well: Well, texts: list[list[int]]) -> Iterator[Story]:
@@ -91,9 +98,13 @@ def test_eviction_says_what_is_left_of_more_than_fits(story: Story) -> None:
 def test_admission_says_what_is_let_in(story: Story) -> None:
     """What was asked for once is not taken where twice is wanted."""
     with story.with_well(policy="second_touch"):
-        assert [sum(story.ask(0).values()) > 0 for _ in range(4)] == [False, False, True, True]
+        assert [sum(story.ask(0).values()) for _ in range(2)] == [0, 0]
+        story.ask_again(0)
+        assert story.stats()["spills_refused_not_worth_it"]
     with story.with_well(policy="auto"):
-        assert [sum(story.ask(0).values()) > 0 for _ in range(2)] == [False, True]
+        assert not sum(story.ask(0).values())
+        story.ask_again(0)
+        assert not story.stats().get("spills_refused_not_worth_it", 0)
 
 
 def test_placement_says_where_it_is_found(story: Story) -> None:
@@ -102,7 +113,8 @@ def test_placement_says_where_it_is_found(story: Story) -> None:
     for placement in ("hot", "warm"):
         disk = story.folder / f"disk-{placement}"
         with story.with_well("--disk", f"{disk}:512MiB", policy="lru", placement=placement):
-            *_, again = [story.ask(number) for number in (0, 1, 0, 2, 0)]
-            assert sum(again.values()), "with a disk all are kept"
+            for number in (0, 1, 0, 2):
+                story.ask(number)
+            again = story.ask_again(0)  # with a disk all are kept
             from_disk[placement] = again.get("disk", 0)
     assert from_disk["hot"] == 0 < from_disk["warm"]

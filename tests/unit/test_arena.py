@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from deep import DeepRig, chain, fill
 
 from stepwell.block.layout import MiB
 from stepwell.errors import IntegrityError
@@ -313,3 +314,17 @@ class TestArena(ArenaKit):
                 audit.arena(bench.arena, bench.slabs)
             mend()
         audit.arena(bench.arena, bench.slabs)
+
+
+def test_an_engine_that_writes_over_generations_does_not_end_the_well() -> None:
+    """The memory is shared, and all of its members may write to it."""
+    rig = DeepRig(2)
+    engine = rig.join()
+    fill(engine, chain(2))
+    rig.settle()
+    worker = engine.workers[0]
+    for number, mapping in worker._mappings.items():
+        mapping.bytes[: 8 * worker.shared[number].slots] = 255
+    fill(engine, chain(2, 100))
+    rig.settle()
+    assert engine.found(chain(2, 100)) == 2

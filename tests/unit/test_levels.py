@@ -141,7 +141,7 @@ def test_reads_leave_one_writer() -> None:
     engine.ask(chain(4))
     rig.turns()
     assert rig.level.reads.reading
-    fill(engine, chain(4, 100))
+    fill(engine, chain(4, 100), at_once=1)
     assert len(rig.level.writes.writing) == 1
     rig.faulty.faults = HEALTHY
     rig.faulty.release()

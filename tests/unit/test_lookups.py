@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, ROOM_S, ChunkGroup, Lookups, LookupVerdict
+from stepwell.engines.vllm.offloading.lookups import MAX_ROOM_S, MAX_ROUNDS, ROOM_S, ChunkGroup, Lookups, LookupVerdict
 
 HIT, MISS, RETRY = LookupVerdict.HIT, LookupVerdict.MISS, LookupVerdict.RETRY
 KEYS = [bytes([number]) * 32 + bytes(4) for number in range(4)]
@@ -119,3 +119,15 @@ def test_no_request_waits_for_room_for_ever() -> None:
         now += 0.25
         assert now < MAX_ROOM_S
     assert ROOM_S <= now <= ROOM_S + 0.5, "it ends with the first answer of after that time"
+
+
+def test_no_window_is_looked_for_without_room_for_ever() -> None:
+    """A window that ends farther back is asked for when one finds no room: of a long prompt there are many."""
+    now = 0.0
+    client = Answering(iter([(0, "pins")] * 10_000))
+    lookups = waiting(client, lambda: now, ChunkGroup(16, 4))
+    keys = [number.to_bytes(32, "big") + KEYS[0][32:] for number in range(1000)]
+    while any(lookups.lookup("r", key, 16) is RETRY for key in keys):
+        lookups.end_of_step()
+        now += 0.01
+        assert now < 2 * ROOM_S + 0.1 * MAX_ROUNDS

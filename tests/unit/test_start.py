@@ -18,6 +18,7 @@ from wells import PATIENCE, Recorder, eventually, home_apart, scheduler
 
 from stepwell.client import control, start
 from stepwell.client.finder import finder
+from stepwell.client.holder import Holder
 from stepwell.client.socket import SocketLink, dial
 from stepwell.config import Settings
 from stepwell.errors import AccessDenied, BackendDown, ConfigError
@@ -129,6 +130,13 @@ def test_a_well_that_we_only_joined_is_not_ours_to_start(home: Path) -> None:
     eventually(lambda: control.pid(home) is None)
     with pytest.raises(BackendDown, match="SW-505"):
         reach()
+
+
+def test_a_killed_well_may_let_go_of_its_home_last(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([Holder(None, 1), Holder(None, 1)])
+    monkeypatch.setattr(start, "holder_of", lambda home: next(seen, None))
+    assert start.find_or_start(home, WISHES).started
+    assert next(seen, None) is None
 
 
 def test_a_killed_well_leaves_a_socket_that_the_next_one_replaces(home: Path) -> None:

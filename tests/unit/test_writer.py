@@ -55,6 +55,19 @@ def test_each_policy_has_one_occasion(uses: int, host: int) -> None:
 # second_touch ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_is_written_with_its_prefix_queues_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DeepRig(3, write=SecondTouchWriting())
+    engine, digests = rig.join(), chain(8)
+    leases, _ = engine.reserve(digests)
+    engine.scheduler.say(m.Abandon(leases))  # it has been used once
+    added: list[object] = []
+    add = rig.level.writes.add
+    monkeypatch.setattr(rig.level.writes, "add", lambda entry: (added.append(entry), add(entry)))
+    fill(engine, digests, at_once=8)
+    rig.settle()
+    assert below(rig, engine, digests) == list(range(8)) and len(added) == 8
+
+
 @pytest.mark.parametrize("model", [Model(), TWO], ids=["one rank", "two ranks"])
 def test_what_is_asked_for_twice_is_written_and_nothing_else(model: Model) -> None:
     rig = DeepRig(3, write=SecondTouchWriting())

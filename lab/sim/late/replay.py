@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stepwell.client.patience import STALL_S
 from stepwell.hierarchy.levels.breaker import OVERDUE_S
-from stepwell.hierarchy.levels.speed import LATE_S, HealthyReads, LateReads
+from stepwell.hierarchy.levels.speed import HealthyReads, LateReads, allowance_s
 from stepwell.protocol.messages import MAX_ALLOWED_S
 
 READERS, ROUND_S, RATIO = 4, 0.008, 4
@@ -92,9 +92,7 @@ def today(device: Device, oldest_s: float, stake_s: float, takes_s: float) -> fl
 
 
 def by_stakes(device: Device, oldest_s: float, stake_s: float, takes_s: float) -> float:
-    """As `Level.allowance_s` has it."""
-    healthy_s = device.healthy.slowest_s
-    return STALL_S + (healthy_s if oldest_s > LATE_S + healthy_s else max(healthy_s, device.late.worth_s(stake_s)))
+    return STALL_S + allowance_s(device.healthy, device.late, oldest_s, stake_s)
 
 
 def most(device: Device, oldest_s: float, stake_s: float, takes_s: float) -> float:

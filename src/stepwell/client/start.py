@@ -33,6 +33,10 @@ from stepwell.errors import AccessDenied, BackendDown, StepwellError, as_error
 from stepwell.io.paths import Rendezvous, runtime_dir
 
 START_SECONDS = 15.0
+_DYING_S = 1.0
+"""Seconds that a well which was killed may hold its home longer than its socket's lock: the system closes its files
+one by one."""
+
 _POLL_SECONDS = 0.02
 _MAX_REPORT = 64 << 10
 _LOCK_TRIES = 100
@@ -151,14 +155,16 @@ def find_or_start(home: Path, options: Mapping[str, str | int | float], seconds:
     BackendDown SW-502 if it reports nothing in time.
     """
     place, listens = _seek(home)
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + seconds
     while not (listens or _listens(place.socket)):
         with lock(place.lock) as taken:
             if taken is not None:
-                if (well := holder_of(home)) is not None:
+                if (well := holder_of(home)) is None:
+                    _start(home, options, taken, deadline)
+                    return FoundWell(place.socket, started=True)
+                if time.monotonic() >= began + _DYING_S:
                     raise held_by(home, well)
-                _start(home, options, taken, deadline)
-                return FoundWell(place.socket, started=True)
         if time.monotonic() >= deadline:
             raise BackendDown(
                 "SW-502",

@@ -222,6 +222,7 @@ def _serves(engine: Offloading) -> bool:
     [
         ({"block_tokens": 64}, "SW-102", "vLLM's block_size"),
         ({"weights_id": 7}, "SW-102", "weights_id"),
+        ({"locality": "local"}, "SW-102", "LOCAL and REMOTE"),
         ({"disk_sise": {}}, "SW-102", "disk_sise"),
     ],
 )
@@ -231,6 +232,15 @@ def test_a_key_that_is_none(
     with caplog.at_level(logging.INFO), offloading(tmp_path, tier=tier) as engine:
         assert not _serves(engine)
     assert says in _inert(caplog, code)
+
+
+def test_a_start_that_fails_late_leaves_no_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    refused = patch("stepwell.engines.vllm.tier.RowTransfers", side_effect=RuntimeError("can't start new thread"))
+    with caplog.at_level(logging.INFO), open_well() as well, refused, offloading(tmp_path, well) as engine:
+        assert not _serves(engine)
+        assert well.stats()["sessions"] == 0
+    (line,) = [r.getMessage() for r in caplog.records if "inert" in r.getMessage()]
+    assert line.endswith("can't start new thread")
 
 
 def test_strict_refuses_to_start(tmp_path: Path) -> None:
@@ -268,16 +278,17 @@ def test_a_part_of_another_connector_has_no_tier(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "seed", "warned"), [("xxhash", "random", 1), ("xxhash", "0", 0), ("sha256_cbor", "random", 0)]
+    ("algorithm", "seed", "warned"), [("xxhash", None, 1), ("xxhash", "0", 0), ("sha256_cbor", None, 0)]
 )
 def test_hashes_that_differ_from_start_to_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: str, seed: str, warned: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: str, seed: str | None, warned: int
 ) -> None:
     def change(config: Any) -> None:
         config.cache_config.prefix_caching_hash_algo = algorithm
 
-    environment = patch.dict(os.environ, {"PYTHONHASHSEED": seed})
-    with environment, caplog.at_level(logging.INFO), open_well() as well:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {} if seed is None else {"PYTHONHASHSEED": seed}
+    with patch.dict(os.environ, environment, clear=True), caplog.at_level(logging.INFO), open_well() as well:
         with offloading(tmp_path, well, change=change) as engine:
             assert _serves(engine)
         assert well.stats().get("engine_cold_restarts", 0) == warned

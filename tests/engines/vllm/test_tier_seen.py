@@ -162,7 +162,7 @@ def test_a_decision_says_that_nothing_is_known_of_the_engine(tmp_path: Path) -> 
 
 
 def test_files_that_a_killed_engine_leaves_are_found_and_no_others(tmp_path: Path) -> None:
-    """With vLLM's own region, whose file a clean exit deletes."""
+    """Trap 15: with vLLM's own region, whose file a clean exit deletes."""
     name = f"stepwell-test-{os.getpid()}"
     ready, told_ready = os.pipe()
     child = os.fork()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -190,6 +191,17 @@ def test_no_exception_leaves_a_hook(tmp_path: Path, part: str) -> None:
         assert stats.reduce()["vllm:kv_offload_stepwell_errors:('1:stepwell', 'hook')"] > 0
 
 
+def test_a_store_whose_hook_fails_has_failed(tmp_path: Path) -> None:
+    """Trap 6, where a job is at stake: it is reported, or its rows would stay pinned."""
+    with offloading(tmp_path) as engine:
+        engine.tier.submit_store(SimpleNamespace(job_id=7))  # it lacks all that a job has
+        assert engine.tier.has_pending_work()
+        assert [(end.job_id, end.success) for end in engine.tier.get_finished_jobs()] == [(7, False)]
+        assert not engine.tier.has_pending_work()
+        stats = engine.manager.get_stats()
+        assert stats.reduce()["vllm:kv_offload_stepwell_errors:('1:stepwell', 'hook')"] > 0
+
+
 def test_every_job_is_reported_once(tmp_path: Path) -> None:
     """Trap 7: vLLM asserts it, keeps the rows pinned and the engine stepping until then."""
     with offloading(tmp_path) as engine:
@@ -330,7 +342,7 @@ def test_a_long_prompt_is_one_question(tmp_path: Path) -> None:
 
 
 def test_a_prompt_beyond_the_cpu_tier_is_no_livelock(tmp_path: Path) -> None:
-    """Trap 15, and vLLM's eviction: rows promoted for a request are evicted by its own next ones, over and over."""
+    """Beyond the list: rows promoted for a request are evicted by its own next ones, over and over."""
     keys = keys_of("a", 24)
     with open_well() as well:
         with offloading(tmp_path, well, rows=32) as engine:

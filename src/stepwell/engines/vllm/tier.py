@@ -83,7 +83,7 @@ class StepwellTier(SecondaryTierManager):
         have to be started. Raises only where `strict` asks for that."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         log_messages.adopt_engine_log("vllm")
-        self.locality = Locality(locality) if locality is not None else None
+        self.locality: Locality | None = None
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
@@ -98,13 +98,17 @@ class StepwellTier(SecondaryTierManager):
         if not is_tested(vllm.__version__):
             log_messages.untested("vLLM", vllm.__version__, TESTED)
         try:
+            self.locality = opening.locality(locality)
             self._open(opening.parse(given))
         except StepwellError as error:
+            self._leave()
             if given.get("strict") is True:
                 raise
             log.error("stepwell is inert, vLLM's offloading goes on without it: %s", error)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine, which must start
-            log.error("stepwell is inert, vLLM's offloading goes on without it: %s", lacking(error))
+            self._leave()
+            why = error if isinstance(error, OSError | RuntimeError) else lacking(error)
+            log.error("stepwell is inert, vLLM's offloading goes on without it: %s", why)
 
     def _open(self, wanted: ConnectorSettings) -> None:
         spec = self._offloading_spec
@@ -222,6 +226,11 @@ class StepwellTier(SecondaryTierManager):
         load = ended.job.load
         if load and self._lookups is not None:
             self._lookups.loaded(ended.job.request)
+        if ended.error is not None:
+            kind = "load" if load else "store"
+            self._limited.log(
+                logging.WARNING, kind, "stepwell: a %s failed: %s: %s", kind, type(ended.error).__name__, ended.error
+            )
         if ended.reason:
             self._missed(ended.reason)
         elif (missing := len(ended.job.keys) - len(ended.done)) > 0:
@@ -270,15 +279,19 @@ class StepwellTier(SecondaryTierManager):
     def shutdown(self) -> None:
         """Ends threads and session. When it returns, nothing here refers to vLLM's memory."""
         transfers, self._transfers, self._lookups = self._transfers, None, None
-        session, self._session = self._session, None
         if transfers is not None:
             transfers.close()
         self._primary_kv_view = memoryview(b"")
         _served.discard(self._offloading_spec)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Ends the session, if there is one. Raises nothing: vLLM would keep its memory for ever."""
+        session, self._session = self._session, None
         if session is not None:
             try:
                 session.close()
-            except Exception as error:  # noqa: BLE001 - vLLM would keep its memory for ever
+            except Exception as error:  # noqa: BLE001 - the boundary to the engine
                 self._caught("shutdown", error)
 
     # vLLM's /metrics --------------------------------------------------------------------------------------------------

@@ -88,8 +88,9 @@ class Slab:
         return self._generations[slot]
 
     def renew(self, slot: int) -> None:
-        """Begins a new generation: a process that still reads the slot's last content finds out after its copy."""
-        self._generations[slot] += 1
+        """Begins a new generation: a process that still reads the slot's last content finds out after its copy. Members
+        may write to this memory: whatever stands there has a next one."""
+        self._generations[slot] = (self._generations[slot] + 1) % (1 << 64)
         self.unused_since = None
 
     def forget_generations(self) -> None:

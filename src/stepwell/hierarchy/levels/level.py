@@ -23,7 +23,7 @@ from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import Breaker, State
 from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue
-from stepwell.hierarchy.levels.speed import LATE_S
+from stepwell.hierarchy.levels.speed import allowance_s
 from stepwell.hierarchy.levels.writes import AHEAD_S, NEAR_S, WRITERS, WriteQueue
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
@@ -94,10 +94,9 @@ class Level:
         costs it `stake_s`, as late ones come often enough, unless the tier seems to hang."""
         if not self.keeps:
             return 0.0
-        healthy_s = self.reads.healthy.slowest_s
-        if self._reads_breaker.state is not State.CLOSED or self._reads_breaker.oldest_s > LATE_S + healthy_s:
-            return healthy_s
-        return max(healthy_s, self.reads.late.worth_s(stake_s))
+        if self._reads_breaker.state is not State.CLOSED:
+            return self.reads.healthy.slowest_s
+        return allowance_s(self.reads.healthy, self.reads.late, self._reads_breaker.oldest_s, stake_s)
 
     @property
     def next_moment(self) -> float | None:

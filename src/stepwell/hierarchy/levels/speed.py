@@ -77,3 +77,12 @@ class LateReads:
         those that wait for reads that do not come, where the others save as much. One of either kind is assumed that
         nobody has seen. At most MAX_ALLOWED_S."""
         return min(MAX_ALLOWED_S, stake_s * (self._came + 1) / (self._missed + 1))
+
+
+def allowance_s(healthy: HealthyReads, late: LateReads, oldest_s: float, stake_s: float) -> float:
+    """Seconds that a block is worth waiting for in addition to the usual patience: as long as healthy reads take or, if
+    giving up costs `stake_s`, as late ones come often enough. A tier whose oldest read under way began `oldest_s`
+    seconds ago, longer than any late or healthy one takes, seems to hang: then late ones do not count."""
+    if oldest_s > LATE_S + healthy.slowest_s:
+        return healthy.slowest_s
+    return max(healthy.slowest_s, late.worth_s(stake_s))

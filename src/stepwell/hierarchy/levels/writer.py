@@ -64,8 +64,12 @@ class Writer:
         for entry in run:
             if self._tier.lookup(entry.id):
                 self._tier.touch(entry.id)
-            elif self._policy.at_spill(entry.history.uses):
-                new += self._missing(entry) if self._selective else [entry]
+            elif not self._policy.at_spill(entry.history.uses):
+                continue
+            elif self._selective:
+                self._write(self._missing(entry))  # at once: what is queued is not missing for the next one
+            else:
+                new.append(entry)
         self._write(new)
 
     def promoted(self, entry: Entry) -> None:

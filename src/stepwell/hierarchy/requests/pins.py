@@ -55,7 +55,7 @@ class Pins:
         return next(_streams(session), None) is request
 
     def fit(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
-        """So many more bytes may be pinned, whosoever they are."""
+        """So many more bytes may be pinned, whichever request wants them."""
         would = self._arena.pinned_bytes + nbytes
         return would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
 

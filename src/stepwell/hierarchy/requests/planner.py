@@ -143,7 +143,9 @@ class RecallPlanner:
     def gives_up(self, request: RecallRequest, stake_s: float) -> None:
         """The request waits for its next block no more, which costs it `stake_s`."""
         if request.landed < len(request.pinned):
-            self._given_up.setdefault(request.pinned[request.landed], []).append((self._clock.now(), stake_s))
+            given_up = self._given_up.setdefault(request.pinned[request.landed], [])
+            if len(given_up) < MAX_GIVEN_UP:
+                given_up.append((self._clock.now(), stake_s))
             if len(self._given_up) > MAX_GIVEN_UP:
                 self._given_up.popitem(last=False)
 

@@ -18,13 +18,10 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
-from stepwell.hierarchy.sessions.session import Fill, Session, SessionPhase
+from stepwell.hierarchy.sessions.session import NAMED, Fill, Session, SessionPhase
 from stepwell.hierarchy.work import SLAB_WAIT_S, Work, WorkStep
 from stepwell.policies.placement.base import Destination
 from stepwell.protocol.messages import Granted, Reserve
-
-AT_ONCE = 32
-"""Blocks that are named together."""
 
 
 class Spills:
@@ -111,8 +108,8 @@ class Spills:
         """The ids of these blocks, of which the first has so many before it. A few at a time, the use of those that are
         not here is noted, before any of them is taken."""
         first = True
-        for at in range(0, len(digests), 32 * AT_ONCE):
-            ids = origin.names(digests[at : at + 32 * AT_ONCE])
+        for at in range(0, len(digests), 32 * NAMED):
+            ids = origin.names(digests[at : at + 32 * NAMED])
             found = [self._index.find(id) for id in ids]
             absent = {
                 id: depth + place

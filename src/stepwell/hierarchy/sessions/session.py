@@ -20,7 +20,7 @@ from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 NAMED = 32
-"""Blocks of a request that are named together: what is done to them is a slice of work."""
+"""Blocks that are named together: what is done to them is a slice of work."""
 
 Engine = tuple[int, str, str]
 """The user it runs as, its tenant, and its own name for itself: no process speaks for an engine of another user or

@@ -7,5 +7,6 @@ memory and a well, from the scheduler's process:
     lookup ──► lookups: one question to the well per run of keys ──► HIT
     submit_load, submit_store ──► transfers: threads copy between slots and rows ──► get_finished_jobs
 
-`tier` (one level up) is the class that vLLM makes; it holds no logic of its own but that no exception leaves it.
+`tier` (one level up) is the class that vLLM makes: it translates between vLLM's types and these, counts for vLLM's
+metrics and events, and lets no exception out.
 """

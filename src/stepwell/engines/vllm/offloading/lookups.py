@@ -81,8 +81,8 @@ class KeyRun:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroup:
-    """A cache group of the engine. `tokens`: in a chunk. `window`: how many chunks at the end of a prefix a load needs;
-    None: all of the prefix."""
+    """A cache group of the engine. `tokens`: how many a chunk has. `window`: how many chunks at the end of a prefix a
+    load needs; None: all of the prefix."""
 
     tokens: int = 0
     window: int | None = None
@@ -339,7 +339,7 @@ class Lookups:
                 group.closed.update(run.keys)
                 group.run = None
         elif run.blocks >= 0 and (run.blocks == 0 or self._clock() - run.settled_at >= HELD_S):
-            group.rounds -= run.blocks == 0 and run.reason in _ROOM
+            group.rounds -= run.blocks == 0 and run.reason in _ROOM and self._may_wait(request)
             self._client.release(run.ask)
             group.run = None
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.v1.kv_offload.base import Locality
+
 from stepwell.block.facts import digest_of
 from stepwell.block.frame import MAX_PAYLOAD
 from stepwell.client import scheduler, worker
@@ -67,6 +69,19 @@ def of_callers(kind: type[T]) -> T | None:
     return None
 
 
+def locality(given: object) -> Locality | None:
+    """The tier's key `locality`, which is vLLM's. Raises ConfigError."""
+    known = [member.value for member in Locality]
+    if given is None or given in known:
+        return None if given is None else Locality(given)
+    raise ConfigError(
+        "SW-102",
+        what=f"secondary_tiers: locality = {given!r}",
+        why=f"vLLM knows {' and '.join(known)}",
+        fix="use one of these, or leave it out",
+    )
+
+
 def parse(given: Mapping[str, Any]) -> ConnectorSettings:
     """The tier's keys but those that vLLM knows itself. Raises ConfigError."""
     for key in _CONNECTORS_ONLY:
@@ -108,7 +123,7 @@ def unsupported(config: VllmConfig) -> StepwellError | None:
 def unseeded(config: VllmConfig) -> IdentityMismatch | None:
     """Why no later start finds what this one stores; None: it does."""
     algorithm = str(config.cache_config.prefix_caching_hash_algo)
-    if algorithm.startswith("sha256") or os.environ.get("PYTHONHASHSEED", "random") != "random":
+    if algorithm.startswith("sha256") or "PYTHONHASHSEED" in os.environ:
         return None
     return IdentityMismatch(
         "SW-408",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from stepwell.client.questions import SlotRefs, Spill
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
+from stepwell.client.streams import Stream
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.vllm.offloading.lookups import LoadPart, digest_of_key, group_of
 from stepwell.errors import IntegrityError
@@ -61,13 +62,14 @@ class RowJob:
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """What became of a job. `done`: the keys whose bytes were copied, or are in the well already. `reason`: why chunks
-    of a load have not come; "" if those that are not done have failed otherwise."""
+    of a load have not come; "" if those that are not done have failed otherwise. `error`: what ended it early."""
 
     job: RowJob
     done: tuple[bytes, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
     reason: str = ""
+    error: BaseException | None = None
 
     @property
     def complete(self) -> bool:
@@ -76,12 +78,15 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What a job copies of a run: `blocks` of it from `first` on, each wanted one to its key's row."""
+    """What a job copies of a run: `blocks` of it from `first` on, each wanted one to its key's row. All of them have
+    landed, or they come by the `stream` of a transfer."""
 
     part: LoadPart
     wanted: dict[int, tuple[bytes, int]]
     first: int
     blocks: int
+    transfer: int = 0
+    stream: Stream | None = None
 
 
 class RowTransfers:
@@ -112,9 +117,8 @@ class RowTransfers:
 
     def submit_load(self, job: RowJob, parts: Sequence[LoadPart]) -> None:
         streamed = any(part.run.streams for part in parts)
-        began = time.monotonic()
         try:
-            self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(job, parts, began))
+            self._submit(self._readers if streamed else self._loaders, job, lambda: self._load(job, parts))
         except BaseException:
             for part in parts:
                 self._client.release(part.ask)
@@ -131,9 +135,10 @@ class RowTransfers:
         self._count(1, len(job.keys), job.load)
 
         def over(future: Future[Copied]) -> None:
-            failed = future.cancelled() or future.exception() is not None
+            error = None if future.cancelled() else future.exception()
+            failed = future.cancelled() or error is not None
             done, nbytes, reason = ([], 0, "") if failed else future.result()
-            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began, reason))
+            self._results.put(JobEnd(job, tuple(done), nbytes, time.monotonic() - began, reason, error))
             self._count(-1, -len(job.keys), job.load)
 
         try:
@@ -176,23 +181,39 @@ class RowTransfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, job: RowJob, parts: Sequence[LoadPart], began: float) -> Copied:
+    def _load(self, job: RowJob, parts: Sequence[LoadPart]) -> Copied:
+        """All streams of the job begin before the first copy: their blocks land meanwhile."""
         loaded: list[bytes] = []
-        reasons = []
         with ExitStack() as ends:
             for part in parts:
                 ends.callback(self._client.release, part.ask)  # unless it was recalled
-            for part in parts:
-                if wanted := part.rows(job.keys, job.rows):
-                    first, end = min(wanted), max(wanted) + 1
-                    reasons.append(self._copy(_Copy(part, wanted, first, end - first), began, loaded))
+            copies = [copy for part in parts if (copy := self._begun(job, part, ends)) is not None]
+            reasons = [self._copy(copy, loaded) for copy in copies]
         return loaded, len(loaded) * self._chunk_bytes, next(filter(None, reasons), "")
 
-    def _copy(self, copy: _Copy, began: float, loaded: list[bytes]) -> str:
+    def _begun(self, job: RowJob, part: LoadPart, ends: ExitStack) -> _Copy | None:
+        """What the job wants of this run, if anything."""
+        wanted = part.rows(job.keys, job.rows)
+        if not wanted:
+            self._client.release(part.ask)
+            return None
+        first, end = min(wanted), max(wanted) + 1
+        if part.ask.blocks >= end:
+            return _Copy(part, wanted, first, end - first)
+        transfer, limits = self._client.stream(part.ask, first, end - first)
+        ends.callback(self._stream_ended, part.ask.session, transfer)
+        stream = ends.enter_context(self._worker.stream(part.ask.session, transfer, limits))
+        return _Copy(part, wanted, first, end - first, transfer, stream)
+
+    def _stream_ended(self, session: int, transfer: int) -> None:
+        self._worker.recalled(session, [transfer])
+        self._client.stream_ended(transfer)
+
+    def _copy(self, copy: _Copy, loaded: list[bytes]) -> str:
         """Appends the keys that were loaded to `loaded`; why not all of the run came."""
         with self._worker.copying() as hold:
-            if copy.part.ask.blocks < copy.first + copy.blocks:
-                return self._copy_stream(hold, copy, began, loaded)
+            if copy.stream is not None:
+                return self._copy_stream(hold, copy, copy.stream, loaded)
             self._copy_landed(hold, copy, loaded)
             return ""
 
@@ -204,25 +225,17 @@ class RowTransfers:
         finally:
             self._worker.recalled(ask.session, [transfer])
 
-    def _copy_stream(self, hold: Hold, copy: _Copy, began: float, loaded: list[bytes]) -> str:
-        """The limits of its wait count from the beginning of the job."""
-        session, at = copy.part.ask.session, 0
-        transfer, limits = self._client.stream(copy.part.ask, copy.first, copy.blocks)
-        limits = replace(limits, total_s=limits.total_s - (time.monotonic() - began))
-        try:
-            with self._worker.stream(session, transfer, limits) as stream:
-                while at < copy.blocks:
-                    over = "too_slow" if self._hurried.is_set() else stream.over
-                    refs = stream.next(0.0 if over else _LOOK_S)
-                    if refs is not None:
-                        at += self._copy_out(hold, copy, at, refs, loaded)
-                        self._worker.copied(session, transfer, at)
-                    elif over:
-                        return over
-            return ""
-        finally:
-            self._worker.recalled(session, [transfer])
-            self._client.stream_ended(transfer)
+    def _copy_stream(self, hold: Hold, copy: _Copy, stream: Stream, loaded: list[bytes]) -> str:
+        at = 0
+        while at < copy.blocks:
+            over = "too_slow" if self._hurried.is_set() else stream.over
+            refs = stream.next(0.0 if over else _LOOK_S)
+            if refs is not None:
+                at += self._copy_out(hold, copy, at, refs, loaded)
+                self._worker.copied(copy.part.ask.session, copy.transfer, at)
+            elif over:
+                return over
+        return ""
 
     def _copy_out(self, hold: Hold, copy: _Copy, at: int, refs: SlotRefs, loaded: list[bytes]) -> int:
         """Copies blocks from the `at`th of the transfer on; how many these are. Appends the keys of those that were
