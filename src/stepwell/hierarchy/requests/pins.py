@@ -44,7 +44,7 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        if not self._arena.pins or self.fit(session, request, nbytes):
+        if not self._arena.pins or self.fit(session, nbytes):
             return True
         return self._goes_on(session, request)
 
@@ -54,10 +54,14 @@ class Pins:
             return False
         return next(_streams(session), None) is request
 
-    def fit(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
-        """So many more bytes may be pinned, whichever request wants them."""
-        would = self._arena.pinned_bytes + nbytes
-        return would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
+    def fit(self, session: Session, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whichever request wants them: they are within the share, and of the slots
+        for blocks of this model enough are left for a few."""
+        assert session.owner is not None
+        holding = self._arena.holdings[session.owner]
+        left = holding.slots - (holding.pinned_bytes + nbytes) // session.owner.slot_bytes
+        fits = self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
+        return fits and left >= AT_LEAST * session.shards
 
     def make_room(self, session: Session, request: RecallRequest) -> bool:
         """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
@@ -71,28 +75,12 @@ class Pins:
                 entry = entry.parent
         return False
 
-    def _leaves_slots(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
-        """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
-        ones, or all but their share. A session's oldest stream may have all while nobody else has pins: it goes on
-        whatever is left, and the more is under way the better."""
-        assert session.owner is not None
-        holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
-        few = AT_LEAST * session.shards
-        if holding.free > few or not holding.pinned or not slots:
-            return True
-        if next(_streams(session), None) is request and not self.others(request):
-            return True
-        stride = holding.slabs[0].layout.stride
-        return (holding.pinned + slots) * stride <= min(self._share * holding.nbytes, holding.nbytes - few * stride)
-
-    def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
-        """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
-        that may be beside what the tier is asked for at a time. Blocks behind them pass: each is copied and makes room
-        for the next."""
-        most = int(self._share * self._host_bytes)
-        if min(request.known, request.most) * nbytes <= most:
-            return request.blocks
-        return max(0, most - level.reads.in_flight) // nbytes
+    def passes(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """The next block of the request's run, which may not be pinned all together, is not of its head: as much as may
+        be pinned beside what the tier is asked for at a time. It is copied and makes room for the next."""
+        most, at = self._share * self._host_bytes, len(request.pinned)
+        known = min(request.known, request.most)
+        return known * nbytes > most and (at + 1) * nbytes > most - level.reads.in_flight
 
     def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
         """As much of the run is under way as keeps the tier busy, of small host memory half of what may be pinned, and

@@ -294,7 +294,7 @@ class Recalls:
             request.landed = min(request.landed, request.most)
         if len(session.transfers[message.transfer].missing) < len(session.workers):
             self._cut(request, request.landed, "gave_way")
-        self._work.add(self._growth.let_pass(request), *self._again({request: session}))
+        self._work.add(*self._again({request: session}))
 
     def piece_copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
         """This rank has copied the first `blocks` of a stream."""
