@@ -108,8 +108,9 @@ class RunGrowth:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return Obstacle("mapping", True)
-        if not self._pins.room(session, request, 0 if entry.pins else entry.nbytes):
-            return self._no_pins(session, request)
+        nbytes = 0 if entry.pins else entry.nbytes
+        if not self._pins.room(session, request, nbytes):
+            return self._no_pins(session, request, nbytes)
         return None
 
     def _promote(
@@ -132,7 +133,7 @@ class RunGrowth:
         assert owner is not None
         nbytes = owner.slot_bytes * shards
         if not self._pins.room(session, request, nbytes):
-            return self._no_pins(session, request)
+            return self._no_pins(session, request, nbytes)
         if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return Obstacle("mapping", True)
         if request.weighed is None or request.extended:
@@ -162,12 +163,12 @@ class RunGrowth:
             self._uses.note(session, {id: depth}, first=not request.counted)
             request.counted = depth + 1
 
-    def _no_pins(self, session: Session, request: RecallRequest) -> Obstacle:
+    def _no_pins(self, session: Session, request: RecallRequest, nbytes: int) -> Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""
         if request.weighed is None or request.extended:
             return UNWEIGHED  # as a stream it may be had without
         assert session.owner is not None
-        if self._slabs.grows(session.owner):
+        if self._pins.in_share(nbytes) and self._slabs.grows(session.owner):
             return Obstacle("mapping", True)
         self._pins.ask_way(session, request)
         return Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))

@@ -60,8 +60,11 @@ class Pins:
         assert session.owner is not None
         holding = self._arena.holdings[session.owner]
         left = holding.slots - (holding.pinned_bytes + nbytes) // session.owner.slot_bytes
-        fits = self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
-        return fits and left >= AT_LEAST * session.shards
+        return self.in_share(nbytes) and left >= AT_LEAST * session.shards
+
+    def in_share(self, nbytes: int) -> bool:
+        """So many more bytes are within the share."""
+        return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
     def make_room(self, session: Session, request: RecallRequest) -> bool:
         """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
