@@ -156,7 +156,7 @@ def _streams(world: World) -> None:
                     world.recall(engine, request)
         settle(world)
         for request in requests:
-            if request.phase is not Phase.ENDED and _has_slots(world):
+            if request.phase is not Phase.ENDED:
                 raise Violation("hits", f"a stream of {request.offered} blocks waits for nothing")
             at = request.first + request.good
             if (
@@ -167,13 +167,6 @@ def _streams(world: World) -> None:
                 came = f"{request.good} of {request.offered - request.first} blocks"
                 raise Violation("hits", f"{came} of a stream have come in fair weather: {sorted(request.ended)}")
             world.seen["streams in fair weather"] += bool(request.ended)
-
-
-def _has_slots(world: World) -> bool:
-    """Not all blocks in memory are pinned: those that may be are too many where slots are larger than what they hold.
-    Then streams wait for their limits."""
-    assert world.life is not None
-    return any(not entry.pins for entry in world.life.hierarchy.arena.entries())
 
 
 def _is_there(world: World, request: Request, at: int) -> bool:

@@ -646,7 +646,7 @@ def test_a_tier_is_asked_for_a_block_however_slow_it_is() -> None:
     engine = rig.join()
     for _ in range(16):
         rig.level.reads.speed.read(4096, 1e5, 1.0)
-    assert rig.level.reads._in_flight() < 2
+    assert rig.level.reads.in_flight < 2
     ticket = engine.ask(chain(4), recall="always")
     rig.settle()
     assert len(engine.answer(ticket).refs) == 4

@@ -43,7 +43,8 @@ class Sums:
 @dataclass(slots=True)
 class Holding:
     """Slabs and blocks of one owner. `roomy`: its serving slabs with free slots, by number. `free`: slots in them.
-    `making`: a slab is being populated for it. `present`: an engine of it is connected."""
+    `making`: a slab is being populated for it. `present`: an engine of it is connected. `pinned_bytes`: of its blocks
+    with pins."""
 
     residents: Residents
     slabs: list[Slab] = field(default_factory=list)
@@ -51,6 +52,12 @@ class Holding:
     free: int = 0
     making: bool = False
     present: bool = True
+    pinned_bytes: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Slots of its serving slabs, which are all alike."""
+        return len(self.slabs) * self.slabs[0].layout.slots if self.slabs else 0
 
     @property
     def over(self) -> bool:
@@ -178,10 +185,12 @@ class Arena:
         members: frozenset[int],
         *,
         passing: bool = False,
+        displaces: bool = True,
     ) -> Entry | None:
         """A FILLING entry with `shards` populated slots in slabs that all `members` have mapped; None if there is no
         room. Evicts the owner's blocks where needed, the next to go first. One that was never asked for is so now.
-        `passing`: it is to leave before all that the policy ranks."""
+        `passing`: it is to leave before all that the policy ranks. `displaces`: it may take the place of one of these,
+        not only of what has passed."""
         holding = self.holdings.get(owner)
         if holding is None:
             return None
@@ -192,7 +201,7 @@ class Arena:
             slab = next((s for s in holding.roomy.values() if members <= s.mapped), None)
             if slab is not None:
                 slots.append((slab, holding.take(slab)))
-            elif not self._evict(holding, members):
+            elif not self._evict(holding, members, displaces):
                 for taken, slot in slots:
                     holding.put(taken, slot)
                 if parent is not None:
@@ -209,10 +218,12 @@ class Arena:
         self.sums.filling += 1
         return entry
 
-    def _evict(self, holding: Holding, members: frozenset[int]) -> bool:
+    def _evict(self, holding: Holding, members: frozenset[int], displaces: bool) -> bool:
         """Drops one block. False when none can go (or none would free a slot that these members can use)."""
         victim = holding.residents.next()
-        if victim is None or not all(members <= s.mapped for s, _ in victim.slots):
+        if victim is None or not (displaces or victim.history.passing):
+            return False
+        if not all(members <= s.mapped for s, _ in victim.slots):
             return False
         self.drop(victim, "evicted")
         return True
@@ -231,7 +242,7 @@ class Arena:
         self.sums.filling -= 1
         if entry.pins:  # of requests that do not know yet
             self.pins -= entry.pins
-            self.pinned_bytes -= entry.nbytes
+            self._count_pinned(entry, -entry.nbytes)
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
@@ -290,23 +301,35 @@ class Arena:
         return self._moment
 
     def pin(self, *run: Entry) -> None:
+        """Pins these blocks of one owner."""
+        nbytes = 0
         for entry in run:
             if not entry.pins:
-                self.pinned_bytes += entry.nbytes
+                nbytes += entry.nbytes
             entry.pins += 1
         self.pins += len(run)
+        if nbytes:
+            self._count_pinned(run[0], nbytes)
 
     def unpin(self, *run: Entry) -> None:
-        """Ends a pin of each, unless it has ended with the block."""
+        """Ends a pin of each, unless it has ended with the block. They are of one owner."""
+        nbytes = 0
         for entry in run:
             if entry.state is BlockState.ABSENT:
                 continue
             entry.pins -= 1
             self.pins -= 1
             if not entry.pins:
-                self.pinned_bytes -= entry.nbytes
+                nbytes += entry.nbytes
                 if not entry.children or entry.state is BlockState.DRAINING:
                     self._settle(entry)
+        if nbytes:
+            self._count_pinned(run[0], -nbytes)
+
+    def _count_pinned(self, entry: Entry, nbytes: int) -> None:
+        """So many more bytes are pinned, of blocks of this one's owner."""
+        self.pinned_bytes += nbytes
+        self.holdings[entry.slots[0][0].owner].pinned_bytes += nbytes
 
     def lease(self, *run: Entry) -> None:
         for entry in run:

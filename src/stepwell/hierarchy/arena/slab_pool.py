@@ -277,6 +277,11 @@ class SlabPool:
         coming = holding.making or bool(holding.roomy)
         return coming and not any(members <= slab.mapped for slab in holding.roomy.values())
 
+    def grows(self, owner: Owner) -> bool:
+        """A slab is being made for the owner. Starts making one where it is short of slots and `host` has room."""
+        self.populate(owner)
+        return self._holdings[owner].making
+
     def next_to_go(self, nbytes: int) -> list[Entry]:
         """About which blocks each owner would lose if so many more bytes came for it: none where there is room. At most
         MAX_NEXT of each."""

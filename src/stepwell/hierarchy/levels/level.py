@@ -28,7 +28,6 @@ from stepwell.hierarchy.levels.writes import AHEAD_S, NEAR_S, WRITERS, WriteQueu
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.placement.base import Destination
 from stepwell.tiers.base import SharedTier, Tier
 
 CALM_S = 1.0
@@ -150,16 +149,15 @@ class Level:
         parent: Entry | None,
         order: int,
         *,
-        passes: bool = False,
+        passing: bool = False,
+        displaces: bool = True,
     ) -> Entry | None:
         """A block of the arena that is being filled from the tier; None: there is no room. `order`: its request's place
-        in the engine's queue, or UNAWAITED. `passes`: it is to leave before others, whatever it is worth."""
+        in the engine's queue, or UNAWAITED. `passing` and `displaces` are those of `Arena.reserve`."""
         assert session.owner is not None
-        owner, shards = session.owner, session.shards
-        passing = passes
-        if order != UNAWAITED and not passes:
-            passing = self._arena.place(owner, id, shards, below=True) is not Destination.HOT
-        entry = self._arena.reserve(owner, id, parent, shards, session.copiers, passing=passing)
+        entry = self._arena.reserve(
+            session.owner, id, parent, session.shards, session.copiers, passing=passing, displaces=displaces
+        )
         if entry is not None:
             entry.origin = origin
             self._index.add(entry)

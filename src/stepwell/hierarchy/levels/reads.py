@@ -144,12 +144,12 @@ class ReadQueue:
         """Gives the tier as much to read as it should have."""
         self.stale = False
         while self._breaker.admits and self._line and len(self.reading) < self._max_reading:
-            if self.reading and self._reading_bytes >= self._in_flight():
+            if self.reading and self._reading_bytes >= self.in_flight:
                 break
             self._read()
 
     def _read(self) -> None:
-        most = min(max(MIN_BATCH, min(MAX_BATCH, self.waiting_bytes // self._max_reading)), self._in_flight() // 2)
+        most = min(max(MIN_BATCH, min(MAX_BATCH, self.waiting_bytes // self._max_reading)), self.in_flight // 2)
         batch: list[Entry] = []
         nbytes = 0
         while self._line and (not batch or nbytes < most):
@@ -220,7 +220,8 @@ class ReadQueue:
         tier.probe(ids, answered)
         return True
 
-    def _in_flight(self) -> int:
+    @property
+    def in_flight(self) -> int:
         """Bytes that the tier is asked for at a time: what it reads in about AHEAD_S. If more were asked of a slow
         tier, all of it would land late and at once, and to requests the tier would seem to hang. While its speed is not
         known, twice as much with each read that has ended."""

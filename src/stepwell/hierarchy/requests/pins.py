@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stepwell.block.state import BlockState
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
 from stepwell.hierarchy.work import Work
@@ -43,21 +44,53 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        if not self._arena.pins or self.fit(nbytes):
+        if not self._arena.pins or self.fit(session, nbytes):
             return True
+        return self._goes_on(session, request)
+
+    def _goes_on(self, session: Session, request: RecallRequest) -> bool:
+        """It is the session's oldest stream and has little under way."""
         if not request.transfer or len(request.pinned) - request.freed >= AT_LEAST:
             return False
-        streams = (t.stream.request for t in session.transfers.values() if t.stream is not None)
-        return next(streams, None) is request
+        return next(_streams(session), None) is request
 
-    def fit(self, nbytes: int) -> bool:
-        """So many more bytes may be pinned, whichever request wants them."""
+    def fit(self, session: Session, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whichever request wants them: they are within the share, and of the slots
+        for blocks of this model enough are left for a few."""
+        assert session.owner is not None
+        holding = self._arena.holdings[session.owner]
+        left = holding.slots - (holding.pinned_bytes + nbytes) // session.owner.slot_bytes
+        return self.in_share(nbytes) and left >= AT_LEAST * session.shards
+
+    def in_share(self, nbytes: int) -> bool:
+        """So many more bytes are within the share."""
         return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
-    def passes(self, at: int, nbytes: int) -> bool:
-        """The block at this place of a run is one of those that cannot be pinned together with all before it: it is
-        copied and then makes room for the next."""
-        return (at + 1) * nbytes > self._share * self._host_bytes
+    def make_room(self, session: Session, request: RecallRequest) -> bool:
+        """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
+        behind it alone, the last of its run. False: there is none."""
+        for stream in _streams(session) if self._goes_on(session, request) else ():
+            entry = stream.pinned[stream.freed - 1] if stream.freed else None
+            while entry is not None:
+                if entry.state is BlockState.RESIDENT and not (entry.pins or entry.leases):
+                    self._arena.drop(entry, "evicted")
+                    return True
+                entry = entry.parent
+        return False
+
+    def passes(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """The next block of the request's run, which may not be pinned all together, is not of its head: as much as may
+        be pinned beside what the tier is asked for at a time. It is copied and makes room for the next."""
+        most, at = self._share * self._host_bytes, len(request.pinned)
+        known = min(request.known, request.most)
+        return known * nbytes > most and (at + 1) * nbytes > most - level.reads.in_flight
+
+    def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """As much of the run is under way as keeps the tier busy, of small host memory half of what may be pinned, and
+        a few blocks at least: for more of what passes, nothing is to be displaced that the policy ranks."""
+        ended = request.freed if request.transfer else request.landed
+        window = min(level.reads.in_flight, int(self._share * self._host_bytes) // 2)
+        return (len(request.pinned) - ended + 1) * nbytes > max(AT_LEAST * nbytes, window)
 
     def others(self, request: RecallRequest) -> bool:
         """True if other requests have pins, which will end."""
@@ -124,3 +157,8 @@ class Pins:
         for entry in run:
             if entry.state is BlockState.FILLING and not entry.pins:
                 self._stack.unwanted(entry)
+
+
+def _streams(session: Session) -> Iterator[RecallRequest]:
+    """The requests that are streams, the oldest first."""
+    return (transfer.stream.request for transfer in session.transfers.values() if transfer.stream is not None)
