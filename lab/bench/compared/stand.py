@@ -30,9 +30,15 @@ class Stand:
         self.system = system
         self._shape = shape
         self._config = EngineConfig(
-            model, shape.page, shape.pool_pages, shape.max_model_len, system.connector, env=system.env
+            model,
+            shape.page,
+            shape.pool_pages,
+            shape.max_model_len,
+            system.connector,
+            env=system.env,
+            extra=system.extra,
         )
-        self._log = log
+        self.log = log
         self.shared_memory_left = 0
         """Bytes in named shared memory that killed engines left behind, and that were removed."""
         self.engine = self._start()
@@ -89,7 +95,7 @@ class Stand:
 
     def _start(self) -> EngineProcess:
         try:
-            engine = EngineProcess.start(self._config, self._log)
+            engine = EngineProcess.start(self._config, self.log)
             try:
                 if self.system.connector is not None:
                     engines.warm_up(engine, self._shape.page)
