@@ -75,7 +75,7 @@ def run(quick: bool) -> Result:
     ):
         turns = _turns(model, size, folder, step)
     remarks = [
-        f"{size.tokens:,} tokens of {TOKEN_BYTES >> 10} KiB, engine page {PAGE}, blocks of 4 MiB, sealed; dummy weights "
+        f"{size.tokens:,} tokens of {TOKEN_BYTES >> 10} KiB, engine page {PAGE}, sealed blocks of 4 MiB; dummy weights "
         f"in the shape {SHAPE}; host tier of {HOST_BYTES // MIB} MiB; one request at a time, bf16, default processes"
     ]
     return Result("oversize", rows(turns, size.tokens), {"repetitions": len(turns)}, remarks)
@@ -130,6 +130,7 @@ def _turns(model: Path, size: Size, folder: Path, step: Callable[[str], None]) -
             for name in order((LIMIT, DISK), repetition):
                 with halted(stand for other, stand in stands.items() if other != name):
                     answers[name] = _asked(stands[name], prompt)
+            assert answers[LIMIT].cached_tokens == size.tokens, "its pool holds the context"
             with halted(stands.values()):
                 bare_s = bare.read_s(size.tokens * TOKEN_BYTES)
             turns.append(Turn(answers[LIMIT].ttft_s, bare_s, answers[DISK].ttft_s, _recalled(answers[DISK])))

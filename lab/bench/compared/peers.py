@@ -4,8 +4,8 @@ The demo's workload: documents of 2,000 to 2,900 tokens, each asked about in tur
 third of them, so that every question is a recall; the limit is an engine whose pool holds them all, so that every
 question is an engine hit. All systems' engines live side by side, and all but the one that is asked are halted
 (SIGSTOP): in each repetition each is asked about all documents, one at a time and several at a time, in rotated order.
-Before every pass the page cache of a system's files is dropped. After the limit's pass as many bytes as each of its hits
-had are read from a bare file, with O_DIRECT and by as many threads as a well has. At the end engines and wells of the
+Before every pass the page cache of a system's files is dropped. After the limit's pass as many bytes as its hits had
+are read from a bare file, with O_DIRECT and by as many threads as a well has. At the end engines and wells of the
 systems with a disk are killed and started again, with nothing left but their files.
 """
 
