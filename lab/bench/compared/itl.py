@@ -85,13 +85,13 @@ def run(quick: bool, names: Sequence[str] = (HOST, DISK)) -> Result:
     for name in systems.check(names):
         if name not in (HOST, DISK):
             continue
-        pairs, kv_token, streamed = _pairs(name, size)
+        pairs, kv_token, streams = _pairs(name, size)
         found = rows(name, pairs, kv_token)
         rows_ += found
         counts[f"pairs_{name}"] = sum(pair.fair for pair in pairs)
         counts[f"dropped_{name}"] = sum(not pair.fair for pair in pairs)
         counts[f"recalls_{name}"] = size.documents * size.pairs
-        counts[f"streamed_{name}"] = streamed
+        counts[f"whole_streams_{name}"], counts[f"short_streams_{name}"] = streams
     remarks = [
         f"{RUNNING} running requests of {TOKENS} tokens; {size.documents} documents of 2,000 to 2,900 tokens, one in "
         f"{EVERY} engine steps, page {PAGE}, bf16, default processes; page cache of the disk's files dropped before",
@@ -127,8 +127,8 @@ def _median(seconds: Sequence[float]) -> stats.Estimate:
     return stats.median(seconds).times(1e3)
 
 
-def _pairs(name: str, size: Size) -> tuple[list[Pair], int, int]:
-    """The pairs, the bytes of a token's KV, and how many of their recalls were streamed."""
+def _pairs(name: str, size: Size) -> tuple[list[Pair], int, tuple[int, int]]:
+    """The pairs, the bytes of a token's KV, and how many of their recalls were streamed, whole and short."""
     progress = suitable_progress()
     model = models.prepare(None, progress)
     kv_token = models.kv_bytes_per_token(models.read_config(model))
@@ -151,8 +151,10 @@ def _pairs(name: str, size: Size) -> tuple[list[Pair], int, int]:
             forget(stand)
             _half(stand, prompts)  # the first recall of all
             step("computed and recalled")
-            before = _streamed(stand)
-            return _asked(stand, prompts, size.pairs, step), kv_token, _streamed(stand) - before
+            before = stand.streams()
+            pairs = _asked(stand, prompts, size.pairs, step)
+            whole, short = (now - then for now, then in zip(stand.streams(), before, strict=True))
+            return pairs, kv_token, (whole, short)
 
 
 def _asked(stand: Stand, prompts: Sequence[list[int]], count: int, step: Callable[[str], None]) -> list[Pair]:
@@ -201,13 +203,6 @@ def _half(stand: Stand, prompts: Sequence[list[int]]) -> Half:
 
 def _itl(answer: Answer) -> float:
     return (answer.total_s - answer.ttft_s) / (len(answer.token_ids) - 1)
-
-
-def _streamed(stand: Stand) -> int:
-    """Recalls that were offered while their blocks were read, by the well's account."""
-    assert stand.system.home is not None
-    stats = control.stats(stand.system.home)
-    return sum(int(stats.get(f"engine_{name}", 0)) for name in ("whole_streams", "short_streams"))
 
 
 def _recalled(stand: Stand) -> int:

@@ -107,10 +107,9 @@ def measured(title: str, size: Size, names: Sequence[str]) -> Result:
         documents = library.choose(encode, size.documents, page)
         work = Workload(model, documents, page, size.together, kv_token, size.small)
         with demo_folder(models.cache_folder()) as folder:
-            samples, reads, left = _measured(work, chosen, size.repetitions, folder, progress)
+            samples, reads, counted = _measured(work, chosen, size.repetitions, folder, progress)
         rows += peer_samples.rows(samples, reads, page)
-        for name, count in left.items():
-            counts[f"shared_memory_left_mib_{name}_page_{page}"] = count // MIB
+        counts |= {f"{what}_page_{page}": count for what, count in counted.items()}
     return Result(title, rows, counts, _remarks(work, chosen))
 
 
@@ -138,7 +137,8 @@ def _remarks(work: Workload, names: Sequence[str]) -> list[str]:
 def _measured(
     work: Workload, names: Sequence[str], repetitions: int, folder: Path, progress: Progress
 ) -> tuple[list[Sample], list[Read], dict[str, int]]:
-    """All samples of one page size, what was read from the device, and what killed engines left in shared memory."""
+    """All samples of one page size, what was read from the device, and, by system, how many streams fell short and what
+    killed engines left in shared memory."""
     samples: list[Sample] = []
     reads: list[Read] = []
     with ExitStack() as stack:
@@ -161,15 +161,18 @@ def _measured(
                     samples += some
                     reads += read
                     step(f"{name}, repetition {repetition + 1}")
+        counts: dict[str, int] = {}
         for name in names:
             if name in systems.ON_DISK:
+                if name == systems.DISK:
+                    counts[f"whole_streams_{name}"], counts[f"short_streams_{name}"] = stands[name].streams()
                 with (
                     halted(stand for other, stand in stands.items() if other != name),
                     progress.waiting(f"page {work.page}: {name}, a restart of everything"),
                 ):
                     samples += _restarted(stands[name], work, repetitions)
-        left = {name: stands[name].shared_memory_left for name in names if name in systems.ON_DISK}
-    return samples, reads, left
+                counts[f"shared_memory_left_mib_{name}"] = stands[name].shared_memory_left // MIB
+    return samples, reads, counts
 
 
 @contextmanager

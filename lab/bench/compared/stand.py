@@ -58,6 +58,12 @@ class Stand:
         answer = self.ask(prompt, 1)
         return answer, processes.spent_between(before, processes.cpu_seconds(pids))
 
+    def streams(self) -> tuple[int, int]:
+        """Recalls that were offered while they were read, so far, by the well's account: those that came whole, and
+        those that fell short, which vLLM counts as if they had come."""
+        stats = control.stats(self.system.home) if self.system.home is not None else {}
+        return int(stats.get("engine_whole_streams", 0)), int(stats.get("engine_short_streams", 0))
+
     def forget_page_cache(self) -> None:
         if self.system.disk is not None:
             drop_page_cache(self.system.disk)
