@@ -14,23 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench.compared import systems
+from lab.bench.compared import peer_samples, systems
 from lab.bench.compared.itl import forget
-from lab.bench.compared.peer_samples import HITS, OVER_FLOOR, order
-from lab.bench.compared.peers import AWAKE, halted
+from lab.bench.compared.peer_samples import BARE, HITS, OVER_FLOOR, Kind, Sample
+from lab.bench.compared.peers import AWAKE, Workload, bare_file, halted, read_beside, sample_of
 from lab.bench.compared.stand import Stand
-from lab.bench.compared.systems import DISK, LIMIT, Memory, System
-from lab.bench.disk.lane import REQUEST, Bare
+from lab.bench.compared.systems import DISK, LIMIT, System
 from lab.bench.report import Result, Row, Target
-from lab.bench.serving.engines import Shape
 from stepwell.demo import model as models
+from stepwell.demo.documents import DemoDocument
 from stepwell.demo.engine import EngineFailed
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.progress import progress as suitable_progress
-from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 from stepwell.demo.well import MIB
-from stepwell.demo.wire import Answer
 
 HOST_BYTES, TOKEN_BYTES = 64 * MIB, 128 << 10
 SHAPE = {
@@ -43,7 +40,7 @@ SHAPE = {
 }
 PAGE, STEP = 32, 128
 """Tokens of an engine page, which has 4 MiB, and of a step, for whose spill host memory has room."""
-_QUESTION, _OUTPUT, _FILLS = 24, 2, 5
+_QUESTION, _FILLS = 24, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,87 +52,56 @@ class Size:
 FULL, QUICK = Size(4096, 24), Size(1024, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Of one repetition. `cached` tokens of the recall's context, by its receipt."""
-
-    hit_s: float
-    bare_s: float
-    recall_s: float
-    cached: int
-
-
 def run(quick: bool) -> Result:
     """Raises as `peers.run` does."""
     size, progress = QUICK if quick else FULL, suitable_progress()
-    model = models.prepare(None, progress)
+    prompt = (*(100 + 37 * at % 1009 for at in range(size.tokens)), *range(_QUESTION))
+    context = DemoDocument("context", size.tokens, prompt)
+    work = Workload(models.prepare(None, progress), [context], PAGE, 1, TOKEN_BYTES, HOST_BYTES)
     with (
         demo_folder(models.cache_folder()) as folder,
         progress.steps("recalls and engine hits", size.repetitions) as step,
     ):
-        turns = _turns(model, size, folder, step)
+        samples = _samples(work, size.repetitions, folder, step)
     remarks = [
         f"{size.tokens:,} tokens of {TOKEN_BYTES >> 10} KiB, engine page {PAGE}, sealed blocks of 4 MiB; dummy weights "
         f"in the shape {SHAPE}; host tier of {HOST_BYTES // MIB} MiB; one request at a time, bf16, default processes"
     ]
-    return Result("oversize", rows(turns, size.tokens), {"repetitions": len(turns)}, remarks)
+    return Result("oversize", rows(samples, size.tokens), {"repetitions": size.repetitions}, remarks)
 
 
-def rows(turns: Sequence[Turn], tokens: int) -> list[Row]:
-    least = min(turn.cached for turn in turns) / tokens
+def rows(samples: Sequence[Sample], tokens: int) -> list[Row]:
+    shares = [sample.cached / tokens for sample in samples if sample.system == DISK]
+    least = Estimate(min(shares), min(shares), min(shares), len(shares))
     what = f"{tokens * TOKEN_BYTES // MIB} MiB through {HOST_BYTES // MIB} MiB of host memory"
-
-    def ratio(floor: Callable[[Turn], float]) -> Estimate:
-        return stats.median([turn.recall_s / floor(turn) for turn in turns])
-
-    def ms(seconds: Callable[[Turn], float]) -> Estimate:
-        return stats.median([seconds(turn) for turn in turns]).times(1e3)
-
-    return [
-        Row(f"{what}: blocks recalled, at least", "", Estimate(least, least, least, len(turns)), Target(">=", HITS)),
-        Row(
-            f"{what}: TTFT over an engine hit and a bare read",
-            "",
-            ratio(lambda turn: turn.hit_s + turn.bare_s),
-            Target("<=", OVER_FLOOR),
-        ),
-        Row("  over an engine hit", "", ratio(lambda turn: turn.hit_s)),
-        Row("  TTFT", "ms", ms(lambda turn: turn.recall_s)),
-        Row("  TTFT of an engine hit", "ms", ms(lambda turn: turn.hit_s)),
-        Row("  bare read", "ms", ms(lambda turn: turn.bare_s)),
-    ]
+    found = [Row(f"{what}: blocks recalled, at least", "", least, Target(">=", HITS))]
+    for other, target in ((BARE, Target("<=", OVER_FLOOR)), (LIMIT, None)):
+        found.append(peer_samples.over(samples, DISK, other, Kind.ALONE, f"{what}: TTFT over {other}", target))
+    for name in (DISK, LIMIT, BARE):
+        found += peer_samples.spread(f"{name}: TTFT", [s.ttft_s for s in samples if s.system == name], "")
+    return found
 
 
-def _turns(model: Path, size: Size, folder: Path, step: Callable[[str], None]) -> list[Turn]:
-    context = [100 + 37 * at % 1009 for at in range(size.tokens)]
-    prompt = [*context, *range(_QUESTION)]
-    shape = Shape(PAGE, 2 * (size.tokens // PAGE), size.tokens + 2 * PAGE)
-    (folder / "bare").mkdir()
+def _samples(work: Workload, repetitions: int, folder: Path, step: Callable[[str], None]) -> list[Sample]:
+    samples: list[Sample] = []
     with ExitStack() as stack:
-        bare = stack.enter_context(contextlib.closing(Bare(folder / "bare", "bare", size.tokens * TOKEN_BYTES)))
-        bare.create()
-        bare.move(REQUEST, write=True)
+        bare = stack.enter_context(bare_file(folder, work))
         stands: dict[str, Stand] = {}
         for name in (LIMIT, DISK):
+            system = _dummy(systems.system(name, folder, work.memory()))
             with halted(stands.values()):
-                stand = Stand(
-                    _dummy(systems.system(name, folder, Memory(0, HOST_BYTES))), model, shape, folder / f"{name}.log"
-                )
+                stand = Stand(system, work.model, work.shape(LIMIT), folder / f"{name}.log")
                 stands[name] = stack.enter_context(contextlib.closing(stand))
-                stand.ask(prompt, _OUTPUT)
-        _fill(stands[DISK], prompt, size.tokens)
-        turns = []
-        for repetition in range(size.repetitions):
-            answers: dict[str, Answer] = {}
-            for name in order((LIMIT, DISK), repetition):
+                _fill(stand, work)
+        for repetition in range(repetitions):
+            for name in peer_samples.order((LIMIT, DISK), repetition):
                 with halted(stand for other, stand in stands.items() if other != name):
-                    answers[name] = _asked(stands[name], prompt)
-            assert answers[LIMIT].cached_tokens == size.tokens, "its pool holds the context"
-            with halted(stands.values()):
-                bare_s = bare.read_s(size.tokens * TOKEN_BYTES)
-            turns.append(Turn(answers[LIMIT].ttft_s, bare_s, answers[DISK].ttft_s, _recalled(answers[DISK])))
-            step(f"recalled in {turns[-1].recall_s:.3f} s, hit and bare read {turns[-1].hit_s + bare_s:.3f} s")
-    return turns
+                    samples.append(_asked(stands[name], work, repetition))
+                if name == LIMIT:
+                    with halted(stands.values()):
+                        samples += read_beside(bare, samples[-1:], work)
+            step(", ".join(f"{sample.system} {sample.ttft_s:.3f} s" for sample in samples[-3:]))
+    return samples
 
 
 def _dummy(system: System) -> System:
@@ -147,22 +113,21 @@ def _dummy(system: System) -> System:
     return replace(system, extra=extra)
 
 
-def _fill(stand: Stand, prompt: list[int], tokens: int) -> None:
-    """Until all of the context is on disk. Raises EngineFailed if that does not come."""
+def _fill(stand: Stand, work: Workload) -> None:
+    """Until all of the context is hit, or recalled. Raises EngineFailed if that does not come."""
     for _ in range(_FILLS):
-        if _recalled(_asked(stand, prompt)) == tokens:
+        if _asked(stand, work, 0).cached == work.documents[0].tokens:
             return
-    raise EngineFailed(f"after {_FILLS} answers not all of their context is recalled", stand.log)
+    raise EngineFailed(f"after {_FILLS} answers not all of their context is there", stand.log)
 
 
-def _asked(stand: Stand, prompt: list[int]) -> Answer:
-    """Of a system with a disk the answer comes from there."""
+def _asked(stand: Stand, work: Workload, repetition: int) -> Sample:
+    """Of a system with a disk the answer comes from there, and its receipt says how much."""
+    prompt = work.documents[0].prompt
     if stand.system.disk is not None:
         forget(stand)
     stand.ask(prompt[:AWAKE], 1)  # it was halted
-    return stand.ask(prompt, _OUTPUT)
-
-
-def _recalled(answer: Answer) -> int:
-    assert answer.kv_transfer_params is not None
-    return int(answer.kv_transfer_params["stepwell"]["recalled_tokens"])
+    answer = stand.ask(prompt, 1)
+    sample = sample_of(stand.system.name, work, repetition, Kind.ALONE, 0, answer, None)
+    told = answer.kv_transfer_params
+    return replace(sample, cached=told["stepwell"]["recalled_tokens"]) if told else sample

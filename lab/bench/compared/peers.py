@@ -149,7 +149,7 @@ def _measured(
                 stand = Stand(system, work.model, work.shape(name), folder / f"{name}.log")
                 stands[name] = stack.enter_context(contextlib.closing(stand))
                 _fill(stand, work)
-        bare = stack.enter_context(_bare(folder, work))
+        bare = stack.enter_context(bare_file(folder, work))
         with progress.steps(f"page {work.page}: all systems in turn", repetitions * len(names)) as step:
             for repetition in range(repetitions):
                 for name in peer_samples.order(names, repetition):
@@ -157,7 +157,7 @@ def _measured(
                         some, read = _asked(stands[name], work, repetition)
                     if name == systems.LIMIT:
                         with halted(stands.values()):
-                            some += _read_beside(bare, some, work)
+                            some += read_beside(bare, some, work)
                     samples += some
                     reads += read
                     step(f"{name}, repetition {repetition + 1}")
@@ -217,7 +217,7 @@ def _asked(stand: Stand, work: Workload, repetition: int) -> tuple[list[Sample],
 
 
 @contextmanager
-def _bare(folder: Path, work: Workload) -> Iterator[Bare]:
+def bare_file(folder: Path, work: Workload) -> Iterator[Bare]:
     """A file as large as the KV of the longest document."""
     (folder / "bare").mkdir()
     most = max(len(document.prompt) for document in work.documents) // work.page * work.page
@@ -227,7 +227,7 @@ def _bare(folder: Path, work: Workload) -> Iterator[Bare]:
         yield bare
 
 
-def _read_beside(bare: Bare, samples: Sequence[Sample], work: Workload) -> list[Sample]:
+def read_beside(bare: Bare, samples: Sequence[Sample], work: Workload) -> list[Sample]:
     """What the limit's answers one at a time would have taken if a bare read had come before each."""
     return [
         replace(sample, system=peer_samples.BARE, ttft_s=sample.ttft_s + bare.read_s(sample.cached * work.kv_token))

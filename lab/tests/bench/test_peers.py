@@ -19,7 +19,6 @@ from lab.bench import storage
 from lab.bench.__main__ import main
 from lab.bench.compared import itl, oversize, peer_samples, repeats, systems
 from lab.bench.compared.itl import Half, Pair
-from lab.bench.compared.oversize import Turn
 from lab.bench.compared.peer_samples import BARE, Kind, Read, Sample, order
 from lab.bench.compared.peers import OUTPUT, Workload
 from lab.bench.compared.systems import DISK, HOST, LIMIT, SYSTEMS, VLLM_CPU, VLLM_FS, Memory
@@ -239,14 +238,15 @@ def test_repeats_and_turns_are_judged_by_their_ratios_to_an_engine_hit(kind: Kin
 
 
 @pytest.mark.parametrize(
-    ("cached", "recall_s", "met"),
-    [(4096, 1.07, [True, True]), (4095, 1.07, [False, True]), (4096, 1.09, [True, False])],
+    ("cached", "factor", "met"), [(2048, 1.07, [True, True]), (2047, 1.07, [False, True]), (2048, 1.09, [True, False])]
 )
 def test_a_context_larger_than_host_memory_has_to_come_whole_and_in_time(
-    cached: int, recall_s: float, met: list[bool]
+    cached: int, factor: float, met: list[bool]
 ) -> None:
-    turns = [Turn(0.4, 0.6, 1.0, 4096), Turn(0.4, 0.6, recall_s, cached), Turn(0.4, 0.6, recall_s, 4096)]
-    assert [found.met for found in oversize.rows(turns, 4096) if found.target] == met
+    samples = run_of({LIMIT: 0.4, BARE: 1.0, DISK: factor}, documents=1)
+    one = [found for found in samples if found.kind is Kind.ALONE]
+    one[-1] = replace(one[-1], cached=cached)
+    assert [found.met for found in oversize.rows(one, 2048) if found.target] == met
 
 
 def test_a_token_of_the_large_context_has_128_kib() -> None:
