@@ -40,7 +40,7 @@ SHAPE = {
 }
 PAGE, STEP = 32, 128
 """Tokens of an engine page, which has 4 MiB, and of a step, for whose spill host memory has room."""
-_QUESTION, _FILLS = 24, 5
+_QUESTION, _FILLS = 24, 20
 
 
 @dataclass(frozen=True, slots=True)
