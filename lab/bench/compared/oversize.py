@@ -40,7 +40,7 @@ SHAPE = {
 }
 PAGE, STEP = 32, 128
 """Tokens of an engine page, which has 4 MiB, and of a step, for whose spill host memory has room."""
-_QUESTION, _FILLS = 24, 20
+_QUESTION, _OUTPUT, _FILLS = 24, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ def _dummy(system: System) -> System:
 
 def _fill(stand: Stand, work: Workload) -> None:
     """Until all of the context is hit, or recalled. Raises EngineFailed if that does not come."""
+    stand.ask(work.documents[0].prompt, _OUTPUT)
     for _ in range(_FILLS):
         if _asked(stand, work, 0).cached == work.documents[0].tokens:
             return
@@ -127,7 +128,7 @@ def _asked(stand: Stand, work: Workload, repetition: int) -> Sample:
     if stand.system.disk is not None:
         forget(stand)
     stand.ask(prompt[:AWAKE], 1)  # it was halted
-    answer = stand.ask(prompt, 1)
+    answer = stand.ask(prompt, _OUTPUT)
     sample = sample_of(stand.system.name, work, repetition, Kind.ALONE, 0, answer, None)
     told = answer.kv_transfer_params
     return replace(sample, cached=told["stepwell"]["recalled_tokens"]) if told else sample
