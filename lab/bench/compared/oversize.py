@@ -8,6 +8,7 @@ and an engine that has forgotten it recalls it through a host tier of 64 MiB whi
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ SHAPE = {
     "intermediate_size": 256,
 }
 PAGE, STEP = 32, 128
-"""Tokens of an engine page, which has 4 MiB, and of a step, for whose spill host memory has room."""
+"""Tokens of an engine page, which has 4 MiB, and of a step."""
 _QUESTION, _OUTPUT, _FILLS = 24, 2, 5
 
 
@@ -89,10 +90,15 @@ def _samples(work: Workload, repetitions: int, folder: Path, step: Callable[[str
         stands: dict[str, Stand] = {}
         for name in (LIMIT, DISK):
             system = _dummy(systems.system(name, folder, work.memory()))
+            log = folder / f"{name}.log"
             with halted(stands.values()):
-                stand = Stand(system, work.model, work.shape(LIMIT), folder / f"{name}.log")
-                stands[name] = stack.enter_context(contextlib.closing(stand))
-                _fill(stand, work)
+                if name == DISK:
+                    with contextlib.closing(Stand(_roomy(system), work.model, work.shape(LIMIT), log)) as writer:
+                        _fill(writer, work)
+                stands[name] = stack.enter_context(
+                    contextlib.closing(Stand(system, work.model, work.shape(LIMIT), log))
+                )
+                _fill(stands[name], work)
         for repetition in range(repetitions):
             for name in peer_samples.order((LIMIT, DISK), repetition):
                 with halted(stand for other, stand in stands.items() if other != name):
@@ -114,12 +120,15 @@ def _dummy(system: System) -> System:
     return replace(system, extra=extra)
 
 
+def _roomy(system: System) -> System:
+    """The same with host memory for the whole context: what is computed at once has room until it is written."""
+    connector: Any = copy.deepcopy(system.connector)
+    connector["kv_connector_extra_config"]["host"] = "1GiB"
+    return replace(system, connector=connector)
+
+
 def _fill(stand: Stand, work: Workload) -> None:
-    """Until all of the context is hit, or recalled: computed in parts, for each of which host memory has room when the
-    one before is on disk. Raises EngineFailed if that does not come."""
-    for end in range(2 * STEP, work.documents[0].tokens + 1, 2 * STEP):
-        stand.ask(work.documents[0].prompt[: end + 1], _OUTPUT)
-        stand.settle()
+    """Until all of the context is hit, or recalled. Raises EngineFailed if that does not come."""
     for _ in range(_FILLS):
         if _asked(stand, work, 0).cached == work.documents[0].tokens:
             return
