@@ -36,11 +36,14 @@ FOLDERS = {
     "half": "serving",
     "validate": "serving",
     "peers": "compared",
+    "narrow": "compared",
+    "repeats": "compared",
+    "oversize": "compared",
     "tierhooks": "compared",
 }
 """The folder of each benchmark, in the order in which all are run."""
 NAMES = tuple(FOLDERS)
-BETWEEN_SYSTEMS = ("itl", "peers")
+BETWEEN_SYSTEMS = ("itl", "peers", "narrow", "repeats")
 RESULTS = Path("benchmarks/results")
 
 
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
     if options.systems and (other := [name for name in names if name not in BETWEEN_SYSTEMS]):
-        parser.error(f"{other[0]} does not compare systems; {' and '.join(BETWEEN_SYSTEMS)} do")
+        parser.error(f"{other[0]} does not compare systems; {', '.join(BETWEEN_SYSTEMS)} do")
     chosen = {"names": options.systems.split(",")} if options.systems else {}
     out: Path | None = options.out or (None if options.quick else RESULTS)
     switches = [*(["--systems", options.systems] if options.systems else []), *(["--quick"] if options.quick else [])]
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
     parser.add_argument("--quick", action="store_true", help="a few samples: shows that it runs, measures nothing")
     parser.add_argument(
-        "--systems", metavar="A,B,...", help=f"for {' and '.join(BETWEEN_SYSTEMS)}: the systems to run; all"
+        "--systems", metavar="A,B,...", help=f"for {', '.join(BETWEEN_SYSTEMS)}: the systems to run; all"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help=f"where results are kept ({RESULTS}; with --quick nowhere)"

@@ -115,14 +115,12 @@ def test_everything_is_killed_and_the_next_ones_are_warm(story: Story, texts: li
     story.restart()
     assert story.well.stats()["disk_recovered_blocks"] >= 0.98 * spilled
     for text, cold in zip(texts, story.cold, strict=False):
-        for _ in range(RECALL_ATTEMPTS):  # a machine that is far too busy gets a part of it
-            again = recalled(story.engine, text[:PROMPT], 16)
-            forget(story.engine)
-            assert again.token_ids == cold.token_ids
-            if receipt(again)["recalled_tokens"] == WHOLE:
-                break
+        again = recalled(story.engine, text[:PROMPT], 16)
+        forget(story.engine)
+        assert again.token_ids == cold.token_ids
         assert receipt(again)["recalled_tokens"] == WHOLE
-    assert story.well.stats()["hits_staged"] >= (TEXTS - 1) * BLOCKS  # the first may come before there are slabs for it
+    # The first may come before there are slabs for it; and a busy machine may be too late for one, which is computed.
+    assert story.well.stats()["hits_staged"] >= (TEXTS - 2) * BLOCKS
 
 
 def test_a_well_killed_while_it_writes_leaves_nothing_wrong(story: Story, texts: list[list[int]]) -> None:

@@ -19,7 +19,7 @@ from stepwell.demo.engine import EngineProcess
 from stepwell.demo.wire import Answer
 from stepwell.errors import BackendDown, StepwellError
 
-from .wells import Well, config, eventually, forget, in_one_process, receipt, start, warm_up
+from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, in_one_process, receipt, start, warm_up
 
 PAGE, PROMPT = 32, 530
 BLOCKS = PROMPT // PAGE
@@ -129,10 +129,12 @@ def test_what_is_expected_is_there_before_it_is_asked_for(
     text = texts[6 + at]
     answers: list[Answer] = []
     began = time.monotonic()
-    for turn in range(TURNS):
+    for turn in range(TURNS + RECALL_ATTEMPTS - 1):  # the last is repeated where a machine was too busy for it
         time.sleep(max(0.0, began + turn * GAP_S - time.monotonic()))
-        answers.append(story.ask(text[: PROMPT - TURN * (TURNS - 1 - turn)]))
+        answers.append(story.ask(text[: PROMPT - TURN * max(0, TURNS - 1 - turn)]))
         story.forget_host()
+        if turn >= TURNS - 1 and receipt(answers[-1])["recalled_tokens"]:
+            break
     tiers = [receipt(answer)["tiers"] for answer in answers]
     print(prefetch, tiers, {key: n for key, n in story.well.stats().items() if "prefetch" in key})
     there = (PROMPT - TURN) // PAGE  # what the turn before the last had

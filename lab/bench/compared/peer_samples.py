@@ -26,12 +26,15 @@ class Kind(StrEnum):
     FIRST = "one at a time, one token"
     TOGETHER = "several at a time"
     RESTARTED = "after a restart of everything"
+    EXACT = "exact repeats of a whole number of pages"
+    TURN = "next turns of a conversation"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answer. `cacheable` are the prompt's tokens in whole pages; `itl_s` is the mean time between its tokens, None
-    of one token; `cpu_s` is None where it was not counted; `answer` are its tokens."""
+    of one token; `cpu_s` is None where it was not counted, `copy_s`, of the recall, where no receipt says it; `answer`
+    are its tokens."""
 
     system: str
     page: int
@@ -44,6 +47,7 @@ class Sample:
     answer: tuple[int, ...]
     itl_s: float | None = None
     cpu_s: float | None = None
+    copy_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,13 @@ class Read:
 
 ALONE_TARGETS = {128: 1.25, 32: 1.45}
 """Of the disk over an engine hit, by tokens of an engine page."""
-TOGETHER_P50, TOGETHER_P95, HOST_OVER_PEER, HITS_AFTER_RESTART = 1.65, 1.6, 1.03, 0.98
+TOGETHER_P50, TOGETHER_P95, HITS_AFTER_RESTART = 1.65, 1.6, 0.98
+OVER_PEER, OVER_FLOOR, HITS = 1.0, 1.08, 1.0
+"""Of host and disk over vLLM's tiers; of host over an engine hit, and of the disk over a hit and a bare read; of blocks
+while nobody is killed."""
+
+BARE = "limit and a bare read"
+"""The limit, after each of whose hits as many bytes are read from a bare file, as if it were a system of its own."""
 
 TIER_OVER_FS, TIER_CPU_OVER_FS = 1.05, 1.15
 """Of a well below vLLM's offloading over vLLM's own filesystem tier: time, and CPU seconds to the first token."""
@@ -79,8 +89,9 @@ def rows(samples: Sequence[Sample], reads: Sequence[Read], page: int) -> list[Ro
     found: list[Row] = []
     for name in names:
         found += _of_system(there, reads, name, page)
-    found += _between(there, HOST, VLLM_CPU, page, Target("<=", HOST_OVER_PEER))
-    found += _between(there, DISK, VLLM_FS, page, Target("<", 1.0))
+    found += _between(there, HOST, VLLM_CPU, page, Target("<=", OVER_PEER))
+    found += _between(there, DISK, VLLM_FS, page, Target("<=", OVER_PEER))
+    found += _between(there, DISK, BARE, page, Target("<=", OVER_FLOOR))
     found += _between(there, TIER, VLLM_FS, page, Target("<=", TIER_OVER_FS))
     found += _cpu_between(there, TIER, VLLM_FS, page)
     return found
@@ -134,6 +145,16 @@ def ttft(sample: Sample) -> float:
     return sample.ttft_s
 
 
+def over(samples: Sequence[Sample], name: str, other: str, kind: Kind, what: str, target: Target | None) -> Row:
+    """This system's times over the other's, in pairs."""
+    values = ratio(paired(samples, name, other, kind, ttft))
+    if values is None:
+        return Row(what, "", None, target, "no sample has a partner")
+    best = median(best_over_best(samples, name, other, kind, ttft))
+    estimate = Estimate(values.median, values.low, values.high, values.count)
+    return Row(what, "", estimate, target, f"best of repetitions {best:.3f}")
+
+
 def _chosen(samples: Iterable[Sample], kind: Kind, value: Value) -> dict[tuple[str, int, int], float]:
     chosen = {}
     for sample in samples:
@@ -151,9 +172,12 @@ def _of_system(samples: Sequence[Sample], reads: Sequence[Read], name: str, page
     alone = _values(samples, name, Kind.ALONE, ttft)
     found: list[Row] = []
     if name != LIMIT:
-        target = Target("<=", ALONE_TARGETS[page]) if name == DISK and page in ALONE_TARGETS else None
-        found.append(_ratio(samples, name, LIMIT, Kind.ALONE, f"{where}: TTFT over the limit's", target))
-    found += _spread("  TTFT" if name != LIMIT else f"{where}: TTFT", alone, _hits(samples, name, Kind.ALONE))
+        bound = OVER_FLOOR if name == HOST else ALONE_TARGETS.get(page) if name == DISK else None
+        target = Target("<=", bound) if bound is not None else None
+        found.append(over(samples, name, LIMIT, Kind.ALONE, f"{where}: TTFT over the limit's", target))
+    found += spread("  TTFT" if name != LIMIT else f"{where}: TTFT", alone, _hits(samples, name, Kind.ALONE))
+    found += _all_hit(samples, name, Kind.ALONE)
+    found += _copied(samples, name)
     for what, unit, scale, kind, value in (
         ("  CPU to the first token", "ms", 1e3, Kind.FIRST, lambda sample: sample.cpu_s),
         ("  between tokens", "ms", 1e3, Kind.ALONE, lambda sample: sample.itl_s),
@@ -176,7 +200,30 @@ def _together(samples: Sequence[Sample], name: str, where: str) -> list[Row]:
             target = Target("<=", bound) if name == DISK else None
             estimate = stats.ratio_of_percentiles(mine, limit, percent)
             found.append(Row(f"{where}, several at a time: TTFT over the limit's, p{percent}", "", estimate, target))
-    return found + _spread("  several at a time: TTFT", mine, _hits(samples, name, Kind.TOGETHER))
+    found += spread("  several at a time: TTFT", mine, _hits(samples, name, Kind.TOGETHER))
+    return found + _all_hit(samples, name, Kind.TOGETHER)
+
+
+def _all_hit(samples: Sequence[Sample], name: str, kind: Kind) -> list[Row]:
+    """Of the disk, which is judged by it."""
+    chosen = [sample for sample in samples if (sample.system, sample.kind) == (DISK, kind)]
+    share = hit_share(chosen)
+    if name != DISK or share is None:
+        return []
+    target = Target(">=", HITS)
+    return [Row(f"  {kind}: blocks hit", "", Estimate(share, share, share, len(chosen)), target)]
+
+
+def _copied(samples: Sequence[Sample], name: str) -> list[Row]:
+    """The copy itself, as receipts tell it, and which part of an engine hit's time it would be."""
+    copied = _values(samples, name, Kind.ALONE, lambda sample: sample.copy_s)
+    if not copied:
+        return []
+    beside = paired(
+        samples, name, LIMIT, Kind.ALONE, lambda sample: sample.ttft_s if sample.system == LIMIT else sample.copy_s
+    )
+    share = f"{median(beside):.3f} of the limit's TTFT" if beside else ""
+    return [Row("  of it the copy itself", "ms", stats.median(copied).times(1e3), None, share)]
 
 
 def _from_device(reads: Sequence[Read], name: str, page: int) -> list[Row]:
@@ -218,7 +265,7 @@ def _between(samples: Sequence[Sample], name: str, other: str, page: int, target
     there = {sample.system for sample in samples}
     if not {name, other} <= there:
         return []
-    found = [_ratio(samples, name, other, Kind.ALONE, f"{where}: TTFT", target)]
+    found = [over(samples, name, other, Kind.ALONE, f"{where}: TTFT", target)]
     mine, theirs = (_values(samples, system, Kind.TOGETHER, ttft) for system in (name, other))
     if mine and theirs:
         for percent in (50, 95):
@@ -237,16 +284,7 @@ def _cpu_between(samples: Sequence[Sample], name: str, other: str, page: int) ->
     return [Row(what, "", estimate, Target("<=", TIER_CPU_OVER_FS))]
 
 
-def _ratio(samples: Sequence[Sample], name: str, other: str, kind: Kind, what: str, target: Target | None) -> Row:
-    values = ratio(paired(samples, name, other, kind, ttft))
-    if values is None:
-        return Row(what, "", None, target, "no sample has a partner")
-    best = median(best_over_best(samples, name, other, kind, ttft))
-    estimate = Estimate(values.median, values.low, values.high, values.count)
-    return Row(what, "", estimate, target, f"best of repetitions {best:.3f}")
-
-
-def _spread(what: str, seconds: Sequence[float], beside: str) -> list[Row]:
+def spread(what: str, seconds: Sequence[float], beside: str) -> list[Row]:
     """p50 and p95 in milliseconds."""
     if not seconds:
         return []

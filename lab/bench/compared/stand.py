@@ -30,9 +30,15 @@ class Stand:
         self.system = system
         self._shape = shape
         self._config = EngineConfig(
-            model, shape.page, shape.pool_pages, shape.max_model_len, system.connector, env=system.env
+            model,
+            shape.page,
+            shape.pool_pages,
+            shape.max_model_len,
+            system.connector,
+            env=system.env,
+            extra=system.extra,
         )
-        self._log = log
+        self.log = log
         self.shared_memory_left = 0
         """Bytes in named shared memory that killed engines left behind, and that were removed."""
         self.engine = self._start()
@@ -51,6 +57,12 @@ class Stand:
         before = processes.cpu_seconds(pids)
         answer = self.ask(prompt, 1)
         return answer, processes.spent_between(before, processes.cpu_seconds(pids))
+
+    def streams(self) -> tuple[int, int]:
+        """Recalls that were offered while they were read, so far, by the well's account: those that came whole, and
+        those that fell short, which vLLM counts as if they had come."""
+        stats = control.stats(self.system.home) if self.system.home is not None else {}
+        return int(stats.get("engine_whole_streams", 0)), int(stats.get("engine_short_streams", 0))
 
     def forget_page_cache(self) -> None:
         if self.system.disk is not None:
@@ -89,7 +101,7 @@ class Stand:
 
     def _start(self) -> EngineProcess:
         try:
-            engine = EngineProcess.start(self._config, self._log)
+            engine = EngineProcess.start(self._config, self.log)
             try:
                 if self.system.connector is not None:
                     engines.warm_up(engine, self._shape.page)

@@ -46,13 +46,15 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class System:
     """`connector` is vLLM's KVTransferConfig, None for plain vLLM; `home` is that of stepwell's well, None for others;
-    `disk` the folder of its files, None for what keeps none. A fresh one starts empty."""
+    `disk` the folder of its files, None for what keeps none; `extra` are further arguments of its engine. A fresh one
+    starts empty."""
 
     name: str
     connector: Mapping[str, Any] | None = None
     home: Path | None = None
     disk: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def system(name: str, folder: Path, memory: Memory) -> System:
@@ -134,6 +136,8 @@ def _stepwell(home: Path, memory: Memory, disk: Path | None) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "home": str(home),
         "host": f"{(memory.large if disk is None else memory.small) // MIB}MiB",
+        "receipts": True,
+        "canary": 0,
     }
     if disk is not None:
         settings["disk"] = f"{disk}:{DISK_CAPACITY >> 30}GiB"

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from lab.bench.disk.passes import Pass, timed
-from stepwell.block.layout import SlabLayout
+from stepwell.block.layout import MiB, SlabLayout
 from stepwell.block.namespace import BlockId, Namespace
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.levels.reads import MAX_BATCH
@@ -33,6 +33,8 @@ from stepwell.tiers.disk.tier import DiskTier, Site
 from stepwell.vault.keyring import Keyring
 
 THREADS = 4
+REQUEST = 2 * MiB
+"""Bytes of a bare read that stands beside recalls."""
 LIMIT = 16 << 30
 """Of the tier: large enough for segments of 256 MiB."""
 
@@ -151,10 +153,18 @@ class Bare:
     def remove(self) -> None:
         self._files.unlink(self._name)
 
-    def move(self, piece: int, *, write: bool) -> None:
+    def read_s(self, nbytes: int) -> float:
+        """The seconds that reading so many bytes from the beginning takes."""
+        began = time.perf_counter()
+        self.move(REQUEST, write=False, nbytes=nbytes)
+        return time.perf_counter() - began
+
+    def move(self, piece: int, *, write: bool, nbytes: int | None = None) -> None:
+        """`nbytes`: of the file, from its beginning; None for all."""
+        total = self.nbytes if nbytes is None else nbytes
         if not self._buffers or len(self._buffers[0]) < piece:
             self._buffers = [staging.make(piece) for _ in range(THREADS)]
-        offsets = iter(range(0, self.nbytes - piece + 1, piece))
+        offsets = iter(range(0, total, piece))
         lock = threading.Lock()
 
         def work(buffer: Bytes) -> None:
@@ -164,9 +174,10 @@ class Bare:
                     offset = next(offsets, None)
                 if offset is None:
                     break
+                part = buffer[: min(piece, total - offset)]
                 if write:
-                    file.write(buffer[:piece], offset)
-                elif file.read(buffer[:piece], offset) != piece:
+                    file.write(part, offset)
+                elif file.read(part, offset) != len(part):
                     raise OSError("short read")
             file.close()
 

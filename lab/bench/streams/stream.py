@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.bench import wells
-from lab.bench.disk.lane import THREADS, Arena, Bare, cipher_work, in_threads
+from lab.bench.disk.lane import REQUEST, THREADS, Arena, Bare, cipher_work, in_threads
 from lab.bench.report import Result, Row, Target
 from lab.bench.streams.runs import Engine, Run
 from lab.bench.streams.timeline import timeline
@@ -30,8 +30,6 @@ from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 
-REQUEST = 2 * MiB
-"""Bytes of a request of the bare read."""
 HOST, SMALL_HOST = 768 * MiB, 64 * MiB
 TOGETHER = 4
 MOST, ALL = Target("<=", 1.08), Target(">=", 1.0)

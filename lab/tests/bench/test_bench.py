@@ -289,6 +289,19 @@ def test_a_benchmark_without_an_engine_runs(name: str, tmp_path: Path, runtime: 
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(find_spec("vllm") is None, reason="real engines")
+@pytest.mark.parametrize("name", ["repeats", "oversize"])
+def test_a_benchmark_with_engines_runs(name: str, tmp_path: Path, runtime: None) -> None:
+    """In minutes: what is judged was recalled."""
+    assert main([name, "--quick", "--out", str(tmp_path)]) == 0
+    kept = json.loads((tmp_path / f"{name}.json").read_text())
+    judged = [row for row in kept["rows"] if row["target"]]
+    assert len(judged) == 2 and all(row["measured"] for row in judged)
+    assert str(tmp_path) not in json.dumps(kept)
+
+
+@pytest.mark.nightly
 def test_rates_of_the_wells_thread_are_measured_with_and_without_a_disk(tmp_path: Path, runtime: None) -> None:
     assert main(["rates", "--quick", "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "rates.json").read_text())
