@@ -12,7 +12,7 @@ from stepwell.hierarchy.arena.arena import Arena, ArenaObserver
 from stepwell.hierarchy.arena.records import Entry, Owner, SlabPhase
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.arena.slab_queue import LOOK_S, MAX_PASSES, TURN_S
-from stepwell.hierarchy.work import SLAB_WAIT_S
+from stepwell.hierarchy.work import ROOM_WAIT_S
 from stepwell.io.memory import Memory
 from stepwell.policies.catalog import POLICIES
 from stepwell.testing.arena_kit import MEMBER, SLAB, SLOT, SLOTS, ArenaKit, Bench, name, owner
@@ -98,7 +98,7 @@ class TestArena(ArenaKit):
         bench.grow(owner(1))
         bench.grow(owner(2))
         assert not bench.retired
-        self.clock.advance(SLAB_WAIT_S)
+        self.clock.advance(ROOM_WAIT_S)
         bench.grow(owner(2))
         assert [slab.owner for slab in bench.retired] == [owner(1)]
 
@@ -163,7 +163,7 @@ class TestArena(ArenaKit):
         for n in (1, 2, 3):
             bench.grow(owner(n))
         assert [len(bench.slabs.serving(owner(n))) for n in (1, 2, 3)] == [1, 2, 1]
-        self.clock.advance(SLAB_WAIT_S)
+        self.clock.advance(ROOM_WAIT_S)
         bench.grow(owner(4))
         assert [len(bench.slabs.serving(owner(n))) for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
 
@@ -235,7 +235,7 @@ class TestArena(ArenaKit):
         assert bench.slabs.serving(late)
         for entries in held[1:]:
             self.unpin(bench, entries)
-        self.wait(bench, SLAB_WAIT_S)
+        self.wait(bench, ROOM_WAIT_S)
         assert bench.slabs.serving(BIG), "it waits on"
 
     def test_no_blocks_are_lost_for_room_that_would_not_be_enough(self) -> None:
@@ -261,7 +261,7 @@ class TestArena(ArenaKit):
     def rest(self, bench: Bench) -> None:
         """Time passes, and nothing else happens that the test says."""
         for _ in range(RESTS):
-            self.clock.advance(SLAB_WAIT_S)
+            self.clock.advance(ROOM_WAIT_S)
             if bench.slabs.next_moment is not None and bench.slabs.next_moment <= self.clock.now():
                 bench.slabs.serve_queue()
             bench.settle()

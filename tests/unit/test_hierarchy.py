@@ -20,7 +20,7 @@ from stepwell.hierarchy.requests.transfers import MAX_EARLY
 from stepwell.hierarchy.sessions import registry, session
 from stepwell.hierarchy.sessions.keyed import EPOCHS_KEPT
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.hierarchy.work import SLAB_WAIT_S, TURN_S
+from stepwell.hierarchy.work import ROOM_WAIT_S, TURN_S
 from stepwell.io.clock import Clock
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLAB, SLOT, SLOTS
@@ -176,7 +176,7 @@ def test_waiting_for_a_slab_ends(rig: Rig) -> None:
     rig.turns()
     engine.scheduler.say(m.Reserve(1, 0, b"", chain(1)))
     rig.turns()
-    rig.clock.advance(SLAB_WAIT_S)
+    rig.clock.advance(ROOM_WAIT_S)
     rig.turns()
     (answer,) = engine.scheduler.take(m.Granted)
     assert answer.leases == [0]
@@ -404,7 +404,7 @@ def test_an_engine_that_has_gone_waits_for_no_slab() -> None:
     late = joined(rig, Model(weights=bytes(32)), name="late")
     late.scheduler.leave()
     assert rig.hierarchy.next_moment is None
-    rig.clock.advance(SLAB_WAIT_S)
+    rig.clock.advance(ROOM_WAIT_S)
     rig.settle()
     assert not one.workers[0].take(m.SlabRetired)
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.hierarchy.work import (
     MAX_TURN_S,
-    SLAB_WAIT_S,
+    ROOM_WAIT_S,
     TURN_BLOCKS,
     TURN_S,
     WALK_BLOCKS,
@@ -91,13 +91,13 @@ def test_work_without_blocks_counts_as_one(w: Watched) -> None:
 def test_what_is_parked_goes_on_when_a_slab_has_come_or_its_time_is_over(w: Watched) -> None:
     w.queue.add(w.parked("one"))
     assert w.turn() == ["one waits"]
-    w.clock.advance(SLAB_WAIT_S / 2)
+    w.clock.advance(ROOM_WAIT_S / 2)
     w.queue.add(w.parked("two"))
     assert w.turn() == ["two waits"] and not w.queue.more
-    assert w.queue.next_moment == SLAB_WAIT_S
-    w.clock.advance(SLAB_WAIT_S / 2)
+    assert w.queue.next_moment == ROOM_WAIT_S
+    w.clock.advance(ROOM_WAIT_S / 2)
     assert w.turn() == ["one goes on"]
-    w.queue.slabs_changed()
+    w.queue.room_changed()
     assert w.queue.more
     assert w.turn() == ["two goes on"] and w.queue.next_moment is None
 

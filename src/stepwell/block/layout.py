@@ -63,13 +63,16 @@ class SlabLayout:
     @staticmethod
     @lru_cache(maxsize=256)  # asked for with every block that is reserved
     def within(host_bytes: int, slot_bytes: int, least_bytes: int = MIN_SLAB) -> SlabLayout:
-        """A slab of host/16, at least 8 slots and `least_bytes`, at most 1 GiB, and never more than host.
+        """A slab of host/16, at least 8 slots and `least_bytes`, at most 1 GiB, and never more than host; as much
+        larger as gives so many slabs all of host.
 
         A slab with no slot at all means that host cannot hold even one.
         """
         stride = _up(slot_bytes, PAGE)
         eight = SlabLayout(slot_bytes, 8).nbytes
-        target = min(max(host_bytes // 16, eight, least_bytes), max(GiB, eight), host_bytes)
+        most = max(GiB, eight)
+        target = max(1, min(max(host_bytes // 16, eight, least_bytes), most, host_bytes))
+        target = min(host_bytes // (host_bytes // target or 1), most)
         slots = max(0, (target - PAGE) // stride)
         while slots and SlabLayout(slot_bytes, slots).nbytes > target:
             slots -= 1

@@ -68,3 +68,9 @@ class Spill:
     leases: list[int] = field(default_factory=list)
     refs: SlotRefs | None = None
     reason: str = ""
+
+    def cut(self) -> int:
+        """Takes the blocks behind the last lease out of it, all of which were refused; how many are left."""
+        self.blocks = max((at for at, lease in enumerate(self.leases, 1) if lease), default=0)
+        del self.leases[self.blocks :]
+        return self.blocks

@@ -124,7 +124,7 @@ class Dispatch:
                 slab = self._slab_of(session, number)
                 if slab is not None and member.number not in slab.mapped:
                     slab.mapped.add(member.number)
-                    self._core.work.slabs_changed()
+                    self._core.work.room_changed()
                     self._core.news.changed = True
             case m.Unmapped(slab=number):
                 slab = self._slab_of(session, number)

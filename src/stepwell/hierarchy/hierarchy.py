@@ -147,6 +147,7 @@ class Hierarchy:
     def turn(self) -> bool:
         """One slice of pending work; True if more is waiting."""
         if self._core.news.any:
+            self._core.work.room_changed()
             self._recalls.look()
         self.stack.pump_due()
         if (due := self.slabs.next_moment) is not None and due <= self._clock.now():
@@ -272,7 +273,7 @@ class _Observer:
     _ghosts: Ghosts
 
     def serving(self, slab: Slab | None) -> None:
-        self._core.work.slabs_changed()
+        self._core.work.room_changed()
         if slab is None:
             self._core.news.changed = True  # no request needs to wait for it
         else:

@@ -62,7 +62,7 @@ class Operator:
             if pause.kind == "recalls":
                 self._core.work.add(self._recalls.pause(list(self._registry.sessions.values())))
             else:
-                self._core.work.slabs_changed()  # work that is parked for a slab goes on now
+                self._core.work.room_changed()  # work that is parked for a slab goes on now
 
     def resume(self, kind: Kind, uid: int) -> None:
         """Ends the pause of this kind."""

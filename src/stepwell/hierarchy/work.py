@@ -20,13 +20,14 @@ interpreter from it for a millisecond each time that it looks for messages."""
 WALK_BLOCKS = 8
 """Blocks of a walk in each turn, however much engines want."""
 
-SLAB_WAIT_S = 1.0
-"""Seconds that work may be parked for a slab that is being made or mapped, before it goes on without."""
+ROOM_WAIT_S = 1.0
+"""Seconds that work may be parked for room, before it goes on without: for a slab that is being made or mapped, or for
+what is being written below."""
 
 
 class WorkStep(IntEnum):
     DONE = 1  # one block's worth of work
-    PARK = 0  # go on when a slab has come
+    PARK = 0  # go on when there may be room
 
 
 Work = Iterator[int]
@@ -43,8 +44,8 @@ class WorkQueue:
         self._clock = clock
         self._waiting: deque[Work] = deque()
         self._walks: deque[Work] = deque()
-        self._parked: deque[tuple[float, Work]] = deque()  # until a slab is there, or this time has come
-        self._slabs_changed = False
+        self._parked: deque[tuple[float, Work]] = deque()  # until there may be room, or this time has come
+        self._room_changed = False
         self._cut_off: float | None = None  # when the last turn ended, if it left work of engines
 
     def add(self, *work: Work) -> None:
@@ -54,14 +55,14 @@ class WorkQueue:
         """Adds a walk, which may not park."""
         self._walks.append(work)
 
-    def slabs_changed(self) -> None:
+    def room_changed(self) -> None:
         """Has parked work look again at the next turn."""
-        self._slabs_changed = True
+        self._room_changed = True
 
     @property
     def more(self) -> bool:
         """True if there is something to do at once."""
-        return bool(self._waiting or self._walks) or (self._slabs_changed and bool(self._parked))
+        return bool(self._waiting or self._walks) or (self._room_changed and bool(self._parked))
 
     @property
     def idle(self) -> bool:
@@ -91,7 +92,7 @@ class WorkQueue:
             for step in work:
                 budget = budget - (step or 1) if self._clock.now() < until else 0
                 if step is WorkStep.PARK:
-                    self._parked.append((self._clock.now() + SLAB_WAIT_S, work))
+                    self._parked.append((self._clock.now() + ROOM_WAIT_S, work))
                     break
                 if budget <= 0:
                     queue.appendleft(work)
@@ -101,10 +102,10 @@ class WorkQueue:
         return budget
 
     def _unpark(self) -> None:
-        """Parked work goes on when a slab has come, or gives up waiting after a while."""
-        if self._slabs_changed:
+        """Parked work goes on when there may be room, or gives up waiting after a while."""
+        if self._room_changed:
             self._waiting.extend(work for _, work in self._parked)
             self._parked.clear()
-            self._slabs_changed = False
+            self._room_changed = False
         while self._parked and self._parked[0][0] <= self._clock.now():
             self._waiting.append(self._parked.popleft()[1])

@@ -398,11 +398,11 @@ def test_a_stream_keeps_no_other_recall_waiting(tmp_path: Path) -> None:
 
 
 @contextmanager
-def small_host(folder: Path, blocks: int, ranks: int = 1) -> Iterator[SlowEngine]:
+def small_host(folder: Path, blocks: int, ranks: int = 1, **fields: Any) -> Iterator[SlowEngine]:
     """A prompt in the tier, and host memory for a few blocks of it."""
     with streaming(folder, ranks=ranks) as first:
         tier = first.tier
-    sizes = SMALL | {"num_pages": 2 * BLOCKS, "ranks": ranks, "kv_heads": ranks}
+    sizes = SMALL | {"num_pages": 2 * BLOCKS, "ranks": ranks, "kv_heads": ranks} | fields
     with slow_engine(
         folder, host=(blocks + 1) * BLOCK_BYTES * ranks, block_bytes=BLOCK_BYTES * ranks, batch=1, after=tier,
         extra={"block_tokens": BLOCK}, **sizes,
@@ -424,6 +424,20 @@ def test_a_context_larger_than_host_memory_is_recalled_whole(tmp_path: Path, win
             assert h.requests[rid].computed == 1 + 1
             h.forget()
         assert h.counted("short_streams") == 0 and h.counted("whole_streams") == 2
+
+
+@pytest.mark.parametrize("blocks_a_step", [2, 8])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_context_larger_than_host_memory_is_spilled_whole(tmp_path: Path, ranks: int, blocks_a_step: int) -> None:
+    """Its head stays, and what is behind that passes through, a part of a step at a time if need be."""
+    with small_host(tmp_path, 5, ranks, batch_tokens=blocks_a_step * BLOCK) as h:
+        other = prompt(seed=2)
+        for recalled in (0, BLOCKS * BLOCK):
+            rid = h.add(other, max_tokens=20)
+            h.run_slowly()
+            assert h.right(h.requests[rid]) and receipt(h, rid)["recalled_tokens"] == recalled
+            h.rest()
+            h.forget()
 
 
 def test_a_rank_that_copies_nothing_holds_the_others_up_for_as_long_as_a_tier_that_hangs(tmp_path: Path) -> None:

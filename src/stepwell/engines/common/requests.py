@@ -135,12 +135,18 @@ class Tracked:
         for first, end in blocks:
             yield from self.pages[first * pages_per_block : end * pages_per_block]
 
+    def _awaits_before(self, pending: PendingSpill) -> bool:
+        """Blocks before these are yet to be filled, or to get slots: what did not find its parent may find it then."""
+        return any(other.first < pending.first and not other.settled for other in self.pending)
+
     def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
         """Saves whose slots are leased and whose step is confirmed; each is yielded once."""
         for pending in self.pending:
             spill = pending.spill
             if not spill.granted or (spill.refs is None and any(spill.leases)):
                 continue
+            if spill.reason in ("no_room", "no_parent") and (any(spill.leases) or self._awaits_before(pending)):
+                self.known = min(self.known, pending.first + spill.cut())  # the rest is asked for again
             row = sum(1 for lease in spill.leases[: pending.next] if lease)
             while not pending.settled:
                 block = pending.first + pending.next

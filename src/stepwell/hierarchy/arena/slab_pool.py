@@ -16,7 +16,7 @@ from stepwell.hierarchy.arena.arena import Arena, ArenaObserver, Holding
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab, SlabPhase
 from stepwell.hierarchy.arena.retired import Retired
 from stepwell.hierarchy.arena.slab_queue import SlabQueue
-from stepwell.hierarchy.work import SLAB_WAIT_S
+from stepwell.hierarchy.work import ROOM_WAIT_S
 from stepwell.io.clock import Clock
 from stepwell.io.executor import Executor
 from stepwell.io.memory import Memory
@@ -224,7 +224,7 @@ class SlabPool:
     def _awaited(self, slab: Slab, holding: Holding) -> bool:
         """True if the slab was made a moment ago and has all the slots that its owner has free."""
         since = slab.unused_since
-        return since is not None and len(holding.roomy) == 1 and self._clock.now() < since + SLAB_WAIT_S
+        return since is not None and len(holding.roomy) == 1 and self._clock.now() < since + ROOM_WAIT_S
 
     @staticmethod
     def _idle(slab: Slab) -> bool:

@@ -74,6 +74,10 @@ class Level:
         """The tier keeps blocks."""
         return self.tier.capacity().limit > 0
 
+    def takes(self, nbytes: int) -> bool:
+        """The tier would soon have written a block of so many bytes that passes through host memory."""
+        return self.keeps and not self.recovering and self.writes.takes(nbytes)
+
     @property
     def down(self) -> bool:
         """Nothing is read from the tier for now."""

@@ -43,6 +43,10 @@ class Stack:
         """There is a tier below that keeps blocks."""
         return any(level.keeps for level in self.levels)
 
+    def takes(self, nbytes: int) -> bool:
+        """A tier below would soon have written a block of so many bytes that passes through host memory."""
+        return any(level.takes(nbytes) for level in self.levels)
+
     @property
     def shared(self) -> bool:
         """True if others write to one of the tiers too."""

@@ -3,7 +3,8 @@
     add ──► queue, bounded in bytes ──► batches of up to 8 MiB ──► tier
 
 A block that waits to be written is leased, so that it stays, up to `queue_bytes` of them; beyond that it waits as long
-as nothing needs its slots.
+as nothing needs its slots. One that passes through host memory is always leased: `takes` says when there is room for
+it.
 
 What the tier is asked to write at a time, a read that arrives has to share the tier and the processors with. So it is
 what the tier writes in AHEAD_S, and in NEAR_S while reads come now and then.
@@ -79,11 +80,15 @@ class WriteQueue:
             return
         self.owed.add(entry)
         self.queued_bytes += entry.nbytes
-        held = self._leased_bytes + entry.nbytes <= self._limits.queue_bytes
+        held = entry.history.passing or self._leased_bytes + entry.nbytes <= self._limits.queue_bytes
         if held:
             self._hold(entry)
         self._line.append((entry, held))
         self.stale = True
+
+    def takes(self, nbytes: int) -> bool:
+        """A block of so many bytes that passes through host memory would stay until it is written."""
+        return self._breaker.admits and self._leased_bytes + nbytes <= max(self._limits.queue_bytes, nbytes)
 
     def begin(self, most: int, ahead_s: float = AHEAD_S) -> None:
         """Gives the tier as much to write as it should have: what it writes in `ahead_s` seconds, in at most so many

@@ -4,6 +4,7 @@ its shard. Until then it cannot be read; if any rank drops it, it is given up.""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from stepwell.block.namespace import BlockId
 from stepwell.block.state import BlockState
@@ -19,7 +20,7 @@ from stepwell.hierarchy.pauses import PAUSED
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import NAMED, Fill, Session, SessionPhase
-from stepwell.hierarchy.work import SLAB_WAIT_S, Work, WorkStep
+from stepwell.hierarchy.work import ROOM_WAIT_S, Work, WorkStep
 from stepwell.policies.placement.base import Destination
 from stepwell.protocol.messages import Granted, Reserve
 
@@ -61,7 +62,7 @@ class Spills:
         granted: list[Entry] = []
         depth, ends = self._behind(session, origins, message.parent)
         below = self._stack.keeps
-        patient_until = self._clock.now() + SLAB_WAIT_S
+        patient_until = self._clock.now() + ROOM_WAIT_S
         for id in self._needed(session, origin, message.digests, depth):
             if session.phase is not SessionPhase.LIVE:
                 return
@@ -81,23 +82,32 @@ class Spills:
                 self._emit(SpillRefused(ends))
                 yield WorkStep.DONE
                 continue
-            if parent is not None and self._index.find(parent.id) is not parent:
-                parent = None  # dropped since the last slice
-            entry = self._index.find(id)
-            if entry is not None:
-                self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
-            else:
-                taken = self._take(session, id, parent, below=below)
-                if isinstance(taken, str):
-                    ends = taken
+            place = self._arena.place(session.owner, id, session.shards, below=below)
+            while True:
+                if parent is not None and self._index.find(parent.id) is not parent:
+                    parent = None  # dropped since the last slice
+                entry = self._index.find(id)
+                if entry is not None:
+                    self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
+                    break
+                entry = self._take(session, id, parent, place)
+                if entry is not None:
+                    entry.origin = origin
+                    if message.first >= 0:
+                        entry.position = message.first + len(leases) - 1
+                    leases[-1] = self._lease(session, entry)
+                    granted.append(entry)
+                    break
+                # What is granted has to be filled first, and then written: until then there is no room for more.
+                if granted or not below or place is Destination.COLD or self._clock.now() >= patient_until:
+                    ends = "not_worth_it" if place is Destination.COLD else "no_room"
                     self._emit(SpillRefused(ends))
-                    continue
-                entry = taken
-                entry.origin = origin
-                if message.first >= 0:
-                    entry.position = message.first + len(leases) - 1
-                leases[-1] = self._lease(session, entry)
-                granted.append(entry)
+                    break
+                yield WorkStep.PARK
+                if session.phase is not SessionPhase.LIVE:
+                    return
+            if ends:
+                continue
             parent = entry
             yield WorkStep.DONE
         if session.scheduler is not None:
@@ -133,16 +143,23 @@ class Spills:
                 depth, missing = history.depth + 1, True
         return depth, "no_parent" if missing else ""
 
-    def _take(self, session: Session, id: BlockId, parent: Entry | None, *, below: bool) -> Entry | str:
-        """A block to be filled; or why it is not taken. `below`: a tier keeps it or takes it."""
+    def _take(self, session: Session, id: BlockId, parent: Entry | None, place: Destination) -> Entry | None:
+        """A block to be filled; None: there is no room for it, or it is not worth any.
+
+        Where a tier below keeps blocks, one behind as many of its prefix as host memory holds passes through, and so do
+        all behind it: each stays until it is written. What is kept of a long context is its head."""
         assert session.owner is not None
-        shards = session.shards
-        place = self._arena.place(session.owner, id, shards, below=below)
-        if place is Destination.COLD:
-            return "not_worth_it"
-        passing = place is Destination.WARM
-        entry = self._arena.reserve(session.owner, id, parent, shards, session.copiers, passing=passing)
-        return "no_room" if entry is None else entry
+        reserve = partial(self._arena.reserve, session.owner, id, shards=session.shards, members=session.copiers)
+        entry, passes = None, parent is not None and parent.history.passing and self._stack.keeps
+        if place is Destination.HOT and not passes:
+            entry = reserve(parent)
+        if (
+            entry is None
+            and place is not Destination.COLD
+            and self._stack.takes(session.owner.slot_bytes * session.shards)
+        ):
+            entry = reserve(None, passing=True, displaces=False) or reserve(None, passing=True)
+        return entry
 
     def refuse(self, session: Session, message: Reserve, reason: str) -> None:
         blocks = len(message.digests) // 32
