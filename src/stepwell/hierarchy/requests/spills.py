@@ -106,6 +106,10 @@ class Spills:
                 yield WorkStep.PARK
                 if session.phase is not SessionPhase.LIVE:
                     return
+                if self._pauses.spills:
+                    ends = PAUSED
+                    self._emit(SpillRefused(ends))
+                    break
             if ends:
                 continue
             parent = entry
