@@ -3,6 +3,8 @@ until it is written."""
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from deep import DeepRig, chain, fill
 
 from lab.rig.members import FakeEngine
@@ -47,6 +49,22 @@ def test_a_spill_waits_for_what_is_written() -> None:
     rig.settle()
     (granted,) = engine.scheduler.take(m.Granted)
     assert all(granted.leases)
+
+
+def test_what_passes_is_not_displaced_before_it_is_written() -> None:
+    rig = DeepRig(1, queue_bytes=SLOT)
+    engine, digests = rig.join(), chain(2 * SLOTS)
+    fill(engine, digests[: 32 * SLOTS], at_once=2)
+    rig.settle()
+    leases, _ = engine.reserve(digests[32 * SLOTS : 32 * SLOTS + 64], parent=block(digests, SLOTS - 1))
+    with patch.object(rig.level.writes, "begin"):  # the tier is asked for nothing yet
+        engine.workers[0].say(m.Filled(leases, []))
+        rig.turns()
+        others, _ = engine.reserve(chain(2, 500))
+    assert all(leases) and all(others)
+    rig.level.writes.stale = True
+    rig.settle()
+    assert all(rig.name(engine, block(digests, n)) in rig.below.blocks for n in range(SLOTS + 2))
 
 
 def test_a_spill_does_not_wait_for_ever() -> None:
