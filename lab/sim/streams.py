@@ -39,14 +39,15 @@ class Streams:
             )
         world.seen["streams"] += 1
 
-    def heard(self, process: int, concerns: Callable[[StreamCopy], bool]) -> None:
-        """The well has said something to this process that concerns such streams."""
+    def heard(self, process: int, concerns: Callable[[StreamCopy], bool], others: int = 0) -> None:
+        """The well has said something to this process that concerns such streams, and that so many are in line."""
         for engine in self._world.engines:
             if process // 10 == engine.number:
                 worker = process % 10 - 1
                 for copy in engine.workers[worker].copies if worker >= 0 else ():
-                    if isinstance(copy, StreamCopy) and concerns(copy):
-                        copy.wait.news = self._world.clock.now()
+                    if isinstance(copy, StreamCopy):
+                        copy.wait.others = max(copy.wait.others, others)
+                        copy.wait.news = self._world.clock.now() if concerns(copy) else copy.wait.news
 
     def go_on(self, engine: Engine, copy: StreamCopy) -> bool:
         """A rank comes to its stream. False: it waits."""

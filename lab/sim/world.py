@@ -155,11 +155,11 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
-            case m.LineMoved(order=order):
+            case m.LineMoved(apart=apart, sharing=sharing):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
-                        engine.queue.moved(order, self.clock.now())
-                self.streams.heard(line.process, lambda copy: copy.limits.order > order)
+                        engine.queue.moved(apart, sharing, self.clock.now())
+                self.streams.heard(line.process, lambda copy: copy.transfer not in apart, sharing - 1)
             case m.Landed(transfer=transfer):
                 self.streams.heard(line.process, lambda copy: copy.transfer == transfer)
 
@@ -207,7 +207,7 @@ class World:
         request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
         request.streams = self.dice.random() < STREAMED
         engine.requests.append(request)
-        engine.queue.entered(request.ask, order)
+        engine.queue.entered(request.ask)
         return request
 
     def poll(self, engine: Engine, request: Request) -> None:

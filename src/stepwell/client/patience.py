@@ -20,6 +20,12 @@ MAX_LIMIT_S = 60.0
 """However long the well says, and however many wait before it."""
 
 
+def cap(total_s: float, sharing: int) -> float:
+    """Seconds after which nothing keeps a request waiting that shares the line with so many: its total limit once for
+    each of them and for itself, at most a minute."""
+    return min((1 + sharing) * total_s, MAX_LIMIT_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock. `reading_s`: how
@@ -52,11 +58,6 @@ class Patience:
         """Seconds that a recall of so many blocks may take which the well says is worth `limit_s`; 0: it does not know.
         `cap` bounds what it says."""
         return limit_s if limit_s > 0 else self.total_s + blocks * self.block_s
-
-    def cap(self, limit_s: float, ahead: int) -> float:
-        """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once
-        for each of them and for itself, at most a minute."""
-        return min((1 + ahead) * self.total(limit_s), MAX_LIMIT_S)
 
 
 PATIENCE = Patience()

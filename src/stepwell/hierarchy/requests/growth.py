@@ -98,7 +98,7 @@ class RunGrowth:
             if entry.state is BlockState.FILLING:
                 if request.weighed is None:
                     return UNWEIGHED
-                self._stack.hasten(entry, request.order)
+                self._stack.hasten(entry, request.turn)
         self._pins.add(request, entry)
         return None
 
@@ -144,10 +144,10 @@ class RunGrowth:
         passing = passing or self._arena.place(owner, id, shards, below=True) is not Destination.HOT
         displaces = not (passing and self._pins.fills_window(request, level, nbytes))
         parent = None if streams and passing else self._parent(request)
-        origin, order = origins[ids.index(id)], request.order
-        entry = level.promote(session, origin, id, parent, order, passing=passing, displaces=displaces)
+        origin, turn = origins[ids.index(id)], request.turn
+        entry = level.promote(session, origin, id, parent, turn, passing=passing, displaces=displaces)
         if entry is None and self._pins.make_room(session, request):
-            entry = level.promote(session, origin, id, None, order, passing=True)
+            entry = level.promote(session, origin, id, None, turn, passing=True)
         if entry is None and not (streams or displaces):
             return Obstacle("staging", True)  # what is under way lands
         if entry is None:

@@ -78,7 +78,8 @@ class Recalls:
         self._answers = RunAnswers(core, arena, stack, migration, self._probes, self.transfers, self.waiting)
 
     def ask(self, session: Session, message: Ask) -> Work:
-        request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
+        turn = self._stack.turns.join(message.order)
+        request = RecallRequest(message.ticket, message.order, turn, message.epoch, message.digests)
         request.tokens, request.recall = message.tokens, message.recall
         if self._planner.mode(request.recall) is RecallMode.NEVER:
             request.most, request.short = 0, Why.NEVER.value
@@ -92,17 +93,17 @@ class Recalls:
             session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
 
     def look(self) -> None:
-        """Requests that waited for what has happened since the last look go on, the earliest request first. Nothing
+        """Requests that waited for what has happened since the last look go on, the first in line first. Nothing
         lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
         for entry in news.landed:
             if entry.state is BlockState.RESIDENT:
                 self._planner.landed(entry)
                 self._migration.promoted(entry)
-        served = self.waiting.for_any_of(entry for entry in news.landed if entry.state is BlockState.RESIDENT)
+        served = [entry for entry in news.landed if entry.state is BlockState.RESIDENT and self.waiting.awaits(entry)]
         again = self.waiting.take(news)
         if served:
-            self._answers.line_moves(served)
+            self._answers.line_moves(entry.source for entry in served)
         if news.probed:
             again |= self._probes.answered()
         self._work.add(*self._again(again))
@@ -123,8 +124,8 @@ class Recalls:
                 yield WorkStep.DONE
 
     def _again(self, requests: dict[RecallRequest, Session]) -> list[Work]:
-        """Work for these requests, the earliest first; none for one that is queued already."""
-        fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.order)
+        """Work for these requests, the first in line first; none for one that is queued already."""
+        fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.turn.place)
         for request in fresh:
             request.queued = True
         return [self._follow(requests[request], request) for request in fresh]
@@ -190,6 +191,7 @@ class Recalls:
             self._answers.tell(session, request, more=waits, reason=reason)
         if not waits:
             self._probes.forget(request)  # the answer is final, whatever is found later
+            self._stack.turns.wants(request.turn, 0)  # others may have had blocks of it read
             if not request.answered:
                 missed = request.blocks - len(request.pinned)
                 self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
@@ -234,6 +236,8 @@ class Recalls:
     def _cut(self, request: RecallRequest, blocks: int, reason: str) -> None:
         """Ends the run behind its first `blocks`, which its client may know of."""
         request.ends = reason
+        if reason and blocks <= request.landed:
+            self._stack.turns.wants(request.turn, 0)
         self.waiting.no_block(request)
         self.pins.cut(request, blocks)
 
@@ -298,9 +302,8 @@ class Recalls:
 
     def piece_copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
         """This rank has copied the first `blocks` of a stream."""
-        moved = self.transfers.copied(session, rank, number, blocks)
-        if moved is not None:
-            self._answers.line_moves({moved})
+        if self.transfers.copied(session, rank, number, blocks):
+            self._answers.line_moves()
 
     def copied(self, session: Session, rank: int, numbers: list[int]) -> None:
         """This rank's copies of these transfers have ended. One that has not copied all of a stream has given it up:
@@ -331,6 +334,7 @@ class Recalls:
         if request is None:
             return
         self._planner.ended(request, 0, waited_s)
+        self._stack.turns.wants(request.turn, 0)
         if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
             self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))
         if not request.queued:
