@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -612,19 +612,28 @@ class Well(RuleBasedStateMachine):
                 counted = self.rig.hierarchy.arena.count()
                 assert counted["filling"] or counted["leased_blocks"] or self.rig.hierarchy.arena.pins
             case "pins" if self.deep and self.stuck:
-                more = engine.model.shards * engine.model.shard_bytes
-                assert self.rig.hierarchy.arena.pinned_bytes + more > 0.5 * self.rig.hierarchy.limits.host_bytes
+                entries = [entry for entry in self.rig.hierarchy.arena.entries() if entry.pins]
+                assert self._pins_full(
+                    engine, {_place(np.frombuffer(e.refs, m.SLOT_REF)[0]): e.nbytes for e in entries}
+                )
             case "pins":
-                pinned = {
-                    _place(row[0]): engine.model.shards * engine.model.shard_bytes
-                    for engine in self.live
-                    for other in engine.requests.values()
-                    for row in other.rows
-                }
-                would = sum(pinned.values()) + engine.model.shards * engine.model.shard_bytes
-                assert would > 0.5 * self.rig.hierarchy.limits.host_bytes
+                assert self._pins_full(engine, _told((of, held) for of in self.live for held in of.requests.values()))
             case other:
                 raise AssertionError(f"no reason to wait: {other}")
+
+    def _pins_full(self, engine: Engine, pinned: dict[Place, int], slabs: int | None = None) -> bool:
+        """With one more block of this engine, pins would hold more than half of host memory, or leave fewer slots of
+        its model than two blocks have. `pinned`: bytes of each block, by the place of its first shard. `slabs`: how
+        many its model may have had; those that it has."""
+        hierarchy, model = self.rig.hierarchy, engine.model
+        owner = hierarchy.registry.sessions[engine.session].owner
+        assert owner is not None
+        serving = {slab.number: slab.layout.slots for slab in hierarchy.slabs.serving(owner)}
+        slots = sum(list(serving.values())[:slabs])
+        own = sum(nbytes for (slab, _, _), nbytes in pinned.items() if slab in serving)
+        more = model.shards * model.shard_bytes
+        too_many = sum(pinned.values()) + more > 0.5 * hierarchy.limits.host_bytes
+        return too_many or own + 3 * more > slots * model.shard_bytes
 
     # what must always hold -------------------------------------------------------------------------------------------
 
@@ -706,8 +715,8 @@ class Well(RuleBasedStateMachine):
             case "no_room":
                 pass  # there was none when it was asked
             case "pins":
-                more = (len(request.rows) + 1) * engine.model.shards * engine.model.shard_bytes
-                assert more > 0.5 * self.rig.hierarchy.limits.host_bytes, "its own pins are all that there may be"
+                own = _told([(engine, request)])
+                assert self._pins_full(engine, own, slabs=1), "its own pins are all that there may be"
             case other:
                 raise AssertionError(f"no reason to end: {other}")
 
@@ -761,6 +770,15 @@ class Well(RuleBasedStateMachine):
 
 def _place(ref: Any) -> Place:
     return int(ref["slab"]), int(ref["slot"]), int(ref["generation"])
+
+
+def _told(requests: Iterable[tuple[Engine, Request]]) -> dict[Place, int]:
+    """Bytes of the blocks that these were told of, by the place of the first shard."""
+    return {
+        _place(row[0]): engine.model.shards * engine.model.shard_bytes
+        for engine, request in requests
+        for row in request.rows
+    }
 
 
 @some_or_many("examples", 40, 300)

@@ -67,9 +67,9 @@ def arena(arena: Arena, slabs: SlabPool) -> None:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: a block's history is another's")
         if amiss := holding.residents.wrong():
             wrong.append(f"owner of {owner.slot_bytes}-byte slots: {amiss}")
-        held = sum(entry.pins > 0 for s in holding.slabs for entry in s.held.values())
-        if holding.pinned != held:
-            wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.pinned} pinned slots, has {held}")
+        held = owner.slot_bytes * sum(entry.pins > 0 for s in holding.slabs for entry in s.held.values())
+        if holding.pinned_bytes != held:
+            wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.pinned_bytes} pinned, has {held}")
         free = sum(len(s.free) for s in holding.slabs)
         if holding.free != free or holding.roomy.keys() != {s.number for s in holding.slabs if s.free}:
             wrong.append(f"owner of {owner.slot_bytes}-byte slots counts {holding.free} free slots, has {free}")

@@ -43,8 +43,8 @@ class Sums:
 @dataclass(slots=True)
 class Holding:
     """Slabs and blocks of one owner. `roomy`: its serving slabs with free slots, by number. `free`: slots in them.
-    `making`: a slab is being populated for it. `present`: an engine of it is connected. `pinned`: slots of blocks with
-    pins."""
+    `making`: a slab is being populated for it. `present`: an engine of it is connected. `pinned_bytes`: of its blocks
+    with pins."""
 
     residents: Residents
     slabs: list[Slab] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Holding:
     free: int = 0
     making: bool = False
     present: bool = True
-    pinned: int = 0
+    pinned_bytes: int = 0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its serving slabs, which are all alike."""
-        return len(self.slabs) * self.slabs[0].layout.nbytes if self.slabs else 0
+    def slots(self) -> int:
+        """Slots of its serving slabs, which are all alike."""
+        return len(self.slabs) * self.slabs[0].layout.slots if self.slabs else 0
 
     @property
     def over(self) -> bool:
@@ -242,7 +242,7 @@ class Arena:
         self.sums.filling -= 1
         if entry.pins:  # of requests that do not know yet
             self.pins -= entry.pins
-            self._count_pinned(entry, -1)
+            self._count_pinned(entry, -entry.nbytes)
         self._unlink(entry)
         for slab, slot in entry.slots:
             del slab.held[slot]
@@ -278,9 +278,6 @@ class Arena:
         holding = self.holdings[entry.slots[0][0].owner]
         holding.residents.leave(entry)
         self._forget()
-        self._leave_parent(entry)
-
-    def _leave_parent(self, entry: Entry) -> None:
         if entry.parent is not None:
             entry.parent.children -= 1
             self._offer(entry.parent)
@@ -299,38 +296,40 @@ class Arena:
             if residents.may_stay(entry) and self._placement.place(admitted=True, below=True) is Destination.HOT:
                 residents.stay(entry)
 
-    def let_pass(self, entry: Entry) -> None:
-        """It is to leave before all that the policy ranks, as soon as nobody holds it; the block before it need not
-        stay for it."""
-        self._leave_parent(entry)
-        self.holdings[entry.slots[0][0].owner].residents.let_pass(entry)
-
     def _now(self) -> float:
         self._moment = max(self._clock.now(), self._moment + MOMENT_S)
         return self._moment
 
     def pin(self, *run: Entry) -> None:
+        """Pins these blocks of one owner."""
+        nbytes = 0
         for entry in run:
             if not entry.pins:
-                self._count_pinned(entry, 1)
+                nbytes += entry.nbytes
             entry.pins += 1
         self.pins += len(run)
+        if nbytes:
+            self._count_pinned(run[0], nbytes)
 
     def unpin(self, *run: Entry) -> None:
-        """Ends a pin of each, unless it has ended with the block."""
+        """Ends a pin of each, unless it has ended with the block. They are of one owner."""
+        nbytes = 0
         for entry in run:
             if entry.state is BlockState.ABSENT:
                 continue
             entry.pins -= 1
             self.pins -= 1
             if not entry.pins:
-                self._count_pinned(entry, -1)
+                nbytes += entry.nbytes
                 if not entry.children or entry.state is BlockState.DRAINING:
                     self._settle(entry)
+        if nbytes:
+            self._count_pinned(run[0], -nbytes)
 
-    def _count_pinned(self, entry: Entry, by: int) -> None:
-        self.pinned_bytes += by * entry.nbytes
-        self.holdings[entry.slots[0][0].owner].pinned += by * len(entry.slots)
+    def _count_pinned(self, entry: Entry, nbytes: int) -> None:
+        """So many more bytes are pinned, of blocks of this one's owner."""
+        self.pinned_bytes += nbytes
+        self.holdings[entry.slots[0][0].owner].pinned_bytes += nbytes
 
     def lease(self, *run: Entry) -> None:
         for entry in run:

@@ -102,14 +102,6 @@ class Residents:
         self._eviction.enter(entry.history)
         self.offer(entry)
 
-    def let_pass(self, entry: Entry) -> None:
-        """Begins its passing through: the policy ranks it no more."""
-        history = entry.history
-        if history.entry is entry and not history.passing:
-            self._eviction.leave(history)
-            history.passing = True
-        self.offer(entry)
-
     def leave(self, entry: Entry) -> None:
         """Removes it; its history stays known for a while."""
         history = entry.history

@@ -18,7 +18,6 @@ from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.probes import Probes
 from stepwell.hierarchy.requests.uses import AbsentUses
 from stepwell.hierarchy.sessions.session import RecallRequest, Session
-from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.placement.base import Destination
 
 
@@ -67,7 +66,7 @@ class RunGrowth:
         if request.ends or most <= 0 or self._index.find(*request.ids(at, origins)) is None:
             return 0
         run = self._index.run(request.names(at, origins))[:most]
-        fits = self._pins.fit(session, request, sum(entry.nbytes for entry in run if not entry.pins))
+        fits = self._pins.fit(session, sum(entry.nbytes for entry in run if not entry.pins))
         if not (fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})):
             return 0
         self._pins.add_run(request, run)
@@ -109,8 +108,9 @@ class RunGrowth:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return Obstacle("mapping", True)
-        if not self._pins.room(session, request, 0 if entry.pins else entry.nbytes):
-            return self._no_pins(session, request)
+        nbytes = 0 if entry.pins else entry.nbytes
+        if not self._pins.room(session, request, nbytes):
+            return self._no_pins(session, request, nbytes)
         return None
 
     def _promote(
@@ -133,23 +133,22 @@ class RunGrowth:
         assert owner is not None
         nbytes = owner.slot_bytes * shards
         if not self._pins.room(session, request, nbytes):
-            return self._no_pins(session, request)
+            return self._no_pins(session, request, nbytes)
         if self._slabs.awaits_slab(owner, session.copiers) and self._slabs.trouble is None:
             return Obstacle("mapping", True)
         if request.weighed is None or request.extended:
             return UNWEIGHED
         self._count(session, request, id)
-        streams = bool(request.transfer)
-        passing = streams and len(request.pinned) >= self._pins.stays(request, level, nbytes)
+        passing = self._pins.passes(request, level, nbytes)
         passing = passing or self._arena.place(owner, id, shards, below=True) is not Destination.HOT
         displaces = not (passing and self._pins.fills_window(request, level, nbytes))
-        parent = None if streams and passing else self._parent(request)
+        parent = None if passing else self._parent(request)
         origin, turn = origins[ids.index(id)], request.turn
         entry = level.promote(session, origin, id, parent, turn, passing=passing, displaces=displaces)
+        if entry is None and not displaces:
+            return Obstacle("staging", True)  # what is under way lands, or is copied
         if entry is None and self._pins.make_room(session, request):
             entry = level.promote(session, origin, id, None, turn, passing=True)
-        if entry is None and not (streams or displaces):
-            return Obstacle("staging", True)  # what is under way lands
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             held = held or self._pins_end(request)
@@ -164,30 +163,18 @@ class RunGrowth:
             self._uses.note(session, {id: depth}, first=not request.counted)
             request.counted = depth + 1
 
-    def _no_pins(self, session: Session, request: RecallRequest) -> Obstacle:
+    def _no_pins(self, session: Session, request: RecallRequest, nbytes: int) -> Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""
         if request.weighed is None or request.extended:
             return UNWEIGHED  # as a stream it may be had without
         assert session.owner is not None
-        if self._slabs.grows(session.owner):
+        if self._pins.in_share(nbytes) and self._slabs.grows(session.owner):
             return Obstacle("mapping", True)
-        self._pins.ask_way(session, request)
         return Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))
 
     def _pins_end(self, request: RecallRequest) -> bool:
         """True if there are pins of others, or of a stream whose blocks are being copied."""
         return self._pins.others(request) or (bool(request.transfer) and request.freed < len(request.pinned))
-
-    def let_pass(self, request: RecallRequest) -> Work:
-        """The request has become a stream: blocks that were promoted for it alone and cannot stay pass."""
-        last = request.pinned[-1] if request.pinned else None
-        if last is None or last.source < 0:
-            return
-        stays = self._pins.stays(request, self._stack.levels[last.source], last.nbytes)
-        for at, (entry, promoted) in enumerate(zip(tuple(request.pinned), bytes(request.promoted), strict=False)):
-            if promoted and entry.pins == 1 and (at >= stays or entry.history.passing):
-                self._arena.let_pass(entry)
-            yield WorkStep.DONE
 
     def _parent(self, request: RecallRequest) -> Entry | None:
         """The block before the next one of the run; None where it is not in the arena any more."""

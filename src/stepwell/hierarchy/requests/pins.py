@@ -44,7 +44,7 @@ class Pins:
         """There is room for so many more bytes; one block finds some however small the share is. So do a few of the
         session's oldest stream, which its workers copy first: else they might wait for it, and it for what others hold
         that they come to later."""
-        if not self._arena.pins or self.fit(session, request, nbytes):
+        if not self._arena.pins or self.fit(session, nbytes):
             return True
         return self._goes_on(session, request)
 
@@ -54,10 +54,17 @@ class Pins:
             return False
         return next(_streams(session), None) is request
 
-    def fit(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
-        """So many more bytes may be pinned, whichever request wants them."""
-        would = self._arena.pinned_bytes + nbytes
-        return would <= self._share * self._host_bytes and self._leaves_slots(session, request, nbytes)
+    def fit(self, session: Session, nbytes: int) -> bool:
+        """So many more bytes may be pinned, whichever request wants them: they are within the share, and of the slots
+        for blocks of this model enough are left for a few."""
+        assert session.owner is not None
+        holding = self._arena.holdings[session.owner]
+        left = holding.slots - (holding.pinned_bytes + nbytes) // session.owner.slot_bytes
+        return self.in_share(nbytes) and left >= AT_LEAST * session.shards
+
+    def in_share(self, nbytes: int) -> bool:
+        """So many more bytes are within the share."""
+        return self._arena.pinned_bytes + nbytes <= self._share * self._host_bytes
 
     def make_room(self, session: Session, request: RecallRequest) -> bool:
         """For the session's oldest stream, where nothing is left that may go: a block goes that is kept for those
@@ -71,28 +78,12 @@ class Pins:
                 entry = entry.parent
         return False
 
-    def _leaves_slots(self, session: Session, request: RecallRequest, nbytes: int) -> bool:
-        """With so many more bytes, slots are left of those that the blocks of this session's model have: a few free
-        ones, or all but their share. A session's oldest stream may have all while nobody else has pins: it goes on
-        whatever is left, and the more is under way the better."""
-        assert session.owner is not None
-        holding, slots = self._arena.holdings[session.owner], nbytes // session.owner.slot_bytes
-        few = AT_LEAST * session.shards
-        if holding.free > few or not holding.pinned or not slots:
-            return True
-        if next(_streams(session), None) is request and not self.others(request):
-            return True
-        stride = holding.slabs[0].layout.stride
-        return (holding.pinned + slots) * stride <= min(self._share * holding.nbytes, holding.nbytes - few * stride)
-
-    def stays(self, request: RecallRequest, level: Level, nbytes: int) -> int:
-        """How many leading blocks of a stream stay as after any recall: all if they may be pinned together, else those
-        that may be beside what the tier is asked for at a time. Blocks behind them pass: each is copied and makes room
-        for the next."""
-        most = int(self._share * self._host_bytes)
-        if min(request.known, request.most) * nbytes <= most:
-            return request.blocks
-        return max(0, most - level.reads.in_flight) // nbytes
+    def passes(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
+        """The next block of the request's run, which may not be pinned all together, is not of its head: as much as may
+        be pinned beside what the tier is asked for at a time. It is copied and makes room for the next."""
+        most, at = self._share * self._host_bytes, len(request.pinned)
+        known = min(request.known, request.most)
+        return known * nbytes > most and (at + 1) * nbytes > most - level.reads.in_flight
 
     def fills_window(self, request: RecallRequest, level: Level, nbytes: int) -> bool:
         """As much of the run is under way as keeps the tier busy, of small host memory half of what may be pinned, and
@@ -106,16 +97,28 @@ class Pins:
         return self._arena.pins > len(request.pinned) - request.freed
 
     def ask_way(self, session: Session, request: RecallRequest) -> None:
-        """Asks the session's last request in line that holds pins to give way to this earlier one."""
+        """Asks the last request of the session's queue that holds pins to give way to this earlier one, whose turn is
+        before its turn."""
         later = [
             t
             for t in session.requests.values()
             if t.order > request.order and t.pinned and not (t.asked_way or t.transfer)
+            if t.turn.place > request.turn.place
         ]
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)
             last.asked_way = True
             session.scheduler.channel.send(GiveWay(last.number))
+
+    def may_take(self, session: Session, request: RecallRequest, of: Session, other: RecallRequest) -> bool:
+        """The other request, whose turn is after this one's, has a pin for a block that nobody else wants and that is
+        not being read yet. A stream keeps a few."""
+        if other.turn.place <= request.turn.place or of.owner is not session.owner:
+            return False
+        if len(other.pinned) - other.freed <= (AT_LEAST if other.transfer else 0):
+            return False
+        last = other.pinned[-1]
+        return last.pins == 1 and last.source >= 0 and self._stack.levels[last.source].reads.waits(last)
 
     def add(self, request: RecallRequest, entry: Entry) -> None:
         """Pins the next block of the request's run."""

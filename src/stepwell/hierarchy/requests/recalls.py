@@ -160,7 +160,9 @@ class Recalls:
                     yield from self._probes.run(session, request, origins)
             elif obstacle is UNPROBED:
                 yield from self._probes.run(session, request, origins)
-            elif obstacle is not None and not self._goes_around(request):
+            elif obstacle is not None and not (
+                self._goes_around(request) or (obstacle.reason == "pins" and self._takes_room(session, request))
+            ):
                 if not self._is_stuck(request) or request.probed or not self._stack.shared:
                     break
                 yield from self._probes.run(session, request, origins)
@@ -226,6 +228,21 @@ class Recalls:
         if around:
             self._cut(request, request.landed, "")
         return around
+
+    def _takes_room(self, session: Session, request: RecallRequest) -> bool:
+        """Room for pins is given by turns. The last in line that holds some for a block that is not being read yet
+        lets go of it, if that one's turn is after this request's. False: there is none, and others are asked to give
+        way."""
+        after = [(t, of) for t, of in self.waiting.all() if self.pins.may_take(session, request, of, t)]
+        if not after:
+            self.pins.ask_way(session, request)
+            return False
+        last, of = max(after, key=lambda pair: pair[0].turn.place)
+        if last.landed == len(last.pinned) - 1:
+            self.waiting.no_block(last)
+            self.waiting.for_anything(last, of, starved=False)
+        self.pins.cut(last, len(last.pinned) - 1)
+        return True
 
     def _bar(self, request: RecallRequest, reason: str) -> None:
         """Ends the answer with what was already sent: nothing of the request's namespace, or nothing at all, may be
@@ -298,7 +315,7 @@ class Recalls:
             request.landed = min(request.landed, request.most)
         if len(session.transfers[message.transfer].missing) < len(session.workers):
             self._cut(request, request.landed, "gave_way")
-        self._work.add(self._growth.let_pass(request), *self._again({request: session}))
+        self._work.add(*self._again({request: session}))
 
     def piece_copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
         """This rank has copied the first `blocks` of a stream."""
