@@ -32,8 +32,8 @@ QUEUED = ("staging", *ROOM)
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too, and last for this `reason`. `over`: it need not wait any more. `streams`: it is recalled while its blocks are
-    read. `waited`: until it was offered; how long an engine takes to find pages is its own matter."""
+    wait for, too, and last for this `reason`. `over`: it need not wait any more. `streams`: it is recalled while its
+    blocks are read. `waited`: until it was offered; how long an engine takes to find pages is its own matter."""
 
     first: float = 0.0
     others: int = 0
