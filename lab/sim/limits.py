@@ -5,12 +5,11 @@ What others do is judged by what a person would say of a line: it moves, unless 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from lab.sim.oracle import Violation
 from stepwell.client.questions import PrefixQuestion
-from stepwell.protocol.messages import Found
+from stepwell.protocol.messages import Found, LineMoved
 
 NOTHING_MOVED_S = 0.05 + 0.25
 """Neither has this request got anything nor does the line move for it, though a read may take its time."""
@@ -58,6 +57,7 @@ class StreamWait:
 
     waited: float
     others: int
+    turn: float
     began: float = 0.0
     news: float = 0.0
 
@@ -66,7 +66,7 @@ class StreamWait:
         idle, waited = now - max(self.began, self.news), self.waited + now - self.began
         if idle >= NOTHING_MOVED_S:
             raise Violation("late", f"nothing of a stream has landed for {idle:.3f} s")
-        if waited >= min((1 + self.others) * TURN_S, EVER_S):
+        if now - self.turn >= TURN_S or waited >= min((1 + self.others) * TURN_S, EVER_S):
             raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.others} beside it")
 
 
@@ -93,12 +93,13 @@ class Queue:
         place.reason = found.reason or place.reason
         place.said, place.over = True, place.over or not found.more
 
-    def moved(self, apart: Collection[int], sharing: int, now: float) -> None:
-        """The well says that the line moves, but for these; so many are in it."""
+    def moved(self, message: LineMoved, now: float) -> None:
+        """The well says that the line moves."""
         for ticket, place in self._places.items():
             if place.reason in QUEUED:
-                place.others = max(place.others, sharing - 1)
-                place.news = place.news if ticket in apart else now
+                place.others = max(place.others, message.sharing - 1)
+                place.news = place.news if ticket in message.apart else now
+                place.turn = now if message.whole else place.turn
 
     def _room(self, now: float, *, turn: bool = False) -> None:
         for other in self._places.values():
@@ -114,7 +115,7 @@ class Queue:
     def streams(self, ask: PrefixQuestion) -> StreamWait:
         """It is recalled as a stream: how long a worker may wait for that."""
         place = self._places[ask.ticket]
-        return StreamWait(place.waited, place.others)
+        return StreamWait(place.waited, place.others, max(place.first, place.turn))
 
     def ended(self, ask: PrefixQuestion, now: float) -> None:
         """No worker waits for its stream any more."""

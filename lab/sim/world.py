@@ -155,11 +155,11 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
-            case m.LineMoved(apart=apart, sharing=sharing):
+            case m.LineMoved(apart=apart):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
-                        engine.queue.moved(apart, sharing, self.clock.now())
-                self.streams.heard(line.process, lambda copy: copy.transfer not in apart, sharing - 1)
+                        engine.queue.moved(message, self.clock.now())
+                self.streams.heard(line.process, lambda copy: copy.transfer not in apart, message)
             case m.Landed(transfer=transfer):
                 self.streams.heard(line.process, lambda copy: copy.transfer == transfer)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -160,13 +160,14 @@ class SchedulerClient:
             if other.reason in IN_LINE and all_of_it:
                 other.turn = now
 
-    def _line_moved(self, apart: Collection[int], sharing: int) -> None:
+    def _line_moved(self, message: m.LineMoved) -> None:
         now = self._clock()
         with self._lock:
             for ask in self._asks.values():
                 if ask.reason in IN_LINE:
-                    ask.sharing = max(ask.sharing, sharing - 1)
-                    ask.news = now if ask.ticket not in apart else ask.news
+                    ask.sharing = max(ask.sharing, message.sharing - 1)
+                    ask.turn = now if message.whole else ask.turn
+                    ask.news = now if ask.ticket not in message.apart else ask.news
 
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
         """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to: then the
@@ -198,7 +199,8 @@ class SchedulerClient:
             self._asks.pop(ask.ticket, None)
             self._streams[transfer] = ask
         stall_s, total_s = self._patience.stall_s + self._patience.reading_s, self._patience.total(ask.limit_s, blocks)
-        return transfer, StreamLimits(stall_s, total_s, ask.allow_s, ask.sharing, ask.waited_s)
+        turn_s = max(0.0, ask.settled - max(ask.first_poll, ask.turn)) if ask.settled else 0.0
+        return transfer, StreamLimits(stall_s, total_s, ask.allow_s, ask.sharing, ask.waited_s, turn_s)
 
     def stream_ended(self, transfer: int, *, whole: bool = True) -> None:
         """No worker waits for blocks of this stream any more; `whole`: all of them have come. Idempotent."""
@@ -309,8 +311,8 @@ class SchedulerClient:
                 self._found(message)
             case m.Granted():
                 self._granted(message)
-            case m.LineMoved(apart=apart, sharing=sharing):
-                self._line_moved(apart, sharing)
+            case m.LineMoved():
+                self._line_moved(message)
             case m.GiveWay(ticket=number, reason=reason):
                 self._give_way(number, reason or "gave_way")
             case m.Ready(session=number):

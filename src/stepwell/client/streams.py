@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from stepwell.client.patience import cap
 from stepwell.client.questions import SlotRefs
-from stepwell.protocol.messages import MAX_ALLOWED_S, SLOT_REF, Landed
+from stepwell.protocol.messages import MAX_ALLOWED_S, SLOT_REF, Landed, LineMoved
 
 MAX_STREAMS = 4096
 """Streams of which something is kept: no more transfers are under way."""
@@ -26,14 +26,15 @@ MAX_STREAMS = 4096
 class StreamLimits:
     """How long the blocks of a stream are waited for, in seconds. `stall_s`: without a block of it while it is not said
     that the line moves, and beyond what the well allows for a block, `allow_s` until it says something else. `total_s`:
-    altogether, once for itself and once for each of `sharing` that are in line with it, but not more than
-    MAX_LIMIT_S; `waited_s` of it have gone."""
+    since one in line last had all that it asked for, `turn_s` of which have gone; and altogether, once for itself and
+    once for each of `sharing` that are in line with it, `waited_s` of which have gone."""
 
     stall_s: float
     total_s: float
     allow_s: float = 0.0
     sharing: int = 0
     waited_s: float = 0.0
+    turn_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,7 @@ class _Inbox:
     allow_s: float | None = None
     sharing: int = 0  # the most others of which the well has said that they are in line
     news: float = 0.0
+    turn: float | None = None  # when the well last said that one in line has had all
 
 
 class Stream:
@@ -77,9 +79,10 @@ class Stream:
             return inbox.reason or "gave_way"
         now, allow_s = self._streams.clock(), self._limits.allow_s if inbox.allow_s is None else inbox.allow_s
         stall_s = self._limits.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
-        total_s = cap(self._limits.total_s, max(self._limits.sharing, inbox.sharing)) - self._limits.waited_s
-        late = now - max(self._began, inbox.news) >= stall_s or now - self._began >= total_s
-        return "too_slow" if late else ""
+        turn = self._began - self._limits.turn_s if inbox.turn is None else inbox.turn
+        cap_s = cap(self._limits.total_s, max(self._limits.sharing, inbox.sharing)) - self._limits.waited_s
+        late = now - max(self._began, inbox.news) >= stall_s or now - turn >= self._limits.total_s
+        return "too_slow" if late or now - self._began >= cap_s else ""
 
     def __enter__(self) -> Self:
         return self
@@ -123,13 +126,14 @@ class Streams:
             inbox.news = self.clock()
             self.changed.notify_all()
 
-    def moved(self, apart: Collection[int], sharing: int) -> None:
-        """Called by the link's thread: the line moves, but not for these; so many requests are in it."""
+    def moved(self, message: LineMoved) -> None:
+        """Called by the link's thread."""
         with self.changed:
+            now = self.clock()
             for transfer, inbox in self._inboxes.items():
-                inbox.sharing = max(inbox.sharing, sharing - 1)
-                if transfer not in apart:
-                    inbox.news = self.clock()
+                inbox.sharing = max(inbox.sharing, message.sharing - 1)
+                inbox.turn = now if message.whole else inbox.turn
+                inbox.news = now if transfer not in message.apart else inbox.news
 
     def lost(self) -> None:
         """The session is over: nothing comes any more."""

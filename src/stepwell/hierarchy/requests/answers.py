@@ -48,6 +48,7 @@ class RunAnswers:
         self._waiting = waiting
         self._moved_at = 0.0  # when sessions were last told that the line moves
         self._moved: set[int] = set()  # levels that have given blocks since
+        self._whole = False  # one in line has had all of its blocks since
 
     def due(self, request: RecallRequest) -> bool:
         """As much has landed as one message tells."""
@@ -114,10 +115,12 @@ class RunAnswers:
         """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""
         return self._stack.promoting(request.awaited) if request.awaited is not None else None
 
-    def line_moves(self, sources: Iterable[int] = ()) -> None:
-        """Requests have got blocks from these levels, or room: those that wait are not stalled."""
+    def line_moves(self, sources: Iterable[int] = (), *, whole: bool = False) -> None:
+        """Requests have got blocks from these levels, or room: those that wait are not stalled. `whole`: one of them
+        has had all of its blocks."""
         now = self._clock.now()
         self._moved.update(sources)
+        self._whole |= whole
         if now - self._moved_at < MOVES_S:
             return
         apart: dict[Session, list[int]] = {}
@@ -131,6 +134,6 @@ class RunAnswers:
             named.append(request.transfer or request.number)
         for session, named in apart.items():
             for member in session.members:
-                member.channel.send(LineMoved(named, sharing))
-        self._moved_at = now
+                member.channel.send(LineMoved(named, sharing, self._whole))
+        self._moved_at, self._whole = now, False
         self._moved.clear()

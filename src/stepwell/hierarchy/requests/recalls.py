@@ -23,7 +23,7 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
-from stepwell.hierarchy.requests.answers import RunAnswers
+from stepwell.hierarchy.requests.answers import LINE, RunAnswers
 from stepwell.hierarchy.requests.growth import UNPROBED, UNWEIGHED, Obstacle, RunGrowth
 from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.planner import RecallPlanner
@@ -182,7 +182,7 @@ class Recalls:
             self.waiting.for_block(request.pinned[request.landed], request, session)
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
-        new_wait = reason if waits else ""
+        new_wait, was_in_line = reason if waits else "", request.waiting in LINE
         if (
             request.landed > request.told
             or not waits
@@ -192,6 +192,8 @@ class Recalls:
             request.waiting = new_wait
             self._answers.tell(session, request, more=waits, reason=reason)
         if not waits:
+            if was_in_line and not request.ends:
+                self._answers.line_moves(whole=True)
             self._probes.forget(request)  # the answer is final, whatever is found later
             self._stack.turns.wants(request.turn, 0)  # others may have had blocks of it read
             if not request.answered:
