@@ -101,9 +101,9 @@ class Recalls:
                 self._planner.landed(entry)
                 self._migration.promoted(entry)
         served = [entry for entry in news.landed if entry.state is BlockState.RESIDENT and self.waiting.awaits(entry)]
-        again = self.waiting.take(news)
         if served:
             self._answers.line_moves(entry.source for entry in served)
+        again = self.waiting.take(news)
         if news.probed:
             again |= self._probes.answered()
         self._work.add(*self._again(again))
