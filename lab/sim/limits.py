@@ -101,10 +101,9 @@ class Queue:
                 place.news = place.news if ticket in message.apart else now
                 place.turn = now if message.whole else place.turn
 
-    def _room(self, now: float, *, turn: bool = False) -> None:
+    def _room(self, now: float) -> None:
         for other in self._places.values():
             other.news = now if other.reason in ROOM else other.news
-            other.turn = now if turn else other.turn
 
     def offered(self, ask: PrefixQuestion, now: float, *, streams: bool) -> None:
         """Its wait has ended with something; that of the workers begins if it `streams`."""
@@ -121,13 +120,13 @@ class Queue:
         """No worker waits for its stream any more."""
         place = self._places.pop(ask.ticket, None)
         if place is not None:
-            self._room(now, turn=True)
+            self._room(now)
 
-    def left(self, ask: PrefixQuestion, now: float, *, all_of_it: bool) -> None:
-        """It was recalled or given up, and what it had pinned is for others. `all_of_it`: it got all it asked for."""
+    def left(self, ask: PrefixQuestion, now: float) -> None:
+        """It was recalled or given up, and what it had pinned is for others."""
         place = self._places.pop(ask.ticket, None)
         if place is not None and ask.blocks:
-            self._room(now, turn=all_of_it and place.queued)
+            self._room(now)
 
     def polled(self, ask: PrefixQuestion, now: float) -> None:
         """The engine comes to this request."""

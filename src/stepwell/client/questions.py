@@ -22,7 +22,6 @@ class PrefixQuestion:
 
     ticket: int
     session: int
-    order: int  # its request's place in the engine's queue
     news: float  # when one of its blocks was found, or the line moved for it
     blocks: int = 0  # leading run that is resident and pinned
     known: int = 0  # leading run that may be recalled as a stream, as the well last said
@@ -53,6 +52,11 @@ class PrefixQuestion:
     def waited_s(self) -> float:
         """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
         return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
+
+    @property
+    def turn_s(self) -> float:
+        """How much of that was since another one had all that it asked for."""
+        return min(self.waited_s, max(0.0, self.settled - self.turn))
 
 
 @dataclass(slots=True, eq=False)

@@ -60,7 +60,7 @@ class SchedulerClient:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._asks: dict[int, PrefixQuestion] = {}
-        self._streams: dict[int, PrefixQuestion] = {}  # by transfer
+        self._streams: set[int] = set()  # transfers
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MAX_TIMINGS)
@@ -103,7 +103,7 @@ class SchedulerClient:
         session = self.session
         if not session or not digests or len(self._asks) >= MAX_ASKS:
             return None
-        ask = PrefixQuestion(next(self._numbers), session, order, self._clock())
+        ask = PrefixQuestion(next(self._numbers), session, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
         if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
@@ -150,15 +150,12 @@ class SchedulerClient:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, limit_s)
         return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, limit_s, reading=True)
 
-    def _got_on(self, *, all_of_it: bool = False) -> None:
+    def _room_given(self) -> None:
         """A request in line has got something, or one ends and gives back what it had: those that wait for room are not
-        stalled. `all_of_it`: it was in line and has got all, so that the others' turns come. Under the lock."""
+        stalled. Under the lock."""
         now = self._clock()
         for other in self._asks.values():
-            if other.reason in FOR_ROOM:
-                other.news = now
-            if other.reason in IN_LINE and all_of_it:
-                other.turn = now
+            other.news = now if other.reason in FOR_ROOM else other.news
 
     def _line_moved(self, message: m.LineMoved) -> None:
         now = self._clock()
@@ -187,7 +184,7 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
         with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
-            self._got_on(all_of_it=ask.lined_up and ask.final)
+            self._room_given()
         return transfer, refs
 
     def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
@@ -197,24 +194,23 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, streamed=True))
         with self._lock:
             self._asks.pop(ask.ticket, None)
-            self._streams[transfer] = ask
+            self._streams.add(transfer)
         stall_s, total_s = self._patience.stall_s + self._patience.reading_s, self._patience.total(ask.limit_s, blocks)
-        turn_s = max(0.0, ask.settled - max(ask.first_poll, ask.turn)) if ask.settled else 0.0
-        return transfer, StreamLimits(stall_s, total_s, ask.allow_s, ask.sharing, ask.waited_s, turn_s)
+        return transfer, StreamLimits(stall_s, total_s, ask.allow_s, ask.sharing, ask.waited_s, ask.turn_s)
 
-    def stream_ended(self, transfer: int, *, whole: bool = True) -> None:
-        """No worker waits for blocks of this stream any more; `whole`: all of them have come. Idempotent."""
+    def stream_ended(self, transfer: int) -> None:
+        """No worker waits for blocks of this stream any more. Idempotent."""
         with self._lock:
-            ask = self._streams.pop(transfer, None)
-            if ask is not None:
-                self._got_on(all_of_it=whole)
+            if transfer in self._streams:
+                self._streams.remove(transfer)
+                self._room_given()
 
     def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
             if known is not None and known.blocks:
-                self._got_on()
+                self._room_given()
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
@@ -338,7 +334,7 @@ class SchedulerClient:
                 ask.sources += found.sources
                 ask.news = self._clock()
                 if ask.lined_up:
-                    self._got_on()
+                    self._room_given()
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies
