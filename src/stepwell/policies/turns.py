@@ -49,7 +49,7 @@ class Turns:
     def __init__(self) -> None:
         self._now = 0.0  # bytes that a request would have by now that has shared the tiers from the beginning
         self._came = 0
-        self._unserved = 0
+        self.unserved = 0  # bytes that all of them wait for
         self._sharing: set[Turn] = set()  # those whose end has not come
         self._to_end: list[tuple[float, int, Turn]] = []  # a heap; records of ends that have moved stay a while
 
@@ -66,7 +66,7 @@ class Turns:
     def wants(self, turn: Turn, nbytes: int) -> None:
         """The request waits for so many bytes from now on, whatever it has waited for. Blocks that are in line for it
         already stay where they are."""
-        end, self._unserved = self._end(turn, nbytes), self._unserved + nbytes - turn.unserved
+        end, self.unserved = self._end(turn, nbytes), self.unserved + nbytes - turn.unserved
         turn.unserved = nbytes
         if end != turn.end:
             turn.end = end
@@ -87,7 +87,7 @@ class Turns:
         """So many bytes are read in this turn."""
         left = float(min(nbytes, turn.unserved))
         turn.unserved -= int(left)
-        self._unserved -= int(left)
+        self.unserved -= int(left)
         while self._to_end and left > 0:
             end, _, first = self._to_end[0]
             if first not in self._sharing or end != first.end:
@@ -102,7 +102,7 @@ class Turns:
         self._tidy()
 
     def _tidy(self) -> None:
-        if not self._unserved:  # then all would have all, but for rounding
+        if not self.unserved:  # then all would have all, but for rounding
             self._now = max((self._now, *(turn.end for turn in self._sharing)))
             self._sharing.clear()
             self._to_end.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
@@ -47,8 +48,8 @@ class RunAnswers:
         self._transfers = transfers
         self._waiting = waiting
         self._moved_at = 0.0  # when sessions were last told that the line moves
-        self._moved: set[int] = set()  # levels that have given blocks since
         self._whole = False  # one in line has had all of its blocks since
+        self._gave_at: dict[int, float] = {}  # when each level last gave blocks
 
     def due(self, request: RecallRequest) -> bool:
         """As much has landed as one message tells."""
@@ -119,7 +120,7 @@ class RunAnswers:
         """Requests have got blocks from these levels, or room: those that wait are not stalled. `whole`: one of them
         has had all of its blocks."""
         now = self._clock.now()
-        self._moved.update(sources)
+        self._gave_at |= dict.fromkeys(sources, now)
         self._whole |= whole
         if now - self._moved_at < MOVES_S:
             return
@@ -129,11 +130,12 @@ class RunAnswers:
             named = apart.setdefault(session, [])
             sharing += request.waiting in LINE
             level = self.awaited(request)
-            if level is None or (level.number in self._moved and level.reads.waits(request.pinned[request.landed])):
-                continue
-            named.append(request.transfer or request.number)
+            if level is not None and not (
+                now - self._gave_at.get(level.number, -inf) < MOVES_S
+                and level.reads.waits(request.pinned[request.landed])
+            ):
+                named.append(request.transfer or request.number)
         for session, named in apart.items():
             for member in session.members:
                 member.channel.send(LineMoved(named, sharing, self._whole))
         self._moved_at, self._whole = now, False
-        self._moved.clear()
