@@ -500,6 +500,16 @@ def test_hits_in_host_memory_keep_nobody_waiting_for_a_tier(order: int) -> None:
     assert q.poll(waiting) == [True]
 
 
+def test_hits_in_host_memory_keep_nobody_waiting_for_room() -> None:
+    q = Queue("mapping pins")
+    hit, waiting = q.asks
+    q.poll(waiting)
+    for _ in range(3):
+        q.clock.advance(STALL / 3)
+        q.tell(hit, 1, "")
+    assert q.poll(waiting) == [True], "it has given nothing back"
+
+
 class Refusing(PlayedWell):
     """Refuses every hello at once."""
 
