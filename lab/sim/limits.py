@@ -32,7 +32,8 @@ QUEUED = ("staging", *ROOM)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
     wait for, too, and last for this `reason`. `over`: it need not wait any more. `streams`: it is recalled while its
-    blocks are read. `waited`: until it was offered; how long an engine takes to find pages is its own matter."""
+    blocks are read. `waited`: until it was offered, and `turned` since the last turn; how long an engine takes to find
+    pages is its own matter."""
 
     first: float = 0.0
     others: int = 0
@@ -44,6 +45,7 @@ class _Place:
     over: bool = False
     streams: bool = False
     waited: float = 0.0
+    turned: float = 0.0
 
     @property
     def counts(self) -> bool:
@@ -53,11 +55,13 @@ class _Place:
 
 @dataclass(slots=True)
 class StreamWait:
-    """Of one worker for the blocks of a stream, whose request had waited so long before it, beside so many others."""
+    """Of one worker for the blocks of a stream, whose request had waited so long before it, since its last turn and
+    altogether, beside so many others."""
 
+    turned: float
     waited: float
     others: int
-    turn: float
+    turn: float = 0.0
     began: float = 0.0
     news: float = 0.0
 
@@ -66,7 +70,8 @@ class StreamWait:
         idle, waited = now - max(self.began, self.news), self.waited + now - self.began
         if idle >= NOTHING_MOVED_S:
             raise Violation("late", f"nothing of a stream has landed for {idle:.3f} s")
-        if now - self.turn >= TURN_S or waited >= min((1 + self.others) * TURN_S, EVER_S):
+        turn = now - self.turn if self.turn else self.turned + now - self.began
+        if turn >= TURN_S or waited >= min((1 + self.others) * TURN_S, EVER_S):
             raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.others} beside it")
 
 
@@ -110,11 +115,12 @@ class Queue:
         place = self._places[ask.ticket]
         place.over, place.streams = True, streams
         place.waited = now - (place.first or now)
+        place.turned = min(place.waited, now - place.turn)
 
     def streams(self, ask: PrefixQuestion) -> StreamWait:
         """It is recalled as a stream: how long a worker may wait for that."""
         place = self._places[ask.ticket]
-        return StreamWait(place.waited, place.others, max(place.first, place.turn))
+        return StreamWait(place.turned, place.waited, place.others)
 
     def ended(self, ask: PrefixQuestion, now: float) -> None:
         """No worker waits for its stream any more."""

@@ -460,6 +460,15 @@ def test_whoever_waits_is_kept_waiting_by_a_line_that_moves_but_not_who_is_apart
     assert q.poll(apart) == [reason == "staging"], "who waits for room heard that another one got something"
 
 
+def test_that_another_one_has_all_says_nothing_of_a_read_that_hangs() -> None:
+    q = Queue("staging staging")
+    hung, other = q.asks
+    q.poll(hung, other)
+    q.clock.advance(0.9 * STALL)
+    q.moves(hung, whole=True)
+    assert q.poll(hung, other, after=0.2 * STALL) == [True, False]
+
+
 def test_what_others_are_read_renews_no_wait_of_a_read_that_hangs() -> None:
     q = Queue("staging staging")
     hung, other = q.asks

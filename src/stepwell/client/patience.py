@@ -47,12 +47,14 @@ class Patience:
         limit_s: float = 0.0,
         *,
         reading: bool = False,
+        turn: float = 0.0,
     ) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
-        waiting for. `reading`: it has said that blocks are read, or may say so yet."""
+        waiting for, since the first ask or since `turn`. `reading`: it has said that blocks are read, or may say so
+        yet."""
         stall_s = self.stall_s + (self.reading_s if reading else 0.0) + min(max(allow_s, 0.0), MAX_ALLOWED_S)
-        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
+        return now - max(first_ask, last_news) >= stall_s or now - max(first_ask, turn) >= self.total(limit_s)
 
     def total(self, limit_s: float, blocks: int = 0) -> float:
         """Seconds that a recall of so many blocks may take which the well says is worth `limit_s`; 0: it does not know.

@@ -148,7 +148,7 @@ class SchedulerClient:
             return True
         if ask.reason not in IN_LINE:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, limit_s)
-        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, limit_s, reading=True)
+        return self._patience.over(ask.first_poll, ask.news, now, ask.allow_s, limit_s, reading=True, turn=ask.turn)
 
     def _room_given(self) -> None:
         """A request in line has got something, or one ends and gives back what it had: those that wait for room are not
