@@ -159,6 +159,30 @@ def stream(kept: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rates(kept: dict[str, Any]) -> str:
+    """Blocks a second of one core, and how long lookups of 64 blocks take the more are asked for."""
+    lines = ["| thousand blocks a second of one core | target | measured (95 %) | |", "|---|---|---|---|"]
+    curve = [
+        "| asked for, 64 blocks a lookup | found | the well's thread is busy | a lookup takes | one in a hundred |",
+        "|---|---|---|---|---|",
+    ]
+    run = ""
+    for row in kept["rows"]:
+        if not row["what"].startswith(" "):
+            run, (low, high) = row["what"], row["interval"]
+            verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+            measured = f"{row['measured']:.3g} ({low:.3g} to {high:.3g})"
+            lines.append(f"| {run} | {row['target'] or ''} | {measured} | {verdict} |")
+        elif run.endswith("runs of 64"):
+            times = f"{row['median_ms']:.1f} ms | {row['measured']:.1f} ms"
+            found = f"{row['answered']:.0f} ({row['answered'] / row['asked']:.0%})"
+            curve.append(f"| {row['asked']:.0f} | {found} | {row['busy']:.0%} | {times} |")
+    machine = kept["machine"]
+    before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+    at = f"`rates` at {machine['revision'][:7]}, {machine['cores']} shared cores, load {before:.1f} to {after:.1f}"
+    return "\n".join([*lines, "", *curve, "", f"{at}; speeds in thousand blocks a second."])
+
+
 PEERS = (
     ("host memory, one request at a time", "host", "vllm-cpu", "", ""),
     ("disk, one request at a time", "disk", "vllm-fs", "", ""),
@@ -253,6 +277,7 @@ TABLES = (
     ("docs/benchmarks.md", ("decide.json",), decide),
     ("docs/benchmarks.md", ("readwrite.json",), readwrite),
     ("docs/benchmarks.md", ("stream.json",), stream),
+    ("docs/benchmarks.md", ("rates.json",), rates),
 )
 
 

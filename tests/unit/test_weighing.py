@@ -205,6 +205,16 @@ def test_a_recall_that_brought_less_than_it_should_was_given_up() -> None:
     assert ended.regret_s is not None and ended.regret_s > BLOCK_S
 
 
+def test_blocks_that_the_engine_has_itself_are_not_given_up() -> None:
+    """It takes what lies behind its own hit."""
+    rig, engine, digests = judged(BLOCK_S / 4)
+    ticket = engine.ask(digests, tokens=16 * TOKENS + 8)
+    rig.settle()
+    engine.scheduler.say(m.Recall(ticket, 1, 4, 12, False, 0.5))
+    assert (outcome(rig).recalled, outcome(rig).gave_up) == (16, "")
+    engine.recalled(1)
+
+
 def test_what_an_engine_did_not_need_is_nobodys_regret() -> None:
     rig, engine, digests = judged(BLOCK_S / 4)
     ticket = engine.ask(digests)

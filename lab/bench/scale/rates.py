@@ -28,7 +28,12 @@ LOOKUPS, SPILLS, WITH_DISK = 300_000, 40_000, 13_000
 """Blocks a second that are asked for."""
 
 ENGINES = 16
-"""Those that ask at half and at twice the speed at which one is answered."""
+"""Those that ask together at shares of the speed at which one is answered that asks again at once."""
+
+SHARES, CURVE = (0.5, 2.0), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0)
+"""Shares of that speed; and those of the run of CURVE_RUN blocks, which is the load curve."""
+
+CURVE_RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,14 @@ def run(quick: bool) -> Result:
 def _served(
     home: Path, operation: str, length: int, least: int | None, size: Size, counts: dict[str, int]
 ) -> list[Row]:
-    """Of a well over its socket, in a closed loop; and of a lookup the time that it takes at half of that load."""
+    """Of a well over its socket, in a closed loop; and of lookups how long they take at shares of that load."""
     job = Job(str(home), operation, length, windows=size.samples + 1, window_s=size.window_s)
     windows = pressed([job], counts)
     speed = stats.ratio_of_paired_means([(window.blocks, window.loop_s) for window in windows])
     rows = [_row(f"{operation} over a socket, runs of {length}", speed, least)]
     if operation == "lookup":
-        rows += [_loaded(job, "lookup", 0.5 * speed.value, counts), _loaded(job, "hurried", 2 * speed.value, counts)]
+        shares = CURVE if length == CURVE_RUN else SHARES
+        rows += [_loaded(job, share, share * speed.value) for share in shares]
     return rows
 
 
@@ -104,16 +110,25 @@ def _disk(size: Size, folder: Path, counts: dict[str, int]) -> list[Row]:
     return [_row(what, stats.median(rates), WITH_DISK) for what, rates in found.items()]
 
 
-def _loaded(job: Job, operation: str, speed: float, counts: dict[str, int]) -> Row:
-    """How long lookups take that come at this speed, as far as the engines can ask so fast."""
-    job = msgspec.structs.replace(job, operation=operation, engines=ENGINES, rate=speed / job.blocks / ENGINES)
-    windows = pressed([job], counts)
-    asked, told = sum(window.operations for window in windows) * job.blocks, sum(window.blocks for window in windows)
-    rate = asked / sum(window.seconds for window in windows) / 1e3
-    median = stats.median([window.took_s * 1e3 for window in windows]).value
-    beside = f"median {median:.2f} ms; {rate:.0f} thousand blocks/s were asked for, {told / asked:.1%} found"
+def _loaded(job: Job, share: float, speed: float) -> Row:
+    """How long lookups take that come at this speed, as far as the engines can ask so fast, and what they find with an
+    engine's patience."""
+    job = msgspec.structs.replace(job, operation="hurried", engines=ENGINES, rate=speed / job.blocks / ENGINES)
+    windows = pressed([job], {"operations": 0, "incomplete": 0})  # what is not found in time is in the row
+    seconds, asked = sum(window.seconds for window in windows), sum(window.operations for window in windows)
+    found = sum(window.blocks for window in windows)
+    more = {
+        "asked": round(asked * job.blocks / seconds / 1e3, 1),
+        "answered": round(found / seconds / 1e3, 1),
+        "busy": round(sum(window.loop_s for window in windows) / seconds, 3),
+        "median_ms": round(stats.median([window.took_s * 1e3 for window in windows]).value, 3),
+    }
+    beside = (
+        f"median {more['median_ms']:.2f} ms; {more['asked']:.0f} thousand blocks/s were asked for,"
+        f" {found / max(1, asked * job.blocks):.1%} found; the well's thread is busy {more['busy']:.0%} of the time"
+    )
     slowest = stats.median([window.slowest_s * 1e3 for window in windows])
-    return Row(f"  at {speed / 1e3:.0f} thousand blocks/s, one in a hundred takes", "ms", slowest, None, beside)
+    return Row(f"  asked for {share:g} of that: one in a hundred takes", "ms", slowest, None, beside, more)
 
 
 def _row(what: str, speed: Estimate, least: int | None) -> Row:

@@ -221,7 +221,7 @@ def _serves(engine: Offloading) -> bool:
     ("tier", "code", "says"),
     [
         ({"block_tokens": 64}, "SW-102", "vLLM's block_size"),
-        ({"weights_id": 7}, "SW-102", "weights_id"),
+        ({"weights_id": 7}, "SW-102", "secondary_tiers: weights_id"),
         ({"locality": "local"}, "SW-102", "LOCAL and REMOTE"),
         ({"disk_sise": {}}, "SW-102", "disk_sise"),
     ],
@@ -330,7 +330,7 @@ def test_a_misspelt_setting_of_the_well(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_a_vllm_that_does_not_tell_its_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    hidden = patch.object(opening, "of_callers", lambda kind: None)
+    hidden = patch.object(opening, "find_in_callers", lambda kind: None)
     with caplog.at_level(logging.INFO), hidden, offloading(tmp_path) as engine:
         assert not _serves(engine)
     assert "VllmConfig" in _inert(caplog, "SW-710")

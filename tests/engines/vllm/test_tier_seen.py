@@ -102,8 +102,11 @@ def test_chunks_that_are_not_loaded_are_counted_for_our_tier(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("wanted", "published"), [(True, True), (False, True), (True, False)])
-def test_events_say_what_is_stored(tmp_path: Path, wanted: bool, published: bool) -> None:
-    """Where both vLLM publishes events and the tier's `enable_kv_events` asks for them: once for each chunk."""
+def test_events_say_what_is_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: bool, published: bool
+) -> None:
+    """Where both vLLM publishes events and the tier's `enable_kv_events` asks for them: once for each chunk. Where only
+    the tier does, one line says what is lacking."""
     keys = keys_of("a", 3)
 
     def publish(config: Any) -> None:
@@ -116,6 +119,7 @@ def test_events_say_what_is_stored(tmp_path: Path, wanted: bool, published: bool
         assert stored == (Counter(keys) if wanted and published else Counter())
         assert all(isinstance(e, OffloadingEvent) and not e.removed and e.locality is not None for e in events)
         assert not list(engine.manager.take_events())
+    assert ("enable_kv_events of the tier has no effect" in caplog.text) is (wanted and not published)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

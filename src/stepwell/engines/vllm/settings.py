@@ -35,9 +35,9 @@ class ConnectorSettings:
     options: dict[str, str | int | float] = field(default_factory=dict)
 
 
-def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
-    """The settings in `kv_connector_extra_config`. `page`: tokens of an engine page. Keys that are not the connector's
-    own are passed to the well, which checks them. Raises ConfigError."""
+def parse(extra: Mapping[str, Any], page: int, where: str = "kv_connector_extra_config") -> ConnectorSettings:
+    """The settings that stand at `where` in vLLM's configuration. `page`: tokens of an engine page. Keys that are not
+    the connector's own are passed to the well, which checks them. Raises ConfigError."""
     rest = dict(extra)
     home = rest.pop("home", None)
     socket = rest.pop("socket", None) or os.environ.get("STEPWELL_SOCKET") or None
@@ -47,31 +47,32 @@ def parse(extra: Mapping[str, Any], page: int) -> ConnectorSettings:
     canary = rest.pop("canary", EVERY)
     receipts = rest.pop("receipts", False)
     if home is not None and not isinstance(home, str):
-        raise _bad("home", home, "a path")
+        raise _bad(where, "home", home, "a path")
     if socket is not None and not (isinstance(socket, str) and os.path.isabs(socket)):
-        raise _bad("socket", socket, "the absolute path of the well's socket")
+        raise _bad(where, "socket", socket, "the absolute path of the well's socket")
     if weights_id is not None and not (isinstance(weights_id, str) and weights_id):
-        raise _bad("weights_id", weights_id, "a text that names exactly these weights")
+        raise _bad(where, "weights_id", weights_id, "a text that names exactly these weights")
     for key, value in (("strict", strict), ("receipts", receipts)):
         if not isinstance(value, bool):
-            raise _bad(key, value, "true or false")
+            raise _bad(where, key, value, "true or false")
     whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if block_tokens is not None and not (whole and block_tokens > 0 and block_tokens % page == 0):
-        raise _bad("block_tokens", block_tokens, f"a multiple of the engine's page of {page} tokens")
+        raise _bad(where, "block_tokens", block_tokens, f"a multiple of the engine's page of {page} tokens")
     if not isinstance(canary, int) or isinstance(canary, bool) or canary < 0:
-        raise _bad("canary", canary, "a whole number: one recalled prefix in so many is computed instead, 0 for none")
+        expected = "a whole number: one recalled prefix in so many is computed instead, 0 for none"
+        raise _bad(where, "canary", canary, expected)
     for key, value in rest.items():
         if not isinstance(value, str | int | float):
-            raise _bad(key, value, "a plain value")
+            raise _bad(where, key, value, "a plain value")
     place = Path(home) if home else home_dir(os.environ)
     at = Rendezvous.named(Path(socket)).socket if socket else None
     return ConnectorSettings(place, at, strict, block_tokens, weights_id, canary, receipts, rest)
 
 
-def _bad(key: str, value: object, expected: str) -> ConfigError:
+def _bad(where: str, key: str, value: object, expected: str) -> ConfigError:
     return ConfigError(
         "SW-102",
-        what=f"kv_connector_extra_config: {key} = {value!r}",
+        what=f"{where}: {key} = {value!r}",
         why=f"it must be {expected}",
         fix=f"correct or remove {key}",
     )

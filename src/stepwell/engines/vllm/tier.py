@@ -87,6 +87,8 @@ class StepwellTier(SecondaryTierManager):
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
+        elif enable_kv_events:
+            log.warning("stepwell: enable_kv_events of the tier has no effect without vLLM's own: --kv-events-config")
         self._limited = RateLimited(log)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._failed: list[int] = []  # jobs that no thread was given
@@ -119,10 +121,10 @@ class StepwellTier(SecondaryTierManager):
                 why="each of them would store the same chunks in a well",
                 fix="keep one; a well has tiers of its own",
             )
-        connector = opening.of_callers(KVConnectorBase_V1)
+        connector = opening.find_in_callers(KVConnectorBase_V1)
         if connector is not None and (maker := maker_of(connector)) is not None:
             raise part_of(maker)
-        config, kv_cache_config = opening.of_callers(VllmConfig), opening.of_callers(KVCacheConfig)
+        config, kv_cache_config = opening.find_in_callers(VllmConfig), opening.find_in_callers(KVCacheConfig)
         if config is None or kv_cache_config is None:
             raise opening.not_found("VllmConfig" if config is None else "KVCacheConfig")
         rows, groups = np.asarray(self._primary_kv_view).view(np.uint8), opening.groups(spec, kv_cache_config)

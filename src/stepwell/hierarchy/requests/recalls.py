@@ -301,7 +301,7 @@ class Recalls:
         entries = request.pinned[: request.told][message.first : message.first + message.count]
         self.transfers.begin(session, message.transfer, entries)
         if not message.compare:
-            self._planner.ended(request, len(entries), message.waited_s)
+            self._planner.ended(request, message.first + len(entries), message.waited_s)
         self.release(session, message.ticket)
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))

@@ -106,7 +106,7 @@ class RequestLookup:
     order: int
     groups: dict[int, GroupLookup] = field(default_factory=dict)
     loading: int = 0
-    got_at: float = 0.0  # when it was first looked up, or last promoted anything
+    progress_at: float = 0.0  # when it was first looked up, or last promoted anything
     reach: tuple[int, int] = (-1, 0)  # a step, and the tokens that groups which need all of a prefix had then at most
 
 
@@ -184,13 +184,13 @@ class Lookups:
         group = request.groups.get(number)
         if group is None:
             group = request.groups[number] = GroupLookup(self._groups.get(number, ChunkGroup()))
-        if key in group.closed or (group.of_engine.window is not None and self._beyond(request, group, end_token)):
+        if key in group.closed or self._behind_reach(request, group, end_token):
             return self._miss(request, group, end_token)
         run = group.run
         if run is None:
             return self._gathered(request_id, request, group, key, end_token)
         if run.ask is None:
-            if key not in run.at and len(run.keys) < self._most(group):
+            if key not in run.at and len(run.keys) < self._max_keys(group):
                 run.add(key, end_token)
             return LookupVerdict.RETRY
         return self._answer(request, group, run, key, end_token)
@@ -200,13 +200,14 @@ class Lookups:
             request.reach = self._step, end_token - group.of_engine.tokens
         return LookupVerdict.MISS
 
-    def _beyond(self, request: RequestLookup, group: GroupLookup, end_token: int) -> bool:
-        """The chunk lies behind the first one that a group lacks which needs all of a prefix. vLLM asks for it all the
-        same while other chunks of that group are being loaded."""
+    def _behind_reach(self, request: RequestLookup, group: GroupLookup, end_token: int) -> bool:
+        """The chunk of a window lies behind the first one that a group lacks which needs all of a prefix. vLLM asks for
+        it all the same while other chunks of that group are being loaded."""
         step, reach = request.reach
-        return step == self._step and end_token - group.of_engine.tokens >= reach
+        windowed = group.of_engine.window is not None
+        return windowed and step == self._step and end_token - group.of_engine.tokens >= reach
 
-    def _most(self, group: GroupLookup) -> int:
+    def _max_keys(self, group: GroupLookup) -> int:
         return MAX_DIGESTS if group.of_engine.window is None else group.of_engine.window
 
     def _may_promote(self, request: RequestLookup, group: GroupLookup) -> bool:
@@ -229,7 +230,7 @@ class Lookups:
             return LookupVerdict.RETRY
         group.run = KeyRun()
         group.run.add(key, end_token)
-        request.got_at = request.got_at or self._clock()
+        request.progress_at = request.progress_at or self._clock()
         self._open[request_id] = request
         return LookupVerdict.RETRY
 
@@ -252,7 +253,7 @@ class Lookups:
 
     def _may_wait(self, request: RequestLookup) -> bool:
         """Others, or its blocks before these, have the room that is needed, and it has not waited too long for that."""
-        return request.loading > 0 or self._clock() - request.got_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
+        return request.loading > 0 or self._clock() - request.progress_at < min(ROOM_S * len(self._open), MAX_ROOM_S)
 
     def _settled(self, group: GroupLookup, run: KeyRun) -> bool:
         """It is known which chunks can be had. Of a group that is loaded from the prompt's beginning they may still lie
@@ -286,7 +287,7 @@ class Lookups:
             return self._miss(request, group, end_token)
         self._promised += 1
         group.promoted += 1
-        request.got_at = self._clock()
+        request.progress_at = self._clock()
         return LookupVerdict.HIT
 
     def _admits(self, group: GroupLookup, run: KeyRun) -> bool:
@@ -318,7 +319,7 @@ class Lookups:
         """A job that was given blocks of this request has ended."""
         if (request := self._requests.get(request_id)) is not None:
             request.loading = max(0, request.loading - 1)
-            request.got_at = self._clock()
+            request.progress_at = self._clock()
 
     def end_of_step(self) -> None:
         """Puts what was gathered in this step as questions, and gives back what was pinned and not taken."""

@@ -47,6 +47,9 @@ WINDOW_CHUNKS = 32
 """Chunks that the arena of a well that a tier starts has room for, if its user says nothing: they only pass through it,
 since vLLM's own host memory is what keeps the hot ones."""
 
+SECTION = "secondary_tiers"
+"""Where the tier's keys stand in vLLM's configuration."""
+
 _NAME = 38
 """Characters of a model's name, so that a well shows the whole label, of which it takes 64."""
 
@@ -58,7 +61,7 @@ costs, nor told to the well."""
 _CONNECTORS_ONLY = ("block_tokens", "canary", "receipts")
 
 
-def of_callers(kind: type[T]) -> T | None:
+def find_in_callers(kind: type[T]) -> T | None:
     """The nearest local variable of this type in the frames that have led here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -76,7 +79,7 @@ def locality(given: object) -> Locality | None:
         return None if given is None else Locality(given)
     raise ConfigError(
         "SW-102",
-        what=f"secondary_tiers: locality = {given!r}",
+        what=f"{SECTION}: locality = {given!r}",
         why=f"vLLM knows {' and '.join(known)}",
         fix="use one of these, or leave it out",
     )
@@ -88,11 +91,11 @@ def parse(given: Mapping[str, Any]) -> ConnectorSettings:
         if key in given:
             raise ConfigError(
                 "SW-102",
-                what=f"secondary_tiers: {key} = {given[key]!r}",
+                what=f"{SECTION}: {key} = {given[key]!r}",
                 why=f"{key} is a setting of StepwellConnector; here chunks are what vLLM makes them",
                 fix=f"remove {key}; vLLM's block_size or blocks_per_chunk sets the size of a chunk",
             )
-    return settings.parse(given, page=1)
+    return settings.parse(given, page=1, where=SECTION)
 
 
 def options_of(wanted: ConnectorSettings, chunk_bytes: int) -> dict[str, str | int | float]:

@@ -44,7 +44,7 @@ MAX_STORING = 0.75
 
 _POLLS_S = (0.0002, 0.005)
 
-Copied = tuple[list[bytes], int, str]
+CopyResult = tuple[list[bytes], int, str]
 """Keys that are where they were to go, the bytes that were copied for that, and the well's reason for fewer."""
 
 
@@ -130,11 +130,11 @@ class RowTransfers:
         else:
             self._submit(self._storer, job, lambda: self._store(job, epoch))
 
-    def _submit(self, threads: ThreadPoolExecutor, job: RowJob, copy: Callable[[], Copied]) -> None:
+    def _submit(self, threads: ThreadPoolExecutor, job: RowJob, copy: Callable[[], CopyResult]) -> None:
         began = time.monotonic()
         self._count(1, len(job.keys), job.load)
 
-        def over(future: Future[Copied]) -> None:
+        def over(future: Future[CopyResult]) -> None:
             error = None if future.cancelled() else future.exception()
             failed = future.cancelled() or error is not None
             done, nbytes, reason = ([], 0, "") if failed else future.result()
@@ -181,7 +181,7 @@ class RowTransfers:
 
     # in a thread ------------------------------------------------------------------------------------------------------
 
-    def _load(self, job: RowJob, parts: Sequence[LoadPart]) -> Copied:
+    def _load(self, job: RowJob, parts: Sequence[LoadPart]) -> CopyResult:
         """All streams of the job begin before the first copy: their blocks land meanwhile."""
         loaded: list[bytes] = []
         with ExitStack() as ends:
@@ -261,7 +261,7 @@ class RowTransfers:
             return False
         return True
 
-    def _store(self, job: RowJob, epoch: int) -> Copied:
+    def _store(self, job: RowJob, epoch: int) -> CopyResult:
         by_group: dict[int, list[tuple[bytes, int]]] = {}
         for key, row in zip(job.keys, job.rows, strict=True):
             by_group.setdefault(group_of(key), []).append((key, row))
