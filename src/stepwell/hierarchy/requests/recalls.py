@@ -235,7 +235,7 @@ class Recalls:
         """Room for pins is given by turns. The last in line that holds some for a block that is not being read yet
         lets go of it, if that one's turn is after this request's. False: there is none, and others are asked to give
         way."""
-        after = [(t, of) for t, of in self.waiting.all() if self.pins.may_take(session, request, of, t)]
+        after = [(t, of) for t, of in self.waiting.for_blocks() if self.pins.may_take(session, request, of, t)]
         if not after:
             self.pins.ask_way(session, request)
             return False

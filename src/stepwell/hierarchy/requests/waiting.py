@@ -25,8 +25,12 @@ class Waiting:
     def all(self) -> Iterator[tuple[RecallRequest, Session]]:
         """The requests that wait, each once."""
         yield from self._anything.items()
+        yield from ((request, of) for request, of in self.for_blocks() if request not in self._anything)
+
+    def for_blocks(self) -> Iterator[tuple[RecallRequest, Session]]:
+        """The requests that wait for a block to land."""
         for requests in self._landing.values():
-            yield from ((request, of) for request, of in requests.items() if request not in self._anything)
+            yield from requests.items()
 
     def awaits(self, entry: Entry) -> bool:
         """A request waits for this block."""
