@@ -70,7 +70,7 @@ class StreamWait:
         idle, waited = now - max(self.began, self.news), self.waited + now - self.began
         if idle >= NOTHING_MOVED_S:
             raise Violation("late", f"nothing of a stream has landed for {idle:.3f} s")
-        turn = now - self.turn if self.turn else self.turned + now - self.began
+        turn = now - max(self.turn, self.began) if self.turn else self.turned + now - self.began
         if turn >= TURN_S or waited >= min((1 + self.others) * TURN_S, EVER_S):
             raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.others} beside it")
 

@@ -144,6 +144,9 @@ def test_only_one_that_has_all_renews_the_total(streams: Streams, clock: SetCloc
     with streams.open(7, 3, replace(LIMITS, turn_s=1.0)) as stream:
         moves(stream, sharing=9, times=6)
         assert stream.over == "too_slow"
+    streams.landed(landed(4))
+    streams.moved(m.LineMoved([], 1, whole=True))
+    clock.advance(9.0)  # nobody comes to it
     with streams.open(7, 4, replace(LIMITS, turn_s=1.0, waited_s=2.5, sharing=1)) as stream:
         for sharing in (3, 1):
             moves(stream, sharing=sharing, times=5)

@@ -79,7 +79,7 @@ class Stream:
             return inbox.reason or "gave_way"
         now, allow_s = self._streams.clock(), self._limits.allow_s if inbox.allow_s is None else inbox.allow_s
         stall_s = self._limits.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
-        turn = self._began - self._limits.turn_s if inbox.turn is None else inbox.turn
+        turn = self._began - self._limits.turn_s if inbox.turn is None else max(inbox.turn, self._began)
         cap_s = cap(self._limits.total_s, max(self._limits.sharing, inbox.sharing)) - self._limits.waited_s
         late = now - max(self._began, inbox.news) >= stall_s or now - turn >= self._limits.total_s
         return "too_slow" if late or now - self._began >= cap_s else ""
