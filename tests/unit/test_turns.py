@@ -12,7 +12,7 @@ from test_streams import window
 from lab.rig.members import FakeEngine
 from stepwell.hierarchy.requests.answers import MOVES_S
 from stepwell.hierarchy.requests.pins import AT_LEAST
-from stepwell.policies.turns import UNAWAITED, Turn, Turns
+from stepwell.policies.turns import UNAWAITED, RequestTurn, Turns
 from stepwell.protocol import messages as m
 from stepwell.testing.arena_kit import SLOT
 
@@ -38,7 +38,7 @@ def shared_equally(comes: list[tuple[int, int]]) -> list[float]:
 def by_turns(comes: list[tuple[int, int]]) -> list[float]:
     """The same if it is served byte by byte, by turns."""
     turns, ends = Turns(), [0.0] * len(comes)
-    waiting: dict[int, Turn] = {}
+    waiting: dict[int, RequestTurn] = {}
     now = 0
     while now < 2 * sum(nbytes for _, nbytes in comes) + max(at for at, _ in comes):
         for n, (at, nbytes) in enumerate(comes):

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.policies.turns import Turn, Turns
+from stepwell.policies.turns import RequestTurn, Turns
 
 BATCH = 8 << 20
 
@@ -104,7 +104,7 @@ class ByTurns(Queue):
 
     def __init__(self) -> None:
         self._turns = Turns()
-        self._of: dict[int, Turn] = {}
+        self._of: dict[int, RequestTurn] = {}
 
     def came(self, recall: Recall) -> None:
         self._of[recall.number] = turn = self._turns.join(recall.number)

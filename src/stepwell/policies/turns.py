@@ -23,7 +23,7 @@ _FEW = 64
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class RequestTurn:
     """One request's. `number`: how many came before it. `hurries`: it goes before all that do not, the smallest first.
     `end`: the moment at which it would have all that it wants, on the scale of `Turns`. `unserved`: bytes that it waits
     for."""
@@ -39,7 +39,7 @@ class Turn:
         return (self.hurries - 1.0, self.number) if self.hurries < 0 else (self.end, self.number)
 
 
-UNAWAITED = Turn(0, inf)
+UNAWAITED = RequestTurn(0, inf)
 """The turn of a block that no request waits for."""
 
 
@@ -50,20 +50,20 @@ class Turns:
         self._now = 0.0  # bytes that a request would have by now that has shared the tiers from the beginning
         self._came = 0
         self.unserved = 0  # bytes that all of them wait for
-        self._sharing: set[Turn] = set()  # those whose end has not come
-        self._to_end: list[tuple[float, int, Turn]] = []  # a heap; records of ends that have moved stay a while
+        self._sharing: set[RequestTurn] = set()  # those whose end has not come
+        self._to_end: list[tuple[float, int, RequestTurn]] = []  # a heap; records of ends that have moved stay a while
 
-    def join(self, order: int) -> Turn:
+    def join(self, order: int) -> RequestTurn:
         """The turn of a request that comes, and wants nothing yet. `order`: its place in the engine's queue; those with
         one below 0 were preempted, and hurry."""
         self._came += 1
-        return Turn(self._came, self._now, min(order, 0))
+        return RequestTurn(self._came, self._now, min(order, 0))
 
-    def place(self, turn: Turn, nbytes: int) -> Place:
+    def place(self, turn: RequestTurn, nbytes: int) -> Place:
         """Where it would stand in line if it waited for so many bytes."""
-        return Turn(turn.number, self._end(turn, nbytes), turn.hurries).place
+        return RequestTurn(turn.number, self._end(turn, nbytes), turn.hurries).place
 
-    def wants(self, turn: Turn, nbytes: int) -> None:
+    def wants(self, turn: RequestTurn, nbytes: int) -> None:
         """The request waits for so many bytes from now on, whatever it has waited for. Blocks that are in line for it
         already stay where they are."""
         end, self.unserved = self._end(turn, nbytes), self.unserved + nbytes - turn.unserved
@@ -77,13 +77,13 @@ class Turns:
                 self._sharing.discard(turn)
         self._tidy()
 
-    def _end(self, turn: Turn, nbytes: int) -> float:
+    def _end(self, turn: RequestTurn, nbytes: int) -> float:
         more = nbytes - turn.unserved
         if more > 0:
             return max(self._now, turn.end) + more
         return max(self._now, turn.end + more) if turn.end > self._now else turn.end
 
-    def served(self, turn: Turn, nbytes: int) -> None:
+    def served(self, turn: RequestTurn, nbytes: int) -> None:
         """So many bytes are read in this turn."""
         left = float(min(nbytes, turn.unserved))
         turn.unserved -= int(left)

@@ -28,7 +28,7 @@ from stepwell.hierarchy.levels.writes import AHEAD_S, NEAR_S, WRITERS, WriteQueu
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.turns import UNAWAITED, Turn, Turns
+from stepwell.policies.turns import UNAWAITED, RequestTurn, Turns
 from stepwell.tiers.base import SharedTier, Tier
 
 CALM_S = 1.0
@@ -155,7 +155,7 @@ class Level:
         origin: Origin,
         id: BlockId,
         parent: Entry | None,
-        turn: Turn,
+        turn: RequestTurn,
         *,
         passing: bool = False,
         displaces: bool = True,
@@ -175,7 +175,7 @@ class Level:
                 self.pump()
         return entry
 
-    def take_over(self, entry: Entry, turn: Turn) -> bool:
+    def take_over(self, entry: Entry, turn: RequestTurn) -> bool:
         """Promotes a block that a level above could not read, from here or from further below. False: it cannot be
         had."""
         if self.down or not self.tier.lookup(entry.id):

@@ -25,7 +25,7 @@ from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
 from stepwell.hierarchy.levels.speed import HealthyReads, LateReads, ReadSpeed
 from stepwell.hierarchy.sessions.sealing import Sealing
-from stepwell.policies.turns import Place, Turn, Turns
+from stepwell.policies.turns import Place, RequestTurn, Turns
 from stepwell.tiers.base import Reading, SharedTier, Tier
 
 MAX_BATCH, MIN_BATCH = 8 << 20, 2 << 20
@@ -41,7 +41,7 @@ MAX_PROBES = 64
 class Lower(Protocol):
     """The level below this one."""
 
-    def take_over(self, entry: Entry, turn: Turn) -> bool:
+    def take_over(self, entry: Entry, turn: RequestTurn) -> bool:
         """Reads the block from there, or from further below. False: it cannot be had."""
 
 
@@ -73,15 +73,15 @@ class ReadQueue:
         self._turns = turns
         self._lower = lower
         self._numbers = count(1)
-        self._line: list[tuple[Place, int, Entry, Turn]] = []
-        self.promoting: dict[Entry, Turn | None] = {}  # the first that it is wanted in; None: its read has begun
+        self._line: list[tuple[Place, int, Entry, RequestTurn]] = []
+        self.promoting: dict[Entry, RequestTurn | None] = {}  # the first that it is wanted in; None: its read has begun
         self.waiting_bytes = 0  # of those whose read has not begun
         self._reading_bytes = 0
         self._ended = 0  # reads so far
         self.began = -inf  # when the last one did
         self._probes = 0  # under way
-        self._first: dict[Entry, Turn] = {}  # of those in `promoting`: that turn, also of a read that runs
-        self._asked: Counter[Turn] = Counter()  # bytes of those in `promoting`, by that turn
+        self._first: dict[Entry, RequestTurn] = {}  # of those in `promoting`: that turn, also of a read that runs
+        self._asked: Counter[RequestTurn] = Counter()  # bytes of those in `promoting`, by that turn
         self.reading: dict[int, list[Entry]] = {}  # by the number of the call
         self.speed = ReadSpeed(core.clock, max(1, core.limits.readers) * MAX_BATCH)
         self.healthy = HealthyReads()
@@ -90,7 +90,7 @@ class ReadQueue:
 
     # the line ---------------------------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry, turn: Turn) -> None:
+    def add(self, entry: Entry, turn: RequestTurn) -> None:
         """This FILLING block, which the tier has, is to be read in this turn of a request, or for none (UNAWAITED)."""
         self.promoting[entry] = self._first[entry] = turn
         self._asked[turn] += entry.nbytes
@@ -98,7 +98,7 @@ class ReadQueue:
         heapq.heappush(self._line, (turn.place, next(self._numbers), entry, turn))
         self.stale = True
 
-    def hasten(self, entry: Entry, turn: Turn) -> None:
+    def hasten(self, entry: Entry, turn: RequestTurn) -> None:
         """Another request wants a block that is being promoted, perhaps earlier than the one before."""
         if turn.place >= self._first[entry].place:
             return

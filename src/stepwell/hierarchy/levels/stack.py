@@ -13,7 +13,7 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.policies.costs.transfer import TierSpeed
-from stepwell.policies.turns import Place, Turn, Turns
+from stepwell.policies.turns import Place, RequestTurn, Turns
 from stepwell.tiers.base import Tier
 
 
@@ -76,7 +76,7 @@ class Stack:
             self._index.remove(entry)
         return stuck
 
-    def hasten(self, entry: Entry, turn: Turn) -> None:
+    def hasten(self, entry: Entry, turn: RequestTurn) -> None:
         """Another request wants a block that is being promoted, perhaps earlier than the one before."""
         if (level := self.promoting(entry)) is not None:
             level.reads.hasten(entry, turn)

@@ -17,7 +17,7 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
-from stepwell.policies.turns import Turn
+from stepwell.policies.turns import RequestTurn
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 NAMED = 32
@@ -127,7 +127,7 @@ class RecallRequest:
 
     number: int
     order: int
-    turn: Turn
+    turn: RequestTurn
     epoch: int
     digests: bytes
     pinned: list[Entry] = field(default_factory=list)
