@@ -1,6 +1,6 @@
 """How long a request may be told to wait, said again, apart from the client that decides it (docs/design/adr/0015).
 
-What others do is judged by what a person would say of a queue: those in front of me got something, or my turn is over.
+What others do is judged by what a person would say of a line: it moves, unless I am being served, or my turn is over.
 """
 
 from __future__ import annotations
@@ -9,53 +9,59 @@ from dataclasses import dataclass
 
 from lab.sim.oracle import Violation
 from stepwell.client.questions import PrefixQuestion
-from stepwell.protocol.messages import Found
+from stepwell.protocol.messages import Found, LineMoved
 
 NOTHING_MOVED_S = 0.05 + 0.25
-"""Neither this request nor one before it in the queue has got anything, though a read may take its time."""
+"""Neither has this request got anything nor does the line move for it, though a read may take its time."""
 
 NOTHING_SAID_S = 0.05 + 0.1
 """The well has not said a word about this request."""
 
 TURN_S = 2.0
-"""Since this request came to be asked about, or since one before it last had all that it asked for; and altogether, for
-itself and for each that waited before it in the line when it was first asked about."""
+"""Since this request came to be asked about, or since one in the line last had all that it asked for; and altogether,
+for itself and for each of the most that were in the line with it at a time."""
 
 EVER_S = 60.0
-"""Altogether, whoever is before it."""
+"""Altogether, whoever else is in the line."""
 
-QUEUED = ("staging", "pins", "no_room")
+ROOM = ("pins", "no_room")
+QUEUED = ("staging", *ROOM)
 
 
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too. `over`: it need not wait any more. `streams`: it is recalled while its blocks are read.
-    `waited`: until it was offered; how long an engine takes to find pages is its own matter."""
+    wait for, too, and last for this `reason`. `over`: it need not wait any more. `streams`: it is recalled while its
+    blocks are read. `waited`: until it was offered, and `turned` since the last turn; how long an engine takes to find
+    pages is its own matter."""
 
-    order: int
     first: float = 0.0
-    ahead: int = 0
+    others: int = 0
     news: float = 0.0
     turn: float = 0.0
     said: bool = False
     queued: bool = False
+    reason: str = ""
     over: bool = False
     streams: bool = False
     waited: float = 0.0
+    turned: float = 0.0
 
     @property
     def counts(self) -> bool:
-        """For those behind it, as one that waits before them: it does, or may well."""
+        """For others, as one that is in the line: it is, or may well be."""
         return self.streams or (not self.over and (self.queued or (self.first > 0 and not self.said)))
 
 
 @dataclass(slots=True)
 class StreamWait:
-    """Of one worker for the blocks of a stream, whose request had waited so long before it, behind so many others."""
+    """Of one worker for the blocks of a stream, whose request had waited so long before it, since its last turn and
+    altogether, beside so many others."""
 
+    turned: float
     waited: float
-    ahead: int
+    others: int
+    turn: float = 0.0
     began: float = 0.0
     news: float = 0.0
 
@@ -64,8 +70,9 @@ class StreamWait:
         idle, waited = now - max(self.began, self.news), self.waited + now - self.began
         if idle >= NOTHING_MOVED_S:
             raise Violation("late", f"nothing of a stream has landed for {idle:.3f} s")
-        if waited >= min((1 + self.ahead) * TURN_S, EVER_S):
-            raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.ahead} before it")
+        turn = now - max(self.turn, self.began) if self.turn else self.turned + now - self.began
+        if turn >= TURN_S or waited >= min((1 + self.others) * TURN_S, EVER_S):
+            raise Violation("late", f"a stream is waited for after {waited:.3f} s, {self.others} beside it")
 
 
 class Queue:
@@ -74,9 +81,9 @@ class Queue:
     def __init__(self) -> None:
         self._places: dict[int, _Place] = {}
 
-    def entered(self, ask: PrefixQuestion | None, order: int) -> None:
+    def entered(self, ask: PrefixQuestion | None) -> None:
         if ask is not None:
-            self._places[ask.ticket] = _Place(order)
+            self._places[ask.ticket] = _Place()
 
     def told(self, found: Found, now: float) -> None:
         """The well has said something about it."""
@@ -86,51 +93,54 @@ class Queue:
         if found.slots:
             place.news = now
             if place.queued:
-                self._behind(place, now)
+                self._room(now)
         place.queued = place.queued or found.reason in QUEUED
+        place.reason = found.reason or place.reason
         place.said, place.over = True, place.over or not found.more
 
-    def moved(self, order: int, now: float) -> None:
-        """The well says that one at this place has got something."""
-        for place in self._places.values():
-            if place.order > order:
-                place.news = now
+    def moved(self, message: LineMoved, now: float) -> None:
+        """The well says that the line moves."""
+        for ticket, place in self._places.items():
+            if place.reason in QUEUED:
+                place.others = max(place.others, message.sharing - 1)
+                place.news = place.news if ticket in message.apart else now
+                place.turn = now if message.whole else place.turn
 
-    def _behind(self, place: _Place, now: float, *, turn: bool = False) -> None:
+    def _room(self, now: float) -> None:
         for other in self._places.values():
-            if other.order > place.order:
-                other.news = now
-                other.turn = now if turn else other.turn
+            other.news = now if other.reason in ROOM else other.news
 
     def offered(self, ask: PrefixQuestion, now: float, *, streams: bool) -> None:
         """Its wait has ended with something; that of the workers begins if it `streams`."""
         place = self._places[ask.ticket]
         place.over, place.streams = True, streams
         place.waited = now - (place.first or now)
+        place.turned = min(place.waited, now - place.turn)
 
     def streams(self, ask: PrefixQuestion) -> StreamWait:
         """It is recalled as a stream: how long a worker may wait for that."""
         place = self._places[ask.ticket]
-        return StreamWait(place.waited, place.ahead)
+        return StreamWait(place.turned, place.waited, place.others)
 
     def ended(self, ask: PrefixQuestion, now: float) -> None:
         """No worker waits for its stream any more."""
         place = self._places.pop(ask.ticket, None)
         if place is not None:
-            self._behind(place, now, turn=True)
+            self._room(now)
 
-    def left(self, ask: PrefixQuestion, now: float, *, all_of_it: bool) -> None:
-        """It was recalled or given up, and what it had pinned is for others. `all_of_it`: it got all it asked for."""
+    def left(self, ask: PrefixQuestion, now: float) -> None:
+        """It was recalled or given up, and what it had pinned is for others."""
         place = self._places.pop(ask.ticket, None)
         if place is not None and ask.blocks:
-            self._behind(place, now, turn=all_of_it and place.queued)
+            self._room(now)
 
     def polled(self, ask: PrefixQuestion, now: float) -> None:
         """The engine comes to this request."""
         place = self._places[ask.ticket]
         if not place.first:
             place.first = now
-            place.ahead = sum(other.order < place.order and other.counts for other in self._places.values())
+            others = sum(other.counts for other in self._places.values() if other is not place)
+            place.others = max(place.others, others)
 
     def still_in_time(self, ask: PrefixQuestion, now: float) -> None:
         """The request was told to wait at this moment. Raises Violation if it should not have been."""
@@ -141,7 +151,7 @@ class Queue:
             late = f"unanswered after {waited:.3f} s"
         elif (idle := now - max(place.first, place.news)) >= NOTHING_MOVED_S:
             late = f"nothing moved for {idle:.3f} s ({ask.reason})"
-        elif now - max(place.first, place.turn) >= TURN_S or waited >= min((1 + place.ahead) * TURN_S, EVER_S):
-            late = f"waits for {waited:.3f} s ({ask.reason}), {place.ahead} before it"
+        elif now - max(place.first, place.turn) >= TURN_S or waited >= min((1 + place.others) * TURN_S, EVER_S):
+            late = f"waits for {waited:.3f} s ({ask.reason}), {place.others} beside it"
         if late:
             raise Violation("late", f"request {ask.ticket}: {late}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.sim.engine import Copy, Engine, Phase, Request, StreamCopy
 from lab.sim.oracle import Violation
+from stepwell.protocol.messages import LineMoved
 
 if TYPE_CHECKING:
     from lab.sim.world import World
@@ -39,14 +40,17 @@ class Streams:
             )
         world.seen["streams"] += 1
 
-    def heard(self, process: int, concerns: Callable[[StreamCopy], bool]) -> None:
-        """The well has said something to this process that concerns such streams."""
+    def heard(self, process: int, concerns: Callable[[StreamCopy], bool], moved: LineMoved | None = None) -> None:
+        """The well has said something to this process that concerns such streams, perhaps that the line moves."""
+        now = self._world.clock.now()
         for engine in self._world.engines:
             if process // 10 == engine.number:
                 worker = process % 10 - 1
                 for copy in engine.workers[worker].copies if worker >= 0 else ():
-                    if isinstance(copy, StreamCopy) and concerns(copy):
-                        copy.wait.news = self._world.clock.now()
+                    if isinstance(copy, StreamCopy):
+                        copy.wait.news = now if concerns(copy) else copy.wait.news
+                        copy.wait.others = max(copy.wait.others, moved.sharing - 1 if moved else 0)
+                        copy.wait.turn = now if moved and moved.whole else copy.wait.turn
 
     def go_on(self, engine: Engine, copy: StreamCopy) -> bool:
         """A rank comes to its stream. False: it waits."""

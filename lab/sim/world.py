@@ -155,11 +155,11 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
-            case m.LineMoved(order=order):
+            case m.LineMoved(apart=apart):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
-                        engine.queue.moved(order, self.clock.now())
-                self.streams.heard(line.process, lambda copy: copy.limits.order > order)
+                        engine.queue.moved(message, self.clock.now())
+                self.streams.heard(line.process, lambda copy: copy.transfer not in apart, message)
             case m.Landed(transfer=transfer):
                 self.streams.heard(line.process, lambda copy: copy.transfer == transfer)
 
@@ -207,7 +207,7 @@ class World:
         request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
         request.streams = self.dice.random() < STREAMED
         engine.requests.append(request)
-        engine.queue.entered(request.ask, order)
+        engine.queue.entered(request.ask)
         return request
 
     def poll(self, engine: Engine, request: Request) -> None:
@@ -229,7 +229,7 @@ class World:
             request.phase = Phase.OFFERED
             engine.queue.offered(ask, now, streams=known)
             if not request.offered:
-                engine.queue.left(ask, now, all_of_it=False)
+                engine.queue.left(ask, now)
                 engine.scheduler.release(ask)
                 self.finish(engine, request, ask.reason)
 
@@ -241,9 +241,9 @@ class World:
         if request.streams:
             self.streams.begin(engine, request)
             return
-        blocks, final = request.offered - request.first, ask.final
+        blocks = request.offered - request.first
         transfer, refs = engine.scheduler.recall(ask, request.first, blocks)
-        engine.queue.left(ask, self.clock.now(), all_of_it=final)
+        engine.queue.left(ask, self.clock.now())
         request.phase, request.good = Phase.COPYING, blocks
         request.missing = set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
@@ -253,7 +253,7 @@ class World:
     def release(self, engine: Engine, request: Request) -> None:
         """Aborted, while it waits or was offered something."""
         if request.ask is not None and request.phase in (Phase.WAITING, Phase.OFFERED):
-            engine.queue.left(request.ask, self.clock.now(), all_of_it=False)
+            engine.queue.left(request.ask, self.clock.now())
             engine.scheduler.release(request.ask)
             self.finish(engine, request, "aborted")
 

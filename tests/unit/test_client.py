@@ -106,10 +106,10 @@ def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:
     assert well.said[-1] == m.Recall(ask.ticket, transfer, 0, 2, False, 0.0, streamed=True)
     assert (limits.stall_s, limits.total_s) == (STALL_S, TOTAL_S)
     behind = client.ask(D, 0, 3)
-    assert behind is not None and not client.settle(behind, 0.0) and behind.ahead == 1
+    assert behind is not None and not client.settle(behind, 0.0) and behind.sharing == 1
     client.stream_ended(transfer)
     another = client.ask(D, 0, 4)
-    assert another is not None and not client.settle(another, 0.0) and another.ahead == 1, "only the one behind"
+    assert another is not None and not client.settle(another, 0.0) and another.sharing == 1, "only the one behind"
 
 
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +211,10 @@ class Queue:
         found = m.Found(ask.ticket, ask.blocks, rows, more, reason, bytes(blocks), allow_s, limit_s)
         self.well.receivers[0].received(found, ())
 
+    def moves(self, *apart: PrefixQuestion, whole: bool = False) -> None:
+        moved = m.LineMoved([ask.ticket for ask in apart], len(self.asks), whole)
+        self.well.receivers[0].received(moved, ())
+
     def poll(self, *asks: PrefixQuestion, after: float = 0.0) -> list[bool]:
         self.clock.advance(after)
         return [self.client.settle(ask, 0) for ask in asks]
@@ -263,6 +267,7 @@ def test_who_waits_in_line_is_stalled_when_nobody_gets_anything(reason: str) -> 
     for _ in range(5):
         q.clock.advance(STALL_S * 0.9)
         q.tell(first, 1, "staging")
+        q.moves(first)
         late = q.poll(first, second, alone)
         assert late[:2] == [False, False]
     assert late[2], "what it waits for has nothing to do with the others"
@@ -341,19 +346,21 @@ def test_a_slice_of_a_long_answer_leaves_nobody_out_of_the_line() -> None:
 
 
 def busy(q: Queue, seconds: float) -> None:
-    """The tier does something for somebody meanwhile."""
+    """The tier does something for the first meanwhile."""
     until = q.clock.now() + seconds
     while q.clock.now() < until:
         q.poll(*q.asks)
         q.tell(q.asks[0], 1, "staging")
+        q.moves(q.asks[0])
         q.clock.advance(min(STALL_S / 2, until - q.clock.now()))
 
 
-def test_time_in_line_begins_anew_when_one_before_has_got_all() -> None:
+def test_time_in_line_begins_anew_when_another_one_has_got_all() -> None:
     q = Queue("staging pins")
     first, second = q.asks
     busy(q, 0.9 * TOTAL_S)
     q.tell(first, 1, "end", more=False)
+    q.moves(whole=True)
     assert q.poll(first, second) == [True, False]
     q.client.recall(first, 0, 1)
     q.asks = [second]
@@ -376,7 +383,7 @@ def test_who_gets_only_a_part_lets_the_others_go_as_well() -> None:
 
 @pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])
 def test_nothing_renews_the_cap(reason: str) -> None:
-    """Requests come in before it all the time (an engine preempts), and each takes its turn."""
+    """Requests overtake it all the time, and each gets all that it asked for."""
     q = Queue(f"staging {reason}")
     first, waiting = q.asks
     q.poll(first, waiting)
@@ -390,6 +397,7 @@ def test_nothing_renews_the_cap(reason: str) -> None:
         q.tell(before, 0, "staging")
         busy(q, 0.3 * TOTAL_S)
         q.tell(before, 1, "end", more=False)
+        q.moves(whole=True)
         q.client.recall(before, 0, 1)
         over, turns = q.poll(waiting), turns + 1
         assert turns < 20
@@ -407,6 +415,7 @@ def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
             q.tell(ask, 1, "staging", limit_s=worth_s)
         if before and q.clock.now() - first.first_poll >= 0.9 * worth_s:
             q.tell(first, 1, "end", more=False)
+            q.moves(whole=True)
             q.client.recall(first, 0, 1)
             before = []
         assert q.clock.now() - second.first_poll < 2 * MAX_LIMIT_S
@@ -414,7 +423,7 @@ def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "polls", "ahead"),
+    ("told", "polls", "sharing"),
     [
         pytest.param("staging", 0, 1, id="in line"),
         pytest.param("", 1, 1, id="may be in line"),
@@ -424,7 +433,7 @@ def test_a_cap_is_a_minute_at_most_however_many_wait_before() -> None:
         pytest.param("staging", 2, 0, id="has waited for too long"),
     ],
 )
-def test_only_requests_that_wait_in_line_lengthen_the_cap(told: str, polls: int, ahead: int) -> None:
+def test_only_requests_that_wait_in_line_lengthen_the_cap(told: str, polls: int, sharing: int) -> None:
     q = Queue("")
     first, second = (q.client.ask(D, 0, order) for order in range(2))
     assert first is not None and second is not None
@@ -434,18 +443,56 @@ def test_only_requests_that_wait_in_line_lengthen_the_cap(told: str, polls: int,
         q.poll(first)
         q.clock.advance(STALL)
     q.poll(second)
-    assert second.ahead == ahead
+    assert second.sharing == sharing
 
 
 @pytest.mark.parametrize("reason", ["staging", "pins", "no_room"])
-def test_what_requests_behind_it_get_keeps_nobody_waiting(reason: str) -> None:
-    q = Queue(f"{reason} staging")
-    first, behind = q.asks
-    q.poll(first, behind)
+def test_whoever_waits_is_kept_waiting_by_a_line_that_moves_but_not_who_is_apart(reason: str) -> None:
+    q = Queue(f"{reason} staging {reason}")
+    waiting, other, apart = q.asks
+    q.poll(waiting, other, apart)
+    for _ in range(4):
+        q.clock.advance(0.3 * STALL)
+        q.tell(other, 1, "staging")
+        if reason == "staging":
+            q.moves(apart)
+    assert q.poll(waiting, other) == [False, False], "whoever is before it"
+    assert q.poll(apart) == [reason == "staging"], "who waits for room heard that another one got something"
+
+
+def test_that_another_one_has_all_says_nothing_of_a_read_that_hangs() -> None:
+    q = Queue("staging staging")
+    hung, other = q.asks
+    q.poll(hung, other)
+    q.clock.advance(0.9 * STALL)
+    q.moves(hung, whole=True)
+    assert q.poll(hung, other, after=0.2 * STALL) == [True, False]
+
+
+def test_what_others_are_read_renews_no_wait_of_a_read_that_hangs() -> None:
+    q = Queue("staging staging")
+    hung, other = q.asks
+    q.poll(hung, other)
     q.clock.advance(STALL)
-    q.tell(behind, 1, "staging")
-    q.client.recall(behind, 0, 1)
-    assert q.poll(first) == [True]
+    q.tell(other, 1, "staging")
+    q.client.recall(other, 0, 1)
+    assert q.poll(hung) == [True], "the well did not say that the line moves for it"
+
+
+def test_as_many_as_the_well_says_lengthen_the_cap() -> None:
+    """Of other engines, too, and if they came later."""
+    q = Queue("staging")
+    (ask,) = q.asks
+    q.poll(ask)
+    assert ask.sharing == 0
+    for sharing in (5, 2):
+        q.well.receivers[0].received(m.LineMoved([], sharing), ())
+    assert ask.sharing == 4
+    mapping = q.client.ask(D, 0, 1)
+    assert mapping is not None
+    q.tell(mapping, 0, "mapping")
+    q.well.receivers[0].received(m.LineMoved([], 9), ())
+    assert (ask.sharing, mapping.sharing) == (8, 0), "one that waits for nothing that they have"
 
 
 @pytest.mark.parametrize("order", [0, 2])
@@ -460,6 +507,16 @@ def test_hits_in_host_memory_keep_nobody_waiting_for_a_tier(order: int) -> None:
     q.tell(hit, 1, "end", more=False)
     q.client.recall(hit, 0, 1)
     assert q.poll(waiting) == [True]
+
+
+def test_hits_in_host_memory_keep_nobody_waiting_for_room() -> None:
+    q = Queue("mapping pins")
+    hit, waiting = q.asks
+    q.poll(waiting)
+    for _ in range(3):
+        q.clock.advance(STALL / 3)
+        q.tell(hit, 1, "")
+    assert q.poll(waiting) == [True], "it has given nothing back"
 
 
 class Refusing(PlayedWell):

@@ -295,7 +295,7 @@ def test_a_later_request_is_asked_to_give_way_to_an_earlier_one() -> None:
     rig.settle()
     assert [len(engine.answer(t).refs) for t in (late, later)] == [8, 4]
     assert engine.scheduler.take(m.GiveWay) == []  # an earlier one's pins are not asked for
-    early = engine.ask(runs[2], order=10)
+    early = engine.ask(runs[2], order=-1)  # preempted
     rig.settle()
     asked = [g.ticket for g in engine.scheduler.take(m.GiveWay)]
     assert asked == [later]  # the last in line

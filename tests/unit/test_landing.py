@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.patience import STALL_S, TOTAL_S, Patience
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
-from stepwell.client.streams import StreamLimits, Streams
+from stepwell.client.streams import Stream, StreamLimits, Streams
 from stepwell.client.worker import WorkerClient
 from stepwell.protocol import messages as m
 from stepwell.testing.clock import SetClock
 
 D = bytes(32)
-LIMITS = StreamLimits(order=5, stall_s=1.0, total_s=4.0, allow_s=0.1)
+LIMITS = StreamLimits(stall_s=1.0, total_s=4.0, allow_s=0.1)
 
 
 def refs(*slots: int) -> bytes:
@@ -120,27 +121,38 @@ def test_what_a_well_allows_is_bounded(streams: Streams, clock: SetClock) -> Non
         assert not stream.over
 
 
-def test_one_that_is_before_it_in_line_renews_its_time_to_stall(streams: Streams, clock: SetClock) -> None:
+def test_a_line_that_moves_renews_its_time_to_stall(streams: Streams, clock: SetClock) -> None:
     with streams.open(7, 3, LIMITS) as stream:
         clock.advance(1.0)
-        streams.moved(4)
+        streams.moved(m.LineMoved([4], 2))
         streams.landed(landed(9, 1))
         clock.advance(1.0)
         assert not stream.over
-        for order in (5, 6):
-            streams.moved(order)
+        streams.moved(m.LineMoved([2, 3], 2))
         clock.advance(0.11)
-        assert stream.over == "too_slow", "those behind it do not"
+        assert stream.over == "too_slow", "it is apart: its own blocks are being read"
 
 
-def test_no_sign_renews_the_total(streams: Streams, clock: SetClock) -> None:
-    with streams.open(7, 3, LIMITS) as stream:
-        for _ in range(8):
+def test_only_one_that_has_all_renews_the_total(streams: Streams, clock: SetClock) -> None:
+    def moves(stream: Stream, *, sharing: int, times: int, whole: bool = False) -> None:
+        for _ in range(times):
             assert not stream.over
             clock.advance(0.5)
             streams.landed(landed(3))
-            streams.moved(1)
+            streams.moved(m.LineMoved([], sharing, whole))
+
+    with streams.open(7, 3, replace(LIMITS, turn_s=1.0)) as stream:
+        moves(stream, sharing=9, times=6)
         assert stream.over == "too_slow"
+    streams.landed(landed(4))
+    streams.moved(m.LineMoved([], 1, whole=True))
+    clock.advance(9.0)  # nobody comes to it
+    with streams.open(7, 4, replace(LIMITS, turn_s=1.0, waited_s=2.5, sharing=1)) as stream:
+        for sharing in (3, 1):
+            moves(stream, sharing=sharing, times=5)
+            moves(stream, sharing=sharing, times=1, whole=True)
+        moves(stream, sharing=1, times=7)
+        assert stream.over == "too_slow", "three times the total, less what it had waited"
 
 
 def test_a_stream_that_ends_without_a_reason_ends(streams: Streams) -> None:
@@ -233,7 +245,7 @@ def test_what_is_known_may_be_offered_as_a_stream(clock: SetClock) -> None:
     assert client.offer(ask) == 1 and client.offer(ask, streamed=True) == 4
     transfer, limits = client.stream(ask, 1, 3)
     assert well.said[-1] == m.Recall(ask.ticket, transfer, 1, 3, streamed=True)
-    assert limits == StreamLimits(1, STALL_S, TOTAL_S, 0.2)
+    assert limits == StreamLimits(STALL_S, TOTAL_S, 0.2)
     client.release(ask)
     assert not any(isinstance(message, m.Release) for message in well.said), "it has ended with the stream"
     well.receivers[0].received(m.GiveWay(ask.ticket), ())
@@ -249,32 +261,33 @@ def test_a_stream_may_wait_for_what_is_left_of_its_requests_time(clock: SetClock
     well.receivers[0].received(found(ask, 0, 4, "end"), ())
     clock.advance(0.75)
     client.offer(ask, streamed=True)
-    assert client.stream(ask, 0, 4)[1] == StreamLimits(1, STALL_S + 0.5, TOTAL_S + 4 - 0.75, 0.0)
+    assert client.stream(ask, 0, 4)[1] == StreamLimits(STALL_S + 0.5, TOTAL_S + 4, 0.0, 0, 0.75, 0.75)
     ask = asked(client)
     client.settle(ask, 0.0)
     well.receivers[0].received(found(ask, 0, 4, "end", limit_s=1.0), ())
     clock.advance(3.0)
+    client._line_moved(m.LineMoved([], 3, True))
+    clock.advance(0.25)
     client.offer(ask, streamed=True)
-    assert client.stream(ask, 0, 4)[1].total_s == 0.0
+    assert client.stream(ask, 0, 4)[1] == StreamLimits(STALL_S + 0.5, 1.0, 0.0, 2, 3.25, 0.25)
 
 
-def test_those_behind_a_stream_have_their_turn_when_it_has_ended(clock: SetClock) -> None:
+def test_those_beside_a_stream_have_their_turn_when_it_has_all(clock: SetClock) -> None:
     well = PlayedWell()
     client = scheduler(well, clock)
     first, behind = asked(client, 1), asked(client, 2)
     well.receivers[0].received(found(first, 0, 4, "end"), ())
     transfer, _ = client.stream(first, 0, 4)
-    assert not client.settle(behind, 0.0) and behind.ahead == 1
-    well.receivers[0].received(found(behind, 0, 0, ""), ())
+    assert not client.settle(behind, 0.0) and behind.sharing == 1
+    well.receivers[0].received(m.Found(behind.ticket, 0, b"", True, "staging"), ())
     for _ in range(49):
         clock.advance(0.04)
-        well.receivers[0].received(m.LineMoved(1), ())
+        well.receivers[0].received(m.LineMoved([], 2), ())
         assert not client.settle(behind, 0.0), "the line moves"
     client.stream_ended(transfer)
     client.stream_ended(transfer)
-    assert behind.turn == clock.now()
     clock.advance(0.04)
-    well.receivers[0].received(m.LineMoved(1), ())
+    well.receivers[0].received(m.LineMoved([], 1, whole=True), ())
     clock.advance(0.04)
     assert not client.settle(behind, 0.0), "its turn has begun anew"
     clock.advance(0.04)

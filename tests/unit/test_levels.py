@@ -373,7 +373,7 @@ def test_a_later_request_is_asked_to_give_way_to_what_an_earlier_one_stages() ->
     engine = rig.join()
     late, later = engine.ask(runs[0], order=30), engine.ask(runs[1], order=40)
     rig.settle()
-    early = engine.ask(runs[2], order=10)
+    early = engine.ask(runs[2], order=-1)  # preempted
     rig.settle()
     assert [g.ticket for g in engine.scheduler.take(m.GiveWay)] == [later]
     engine.release(later)
@@ -496,7 +496,7 @@ def test_blocks_that_failed_make_room_and_nobody_is_answered_twice() -> None:
     for n in range(11):
         rig.damage(rig.name(engine, at(late, n)), PAYLOAD)
     rig.faulty.faults = HUNG
-    first, second = engine.ask(late, order=5), engine.ask(early, order=1)
+    first, second = engine.ask(late, order=-1), engine.ask(early, order=1)
     rig.turns()
     last = engine.ask(third, order=9)
     rig.turns()
@@ -546,13 +546,34 @@ def order_of_reads(rig: DeepRig, engine: FakeEngine, runs: list[bytes]) -> list[
     return [places[id] for call in rig.asked for id in call if id in places]
 
 
-def test_reads_follow_the_engines_queue_and_then_the_prompt() -> None:
+def test_equal_ones_are_read_for_as_they_came_and_then_along_the_prompt() -> None:
+    """Whichever engine they are of: the second started later, and its numbers are smaller."""
     rig, engine, runs = lined_up()
-    engine.ask(runs[0], order=40)
+    other = rig.join(name="other")
+    for one, run, order in ((engine, 0, 40), (other, 1, 2), (engine, 2, 41)):
+        one.ask(runs[run], order=order)
+        rig.turns()
+    assert order_of_reads(rig, engine, runs) == [(r, n) for r in range(3) for n in range(4)]
+
+
+def test_short_ones_are_read_for_first() -> None:
+    rig, engine, runs = lined_up()
+    for run, blocks in ((0, 4), (1, 3), (2, 1)):
+        engine.ask(runs[run][: 32 * blocks], order=10 + run)
+        rig.turns()
+    assert order_of_reads(rig, engine, runs) == [(2, 0), (1, 0), (1, 1), (1, 2), *((0, n) for n in range(4))]
+
+
+def test_what_a_short_one_waits_for_says_nothing_of_a_long_one_that_it_passes() -> None:
+    rig, engine, runs = lined_up()
+    engine.ask(runs[0])
     rig.turns()
-    engine.ask(runs[1], order=10)
+    short, equal = engine.ask(runs[1][:32]), engine.ask(runs[2])
     rig.turns()
-    assert order_of_reads(rig, engine, runs) == [(r, n) for r in (1, 0) for n in range(4)]
+    (session,) = rig.hierarchy.registry.sessions.values()
+    weighed = [session.requests[ticket].weighed for ticket in (short, equal)]
+    passed, behind = [each.question.queued["dict"] for each in weighed if each is not None]
+    assert behind - passed == 5 * SLOT
 
 
 def test_who_is_preempted_hastens_what_others_staged() -> None:

@@ -306,9 +306,9 @@ def test_who_waits_is_told_what_the_next_level_allows() -> None:
 def test_a_read_that_runs_is_waited_for_by_the_earliest_that_wants_it() -> None:
     rig, engine = both()
     rig.faulty.faults = HUNG
-    tickets = [engine.ask(chain(BLOCKS), order=order) for order in (50, 1)]
+    tickets = [engine.ask(chain(BLOCKS), order=order) for order in (50, -1)]
     rig.turns()
-    assert rig.level.reads.ahead(2) > 0
+    assert rig.level.reads.ahead((0.0, 0)) > 0
     for ticket in tickets:
         engine.release(ticket)
     rig.faulty.faults = HEALTHY

@@ -154,11 +154,11 @@ def test_a_slab_of_a_lost_session_is_undone_before_the_next_hello(well: WithSlab
 def test_a_stream_that_ends_has_a_reason_and_whoever_copies_it_is_told(well: WithSlab) -> None:
     client, told = worker(well), []
     client.stirred = lambda: told.append(1)
-    with client.stream(7, 3, StreamLimits(0, 60.0, 60.0)) as stream:
+    with client.stream(7, 3, StreamLimits(60.0, 60.0)) as stream:
         assert stream.waits
         well.receivers[-1].received(m.Landed(3, b"", False), ())
         assert stream.over and not stream.waits and len(told) == 1
-    with client.stream(7, 4, StreamLimits(0, 60.0, 60.0)) as stream:
+    with client.stream(7, 4, StreamLimits(60.0, 60.0)) as stream:
         well.receivers[-1].lost()
         assert stream.over == "well_lost" and len(told) == 2
     client.close()

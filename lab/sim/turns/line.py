@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.sim.turns.policy import Turns
+from stepwell.policies.turns import RequestTurn, Turns
 
 BATCH = 8 << 20
 
@@ -104,15 +104,17 @@ class ByTurns(Queue):
 
     def __init__(self) -> None:
         self._turns = Turns()
+        self._of: dict[int, RequestTurn] = {}
 
     def came(self, recall: Recall) -> None:
-        self._turns.wants(recall.number, recall.nbytes)
+        self._of[recall.number] = turn = self._turns.join(recall.number)
+        self._turns.wants(turn, recall.nbytes)
 
     def place(self, recall: Recall) -> float:
-        return self._turns.place(recall.number)
+        return self._of[recall.number].end
 
     def served(self, recall: Recall, nbytes: int) -> None:
-        self._turns.served(recall.number, nbytes)
+        self._turns.served(self._of[recall.number], nbytes)
 
 
 ORDERS: dict[str, type[Queue]] = {

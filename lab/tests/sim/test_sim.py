@@ -302,13 +302,13 @@ def test_a_stream_without_an_end_to_its_patience(monkeypatch: pytest.MonkeyPatch
 def test_a_wait_that_whatever_others_get_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's rule until a tier that hung beside hits in host memory was tried."""
 
-    def anyone(self: SchedulerClient, order: int, waiting: Any, *, all_of_it: bool = False) -> None:
+    def anyone(self: SchedulerClient) -> None:
         now = self._clock()
         for other in self._asks.values():
             if other.answered:
-                other.news, other.turn, other.ahead = now, now if all_of_it else other.turn, 1 << 20
+                other.news, other.turn, other.sharing = now, now, 1 << 20
 
-    monkeypatch.setattr(SchedulerClient, "_got_on", anyone)
+    monkeypatch.setattr(SchedulerClient, "_room_given", anyone)
     monkeypatch.setattr(Waiting, "no_blocks", lambda self: None)
     assert "moved" in _finds("late", traffic=True).what
 

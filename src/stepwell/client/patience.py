@@ -20,6 +20,12 @@ MAX_LIMIT_S = 60.0
 """However long the well says, and however many wait before it."""
 
 
+def cap(total_s: float, sharing: int) -> float:
+    """Seconds after which nothing keeps a request waiting that shares the line with so many: its total limit once for
+    each of them and for itself, at most a minute."""
+    return min((1 + sharing) * total_s, MAX_LIMIT_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """The clock of both limits starts at the scheduler's first ask, in seconds of one monotonic clock. `reading_s`: how
@@ -41,22 +47,19 @@ class Patience:
         limit_s: float = 0.0,
         *,
         reading: bool = False,
+        turn: float = 0.0,
     ) -> bool:
         """True when waiting must end: what has landed is offered, the rest is recomputed. `allow_s`: what the well says
         that a block from a tier may take in addition, at most 250 ms. `limit_s`: what it says that all of it is worth
-        waiting for. `reading`: it has said that blocks are read, or may say so yet."""
+        waiting for, since the first ask or since `turn`. `reading`: it has said that blocks are read, or may say so
+        yet."""
         stall_s = self.stall_s + (self.reading_s if reading else 0.0) + min(max(allow_s, 0.0), MAX_ALLOWED_S)
-        return now - max(first_ask, last_news) >= stall_s or now - first_ask >= self.total(limit_s)
+        return now - max(first_ask, last_news) >= stall_s or now - max(first_ask, turn) >= self.total(limit_s)
 
     def total(self, limit_s: float, blocks: int = 0) -> float:
         """Seconds that a recall of so many blocks may take which the well says is worth `limit_s`; 0: it does not know.
         `cap` bounds what it says."""
         return limit_s if limit_s > 0 else self.total_s + blocks * self.block_s
-
-    def cap(self, limit_s: float, ahead: int) -> float:
-        """Seconds after which nothing keeps a request waiting that has so many before it in line: the total limit once
-        for each of them and for itself, at most a minute."""
-        return min((1 + ahead) * self.total(limit_s), MAX_LIMIT_S)
 
 
 PATIENCE = Patience()

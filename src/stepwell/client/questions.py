@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 FOR_ROOM = ("pins", "no_room")
 IN_LINE = ("staging", *FOR_ROOM)
-"""Reasons to wait that requests before this one have a part in: they are served in the order of the engine's queue."""
+"""Reasons to wait that other requests have a part in: they are served by turns."""
 
 SlotRefs = npt.NDArray[np.void]
 """SLOT_REF rows of shape (blocks, shards)."""
@@ -22,8 +22,7 @@ class PrefixQuestion:
 
     ticket: int
     session: int
-    order: int  # its request's place in the engine's queue
-    news: float  # when one of its blocks was found, or one before it in line got on
+    news: float  # when one of its blocks was found, or the line moved for it
     blocks: int = 0  # leading run that is resident and pinned
     known: int = 0  # leading run that may be recalled as a stream, as the well last said
     ends: str = ""  # why that is not more; "" while it is not known how much it is
@@ -36,9 +35,9 @@ class PrefixQuestion:
     offered: bool = False
     unwanted: bool = False  # released as soon as the answer is final
     first_poll: float = 0.0
-    ahead: int = 0  # requests that were before it and `in_line` at its first poll
+    sharing: int = 0  # the most others that were in line with it at a time, as far as is known
     lined_up: bool = False  # it has waited for a reason of IN_LINE
-    turn: float = 0.0  # when one before it in line had all that it asked for
+    turn: float = 0.0  # when one in line last had all that it asked for
     settled: float = 0.0  # when waiting ended
     limit_s: float = 0.0  # what the well says that its recall is worth waiting for
     allow_s: float = 0.0  # and what it allows in addition for the next block, which comes from a tier
@@ -53,6 +52,11 @@ class PrefixQuestion:
     def waited_s(self) -> float:
         """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
         return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
+
+    @property
+    def turn_s(self) -> float:
+        """How much of that was since another one had all that it asked for."""
+        return min(self.waited_s, max(0.0, self.settled - self.turn))
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership, Trouble
-from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience
+from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience, cap
 from stepwell.client.questions import FOR_ROOM, IN_LINE, PrefixQuestion, SlotRefs, Spill
 from stepwell.client.streams import StreamLimits
 from stepwell.errors import as_error
@@ -60,7 +60,7 @@ class SchedulerClient:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._asks: dict[int, PrefixQuestion] = {}
-        self._streams: dict[int, PrefixQuestion] = {}  # by transfer
+        self._streams: set[int] = set()  # transfers
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
         self._steps: deque[tuple[int, float, float]] = deque(maxlen=m.MAX_TIMINGS)
@@ -103,7 +103,7 @@ class SchedulerClient:
         session = self.session
         if not session or not digests or len(self._asks) >= MAX_ASKS:
             return None
-        ask = PrefixQuestion(next(self._numbers), session, order, self._clock())
+        ask = PrefixQuestion(next(self._numbers), session, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
         if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
@@ -115,12 +115,12 @@ class SchedulerClient:
     def settle(self, ask: PrefixQuestion, wait_s: float) -> bool:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
 
-        Blocks come up in the order of the engine's queue, and pins are given in it. So a request in that line is
-        stalled when neither it nor one before it in the line gets anything, and its total limit begins anew when one
-        before it has got all that it asked for; the first that does not lets the others go as well. What requests
-        behind it get, or what others find in host memory, says nothing of its blocks and renews nothing. Nothing at
-        all renews the cap: the total limit once for itself and once for each that waited before it in the line at its
-        first ask, a minute at most."""
+        Blocks come up by turns, and pins are given by them; one that is overtaken has lost nothing. So a request in
+        that line is stalled when it gets nothing and the well does not say that the line moves for it, and its total
+        limit begins anew when one in the line has got all that it asked for; the first that does not lets the others go
+        as well. What others find in host memory says nothing of its blocks and renews nothing. Nothing at all renews
+        the cap: the total limit once for itself and once for each that is in the line with it at a time, a minute at
+        most."""
         over = self._is_over(ask, wait_s)
         if over and not ask.settled:
             ask.settled = self._clock()
@@ -131,8 +131,8 @@ class SchedulerClient:
         if not ask.first_poll:
             ask.first_poll = now
             with self._lock:
-                ask.ahead = sum(o.order < ask.order and o.in_line for o in self._asks.values())
-                ask.ahead += sum(o.order < ask.order for o in self._streams.values())
+                others = sum(o.in_line for o in self._asks.values() if o is not ask) + len(self._streams)
+                ask.sharing = max(ask.sharing, others)
             if not ask.final and wait_s > 0:
                 with self._news:
                     self._news.wait_for(lambda: ask.final, wait_s)
@@ -144,20 +144,27 @@ class SchedulerClient:
             self._silent = self._silent or over
             return over
         limit_s = self._patience.total(ask.limit_s, ask.known)
-        if now - ask.first_poll >= self._patience.cap(limit_s, ask.ahead):
+        if now - ask.first_poll >= cap(limit_s, ask.sharing):
             return True
         if ask.reason not in IN_LINE:
             return self._patience.over(ask.first_poll, ask.news, now, 0.0, limit_s)
-        return self._patience.over(max(ask.first_poll, ask.turn), ask.news, now, ask.allow_s, limit_s, reading=True)
+        return self._patience.over(ask.first_poll, ask.news, now, ask.allow_s, limit_s, reading=True, turn=ask.turn)
 
-    def _got_on(self, order: int, waiting: Collection[str], *, all_of_it: bool = False) -> None:
-        """The request at this place in line has got something, or ends and gives back what it had: those behind it that
-        wait for one of these reasons are not stalled. Under the lock."""
+    def _room_given(self) -> None:
+        """A request in line has got something, or one ends and gives back what it had: those that wait for room are not
+        stalled. Under the lock."""
         now = self._clock()
         for other in self._asks.values():
-            if other.order > order and other.reason in waiting:
-                other.news = now
-                other.turn = now if all_of_it else other.turn
+            other.news = now if other.reason in FOR_ROOM else other.news
+
+    def _line_moved(self, message: m.LineMoved) -> None:
+        now = self._clock()
+        with self._lock:
+            for ask in self._asks.values():
+                if ask.reason in IN_LINE:
+                    ask.sharing = max(ask.sharing, message.sharing - 1)
+                    ask.turn = now if message.whole else ask.turn
+                    ask.news = now if ask.ticket not in message.apart else ask.news
 
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
         """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to: then the
@@ -177,10 +184,7 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
         with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
-            if ask.lined_up:
-                self._got_on(ask.order, IN_LINE, all_of_it=ask.final)
-            else:
-                self._got_on(ask.order, FOR_ROOM)
+            self._room_given()
         return transfer, refs
 
     def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
@@ -190,25 +194,23 @@ class SchedulerClient:
         self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, streamed=True))
         with self._lock:
             self._asks.pop(ask.ticket, None)
-            self._streams[transfer] = ask
-        total_s = self._patience.cap(self._patience.total(ask.limit_s, blocks), ask.ahead)
-        total_s = max(0.0, total_s - ask.waited_s)
-        stall_s = self._patience.stall_s + self._patience.reading_s
-        return transfer, StreamLimits(ask.order, stall_s, total_s, ask.allow_s)
+            self._streams.add(transfer)
+        stall_s, total_s = self._patience.stall_s + self._patience.reading_s, self._patience.total(ask.limit_s, blocks)
+        return transfer, StreamLimits(stall_s, total_s, ask.allow_s, ask.sharing, ask.waited_s, ask.turn_s)
 
-    def stream_ended(self, transfer: int, *, whole: bool = True) -> None:
-        """No worker waits for blocks of this stream any more; `whole`: all of them have come. Idempotent."""
+    def stream_ended(self, transfer: int) -> None:
+        """No worker waits for blocks of this stream any more. Idempotent."""
         with self._lock:
-            ask = self._streams.pop(transfer, None)
-            if ask is not None:
-                self._got_on(ask.order, IN_LINE, all_of_it=whole)
+            if transfer in self._streams:
+                self._streams.remove(transfer)
+                self._room_given()
 
     def release(self, ask: PrefixQuestion) -> None:
         """The request needs no recall (any more). Idempotent."""
         with self._lock:
             known = self._asks.pop(ask.ticket, None)
             if known is not None and known.blocks:
-                self._got_on(known.order, FOR_ROOM)
+                self._room_given()
         if known is not None:
             self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
 
@@ -305,9 +307,8 @@ class SchedulerClient:
                 self._found(message)
             case m.Granted():
                 self._granted(message)
-            case m.LineMoved(order=order):
-                with self._lock:
-                    self._got_on(order, IN_LINE)
+            case m.LineMoved():
+                self._line_moved(message)
             case m.GiveWay(ticket=number, reason=reason):
                 self._give_way(number, reason or "gave_way")
             case m.Ready(session=number):
@@ -333,7 +334,7 @@ class SchedulerClient:
                 ask.sources += found.sources
                 ask.news = self._clock()
                 if ask.lined_up:
-                    self._got_on(ask.order, IN_LINE)
+                    self._room_given()
             ask.answered, self._silent = True, False
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies

@@ -14,8 +14,9 @@ from typing import Self
 
 import numpy as np
 
+from stepwell.client.patience import cap
 from stepwell.client.questions import SlotRefs
-from stepwell.protocol.messages import MAX_ALLOWED_S, SLOT_REF, Landed
+from stepwell.protocol.messages import MAX_ALLOWED_S, SLOT_REF, Landed, LineMoved
 
 MAX_STREAMS = 4096
 """Streams of which something is kept: no more transfers are under way."""
@@ -23,14 +24,17 @@ MAX_STREAMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How long the blocks of a stream are waited for, in seconds. `stall_s`: without a block of it, or of one that is
-    before its `order` in line, and beyond what the well allows for a block, `allow_s` until it says something else.
-    `total_s`: altogether."""
+    """How long the blocks of a stream are waited for, in seconds. `stall_s`: without a block of it while it is not said
+    that the line moves, and beyond what the well allows for a block, `allow_s` until it says something else. `total_s`:
+    since one in line last had all that it asked for, `turn_s` of which have gone; and altogether, once for itself and
+    once for each of `sharing` that are in line with it, `waited_s` of which have gone."""
 
-    order: int
     stall_s: float
     total_s: float
     allow_s: float = 0.0
+    sharing: int = 0
+    waited_s: float = 0.0
+    turn_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +43,9 @@ class _Inbox:
     more: bool = True
     reason: str = ""
     allow_s: float | None = None
-    order: int | None = None  # once it is known
+    sharing: int = 0  # the most others of which the well has said that they are in line
     news: float = 0.0
+    turn: float | None = None  # when the well last said that one in line has had all
 
 
 class Stream:
@@ -74,8 +79,10 @@ class Stream:
             return inbox.reason or "gave_way"
         now, allow_s = self._streams.clock(), self._limits.allow_s if inbox.allow_s is None else inbox.allow_s
         stall_s = self._limits.stall_s + min(max(allow_s, 0.0), MAX_ALLOWED_S)
-        late = now - max(self._began, inbox.news) >= stall_s or now - self._began >= self._limits.total_s
-        return "too_slow" if late else ""
+        turn = self._began - self._limits.turn_s if inbox.turn is None else max(inbox.turn, self._began)
+        cap_s = cap(self._limits.total_s, max(self._limits.sharing, inbox.sharing)) - self._limits.waited_s
+        late = now - max(self._began, inbox.news) >= stall_s or now - turn >= self._limits.total_s
+        return "too_slow" if late or now - self._began >= cap_s else ""
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +112,6 @@ class Streams:
         with self.changed:
             lost = session != self._session
             inbox = _Inbox(more=False, reason="well_lost") if lost else self._inbox(transfer)
-            inbox.order = limits.order
             return Stream(self, transfer, inbox, limits)
 
     def landed(self, message: Landed) -> None:
@@ -120,12 +126,14 @@ class Streams:
             inbox.news = self.clock()
             self.changed.notify_all()
 
-    def moved(self, order: int) -> None:
-        """Called by the link's thread: the request at this place in line has got blocks."""
+    def moved(self, message: LineMoved) -> None:
+        """Called by the link's thread."""
         with self.changed:
-            for inbox in self._inboxes.values():
-                if inbox.order is not None and inbox.order > order:
-                    inbox.news = self.clock()
+            now = self.clock()
+            for transfer, inbox in self._inboxes.items():
+                inbox.sharing = max(inbox.sharing, message.sharing - 1)
+                inbox.turn = now if message.whole else inbox.turn
+                inbox.news = now if transfer not in message.apart else inbox.news
 
     def lost(self) -> None:
         """The session is over: nothing comes any more."""

@@ -162,8 +162,8 @@ class WorkerClient:
             case m.Landed():
                 self._streams.landed(message)
                 self.stirred()
-            case m.LineMoved(order=order):
-                self._streams.moved(order)
+            case m.LineMoved():
+                self._streams.moved(message)
             case m.SlabRetired(slab=number):
                 self._slabs.retire((self._session, number))
             case m.Welcome(session=session):

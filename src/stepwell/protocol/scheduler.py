@@ -14,8 +14,9 @@ class Ask(Message, frozen=True):
     """Which leading run of these consecutive blocks can be recalled? Hits are pinned until Recall or Release.
 
     `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
-    smaller goes first when pins are short. `tokens`: of the whole prompt, 0 where that is not said. `recall`:
-    "auto", "always" or "never", where the request has a wish of its own. Answered by one or more `Found`.
+    those below 0 were preempted and go first, and a larger one may be asked to give way to a smaller one. `tokens`: of
+    the whole prompt, 0 where that is not said. `recall`: "auto", "always" or "never", where the request has a wish of
+    its own. Answered by one or more `Found`.
     """
 
     ticket: int

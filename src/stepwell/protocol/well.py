@@ -74,10 +74,14 @@ class Landed(Message, frozen=True):
 
 
 class LineMoved(Message, frozen=True):
-    """The line moves: the request with this `order` has got blocks. Those behind it in the engine's queue that wait are
-    not stalled, nor are streams."""
+    """The line moves: requests have got blocks from a tier, or room. Whoever waits is not stalled, but for those in
+    `apart`, by ticket or as a stream by transfer: their next blocks are being read, or are to come from a tier that has
+    given nothing. `sharing`: how many requests are in line. `whole`: one of them has had all that it asked for since
+    the last time."""
 
-    order: int
+    apart: list[int]
+    sharing: int
+    whole: bool = False
 
 
 class GiveWay(Message, frozen=True):

@@ -127,6 +127,68 @@ def test_a_tier_that_is_too_slow_is_waited_for_once(tmp_path: Path) -> None:
         h.assert_quiet()
 
 
+# many at once ---------------------------------------------------------------------------------------------------------
+
+
+def arriving(folder: Path, sizes: Sequence[tuple[float, int]], host: int) -> tuple[list[float], int]:
+    """Prompts of so many tokens that come at these moments and lie in a tier that reads 20,480 tokens a second; `host`
+    is in tokens. Returns how long each waited for its first token, and the tokens that were recalled."""
+    rng, total = random.Random(7), sum(size for _, size in sizes)
+    below = [rng.choices(range(32_000), k=size) for _, size in sizes]
+    fields: dict[str, Any] = {
+        "block_bytes": 256 * TOKEN_BYTES, "extra": {"block_tokens": 256}, **SMALL,
+        "num_pages": 2 * total // PAGE, "max_seqs": 64, "max_model_len": 33 * 1024,
+    }  # fmt: skip
+    with slow_engine(folder / "first", host=4 * total * TOKEN_BYTES, **fields) as h:
+        h.put_below(below)
+        tier = h.tier
+    with slow_engine(folder / "second", host=host * TOKEN_BYTES, after=tier, **fields) as h:
+        h.tier.block_s, h.tier.latency_s = 256 / 20480, 0.001
+        h.step_s, h.token_s, h.idle_s = 0.01, 0.5 / 8192, 0.005
+        began, ids, took = h.clock.now(), [], {}
+        while len(ids) < len(sizes) or h.busy():
+            while len(ids) < len(sizes) and h.clock.now() - began >= sizes[len(ids)][0]:
+                ids.append(h.add(below[len(ids)], max_tokens=1))
+            h.step()
+            for rid, (at, _) in zip(ids, sizes, strict=False):
+                if h.requests[rid].finish_reason:
+                    took.setdefault(rid, h.clock.now() - began - at)
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        assert len(h.tier.asked) == len(set(h.tier.asked)), "each block once"
+        receipts = [(h.requests[rid].kv_transfer_params or {})["stepwell"] for rid in ids]
+        h.rest()
+        h.assert_quiet()
+        return [took[rid] for rid in ids], sum(receipt["recalled_tokens"] for receipt in receipts)
+
+
+@pytest.mark.parametrize("host", [128 * 1024, 24 * 1024])
+def test_short_prompts_pass_a_long_one_and_nobody_computes(tmp_path: Path, host: int) -> None:
+    sizes = [(0.0, 32 * 1024)] + [(0.0, 2048)] * 8
+    took, recalled = arriving(tmp_path, sizes, host)
+    assert recalled == 48 * 1024
+    for n, short in enumerate(took[1:]):
+        assert short < 0.1 * (n + 1) + 0.15, "those that came before it, and what was asked for when it came"
+    assert took[0] < 48 / 20 + 0.2
+
+
+@pytest.mark.parametrize("host", [256 * 1024, 24 * 1024])
+def test_long_prompts_are_not_starved_by_short_ones(tmp_path: Path, host: int) -> None:
+    """Short ones keep the tier busy for three seconds: the long ones wait as if they shared it at most."""
+    sizes = [(0.0, 32 * 1024)] * 2 + [(0.1 * n, 2048) for n in range(1, 31)]
+    took, recalled = arriving(tmp_path, sizes, host)
+    assert recalled == (2 * 32 + 30 * 2) * 1024
+    assert max(took[2:]) < 3.2 and sum(took[2:]) / 30 < 0.5
+    assert took[0] < 5.0 and took[1] < 6.5
+
+
+@pytest.mark.parametrize("host", [4096, 8192])
+def test_four_that_come_together_wait_for_each_others_room(tmp_path: Path, host: int) -> None:
+    """Reads for others say that the line moves, and nobody is asked to give way to one that is not before it."""
+    took, recalled = arriving(tmp_path, [(0.0, 8192)] * 4, host)
+    assert recalled == 4 * 8192
+    assert max(took) < 4 * 0.4 + 0.3
+
+
 # a tier that hangs or fails -------------------------------------------------------------------------------------------
 
 STALL_LIMIT_S = STALL_S + MAX_ALLOWED_S  # nothing is known of how long healthy reads take

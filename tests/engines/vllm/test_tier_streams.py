@@ -241,3 +241,18 @@ def test_a_thread_that_cannot_be_started_leaves_no_job_behind(tmp_path: Path) ->
         load.engine.store(keys, "s2")
         load.engine.forget()
         assert load.engine.hits(keys, load.engine.request("r2"), passes=_PASSES) == 3
+
+
+def test_a_short_request_passes_a_long_one(tmp_path: Path) -> None:
+    with streaming(tmp_path) as load:
+        short = keys_of("short", 2)
+        known = set(load.tier.blocks)
+        load.put(short, "t")
+        ids = set(load.tier.blocks) - known
+        load.tier.asked.clear()
+        load.begin()
+        behind = load.engine.request("behind")
+        soon(lambda: load.engine.look(short, behind) is None and not load.engine.step() and load._jobs() == 2)
+        load.arrive(CHUNKS + 2)
+        assert len(load.tier.asked) == len(set(load.tier.asked)) == CHUNKS + 2
+        assert not ids & set(load.tier.asked[-2:]), "the last that are read are the long one's"

@@ -22,12 +22,13 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import Breaker, State
-from stepwell.hierarchy.levels.reads import MAX_BATCH, UNAWAITED, Lower, ReadQueue
+from stepwell.hierarchy.levels.reads import MAX_BATCH, Lower, ReadQueue
 from stepwell.hierarchy.levels.speed import allowance_s
 from stepwell.hierarchy.levels.writes import AHEAD_S, NEAR_S, WRITERS, WriteQueue
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.policies.costs.transfer import TierSpeed
+from stepwell.policies.turns import UNAWAITED, RequestTurn, Turns
 from stepwell.tiers.base import SharedTier, Tier
 
 CALM_S = 1.0
@@ -38,7 +39,14 @@ class Level:
     """`number`: its place in the stack, 0 right below the arena. `lower`: the level below it, None for the last."""
 
     def __init__(
-        self, core: Core, arena: Arena, tier: Tier, sealing: Sealing, number: int, lower: Lower | None = None
+        self,
+        core: Core,
+        arena: Arena,
+        tier: Tier,
+        sealing: Sealing,
+        number: int,
+        turns: Turns,
+        lower: Lower | None = None,
     ) -> None:
         self._arena = arena
         self._index = core.index
@@ -51,7 +59,7 @@ class Level:
         self._lower = lower
         self._reads_breaker = Breaker(core.clock, partial(self._moved, "read"))
         self._writes_breaker = Breaker(core.clock, partial(self._moved, "write"))
-        self.reads = ReadQueue(core, arena, tier, sealing, self._reads_breaker, lower)
+        self.reads = ReadQueue(core, arena, tier, sealing, self._reads_breaker, turns, lower)
         self.writes = WriteQueue(core, arena, tier, sealing, self._writes_breaker, number)
         self.recovering = False  # the tier looks for what an earlier life left: writes would only wait in it
         self._moves = False  # a breaker has moved since the last `pump`
@@ -86,7 +94,7 @@ class Level:
     @property
     def at_leisure(self) -> bool:
         """True if the tier is healthy and no request waits for it."""
-        return self._reads_breaker.state is State.CLOSED and not self.reads.ahead(UNAWAITED)
+        return self._reads_breaker.state is State.CLOSED and not self.reads.ahead(UNAWAITED.place)
 
     @property
     def speed(self) -> TierSpeed | None:
@@ -151,13 +159,13 @@ class Level:
         origin: Origin,
         id: BlockId,
         parent: Entry | None,
-        order: int,
+        turn: RequestTurn,
         *,
         passing: bool = False,
         displaces: bool = True,
     ) -> Entry | None:
-        """A block of the arena that is being filled from the tier; None: there is no room. `order`: its request's place
-        in the engine's queue, or UNAWAITED. `passing` and `displaces` are those of `Arena.reserve`."""
+        """A block of the arena that is being filled from the tier; None: there is no room. `turn`: its request's, or
+        UNAWAITED. `passing` and `displaces` are those of `Arena.reserve`."""
         assert session.owner is not None
         entry = self._arena.reserve(
             session.owner, id, parent, session.shards, session.copiers, passing=passing, displaces=displaces
@@ -166,18 +174,18 @@ class Level:
             entry.origin = origin
             self._index.add(entry)
             entry.source = self.number
-            self.reads.add(entry, order)
+            self.reads.add(entry, turn)
             if self.reads.waiting_bytes >= MAX_BATCH:
                 self.pump()
         return entry
 
-    def take_over(self, entry: Entry, order: int) -> bool:
+    def take_over(self, entry: Entry, turn: RequestTurn) -> bool:
         """Promotes a block that a level above could not read, from here or from further below. False: it cannot be
         had."""
         if self.down or not self.tier.lookup(entry.id):
-            return self._lower is not None and self._lower.take_over(entry, order)
+            return self._lower is not None and self._lower.take_over(entry, turn)
         entry.source = self.number
-        self.reads.add(entry, order)
+        self.reads.add(entry, turn)
         return True
 
     def probe(self, ids: Sequence[BlockId], done: Callback) -> bool:

@@ -23,7 +23,6 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
-from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import Session, SessionPhase
@@ -31,6 +30,7 @@ from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.costs.transfer import TierSpeed
 from stepwell.policies.prefetch.conversations import MAX_CHAIN, MAX_CONVERSATIONS, Conversation, Conversations
 from stepwell.policies.prefetch.record import GuessRecord
+from stepwell.policies.turns import UNAWAITED
 
 SPEED_SHARE = 0.25
 """Largest share of the tier's speed that guesses use."""

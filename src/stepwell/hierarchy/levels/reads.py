@@ -1,8 +1,8 @@
 """Blocks on their way from one tier into the arena.
 
-    add ──► heap by the engine's queue, then place in the prompt ──► batches of up to 8 MiB ──► tier ──► RESIDENT
-                                                                                                  │
-                                            failed: the level below reads it, if it has the block ◄─┘
+    add ──► heap by turns of requests, then place in the prompt ──► batches of up to 8 MiB ──► tier ──► RESIDENT
+                                                                                                 │
+                                           failed: the level below reads it, if it has the block ◄─┘
 
 A block that is being promoted is FILLING and belongs to the job that opens it alone. Nothing waits for the tier:
 how long a request may wait is its client's matter.
@@ -25,6 +25,7 @@ from stepwell.hierarchy.core import Callback, Core
 from stepwell.hierarchy.levels.breaker import OVERDUE_S, Breaker, verdict
 from stepwell.hierarchy.levels.speed import HealthyReads, LateReads, ReadSpeed
 from stepwell.hierarchy.sessions.sealing import Sealing
+from stepwell.policies.turns import Place, RequestTurn, Turns
 from stepwell.tiers.base import Reading, SharedTier, Tier
 
 MAX_BATCH, MIN_BATCH = 8 << 20, 2 << 20
@@ -36,24 +37,29 @@ AHEAD_S = 0.1
 MAX_PROBES = 64
 """Probes of one tier under way at a time."""
 
-UNAWAITED = 1 << 62
-"""The place in line of a block that no request waits for."""
-
 
 class Lower(Protocol):
     """The level below this one."""
 
-    def take_over(self, entry: Entry, order: int) -> bool:
+    def take_over(self, entry: Entry, turn: RequestTurn) -> bool:
         """Reads the block from there, or from further below. False: it cannot be had."""
 
 
 class ReadQueue:
-    """Reads of one tier. `breaker` says whether the tier is asked. The core's news say which reads have ended.
+    """Reads of one tier. `breaker` says whether the tier is asked, `turns` for which request. The core's news say which
+    reads have ended.
 
     `stale` is set when more may begin than at the last `begin`."""
 
     def __init__(
-        self, core: Core, arena: Arena, tier: Tier, sealing: Sealing, breaker: Breaker, lower: Lower | None
+        self,
+        core: Core,
+        arena: Arena,
+        tier: Tier,
+        sealing: Sealing,
+        breaker: Breaker,
+        turns: Turns,
+        lower: Lower | None,
     ) -> None:
         self._arena = arena
         self._index = core.index
@@ -64,17 +70,18 @@ class ReadQueue:
         self._tier = tier
         self._sealing = sealing
         self._breaker = breaker
+        self._turns = turns
         self._lower = lower
         self._numbers = count(1)
-        self._line: list[tuple[int, int, Entry]] = []
-        self.promoting: dict[Entry, int | None] = {}  # the smallest order it is wanted for; None: its read has begun
+        self._line: list[tuple[Place, int, Entry, RequestTurn]] = []
+        self.promoting: dict[Entry, RequestTurn | None] = {}  # the first that it is wanted in; None: its read has begun
         self.waiting_bytes = 0  # of those whose read has not begun
         self._reading_bytes = 0
         self._ended = 0  # reads so far
         self.began = -inf  # when the last one did
         self._probes = 0  # under way
-        self._orders: dict[Entry, int] = {}  # of those in `promoting`: the smallest order, also of a read that runs
-        self._asked: Counter[int] = Counter()  # bytes of those in `promoting`, by that order
+        self._first: dict[Entry, RequestTurn] = {}  # of those in `promoting`: that turn, also of a read that runs
+        self._asked: Counter[RequestTurn] = Counter()  # bytes of those in `promoting`, by that turn
         self.reading: dict[int, list[Entry]] = {}  # by the number of the call
         self.speed = ReadSpeed(core.clock, max(1, core.limits.readers) * MAX_BATCH)
         self.healthy = HealthyReads()
@@ -83,38 +90,41 @@ class ReadQueue:
 
     # the line ---------------------------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry, order: int) -> None:
-        """This FILLING block, which the tier has, is to be read for the request in this place of the engine's queue, or
-        for none (UNAWAITED)."""
-        self.promoting[entry] = self._orders[entry] = order
-        self._asked[order] += entry.nbytes
+    def add(self, entry: Entry, turn: RequestTurn) -> None:
+        """This FILLING block, which the tier has, is to be read in this turn of a request, or for none (UNAWAITED)."""
+        self.promoting[entry] = self._first[entry] = turn
+        self._asked[turn] += entry.nbytes
         self.waiting_bytes += entry.nbytes
-        heapq.heappush(self._line, (order, next(self._numbers), entry))
+        heapq.heappush(self._line, (turn.place, next(self._numbers), entry, turn))
         self.stale = True
 
-    def hasten(self, entry: Entry, order: int) -> None:
+    def hasten(self, entry: Entry, turn: RequestTurn) -> None:
         """Another request wants a block that is being promoted, perhaps earlier than the one before."""
-        if order >= self._orders[entry]:
+        if turn.place >= self._first[entry].place:
             return
         self._no_more_asked(entry)
-        self._orders[entry] = order
-        self._asked[order] += entry.nbytes
+        self._first[entry] = turn
+        self._asked[turn] += entry.nbytes
         if self.promoting[entry] is not None:
-            self.promoting[entry] = order
-            heapq.heappush(self._line, (order, next(self._numbers), entry))  # the other record is skipped
+            self.promoting[entry] = turn
+            heapq.heappush(self._line, (turn.place, next(self._numbers), entry, turn))  # the other record is skipped
 
-    def ahead(self, order: int) -> int:
+    def ahead(self, place: Place) -> int:
         """Bytes that are being promoted for requests before this place in line."""
-        return sum(nbytes for place, nbytes in self._asked.items() if place < order)
+        return sum(nbytes for turn, nbytes in self._asked.items() if turn.place < place)
+
+    def waits(self, entry: Entry) -> bool:
+        """The block is being promoted, and its read has not begun."""
+        return self.promoting.get(entry) is not None
 
     def unwanted(self, entry: Entry) -> None:
         """No request waits for this block any more: if its read has not begun, its slots are free at once."""
-        if self.promoting.get(entry) is not None:
+        if self.waits(entry):
             self._give_up(entry)
 
     def _hand_down(self, entry: Entry) -> bool:
         """False: no level below has the block, or nothing waits for it."""
-        if self._lower is None or not entry.pins or not self._lower.take_over(entry, self._orders[entry]):
+        if self._lower is None or not entry.pins or not self._lower.take_over(entry, self._first[entry]):
             return False
         self._leave(entry)
         self._index.add(entry)  # it may have been disowned
@@ -133,10 +143,10 @@ class ReadQueue:
         self._no_more_asked(entry)
 
     def _no_more_asked(self, entry: Entry) -> None:
-        order = self._orders.pop(entry)
-        self._asked[order] -= entry.nbytes
-        if not self._asked[order]:
-            del self._asked[order]
+        turn = self._first.pop(entry)
+        self._asked[turn] -= entry.nbytes
+        if not self._asked[turn]:
+            del self._asked[turn]
 
     # reading ----------------------------------------------------------------------------------------------------------
 
@@ -153,9 +163,10 @@ class ReadQueue:
         batch: list[Entry] = []
         nbytes = 0
         while self._line and (not batch or nbytes < most):
-            order, _, entry = heapq.heappop(self._line)
-            if self.promoting.get(entry) == order:
+            _, _, entry, turn = heapq.heappop(self._line)
+            if self.promoting.get(entry) is turn:
                 self.promoting[entry] = None
+                self._turns.served(turn, entry.nbytes)
                 self.waiting_bytes -= entry.nbytes
                 batch.append(entry)
                 nbytes += entry.nbytes

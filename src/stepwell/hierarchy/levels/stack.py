@@ -13,6 +13,7 @@ from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
 from stepwell.hierarchy.sessions.sealing import Sealing
 from stepwell.policies.costs.transfer import TierSpeed
+from stepwell.policies.turns import Place, RequestTurn, Turns
 from stepwell.tiers.base import Tier
 
 
@@ -29,10 +30,11 @@ class Stack:
     def __init__(self, core: Core, arena: Arena, tiers: Sequence[Tier], sealing: Sealing) -> None:
         self._clock = core.clock
         self._index = core.index
+        self.turns = Turns()
         levels: list[Level] = []
         lower: Level | None = None
         for number in reversed(range(len(tiers))):
-            lower = Level(core, arena, tiers[number], sealing, number, lower)
+            lower = Level(core, arena, tiers[number], sealing, number, self.turns, lower)
             levels.insert(0, lower)
         self.levels = tuple(levels)
         if len({level.name for level in levels}) < len(levels):
@@ -78,10 +80,10 @@ class Stack:
             self._index.remove(entry)
         return stuck
 
-    def hasten(self, entry: Entry, order: int) -> None:
+    def hasten(self, entry: Entry, turn: RequestTurn) -> None:
         """Another request wants a block that is being promoted, perhaps earlier than the one before."""
         if (level := self.promoting(entry)) is not None:
-            level.reads.hasten(entry, order)
+            level.reads.hasten(entry, turn)
 
     def unwanted(self, entry: Entry) -> None:
         """No request waits for this block any more: if it is being promoted and its read has not begun, its slots are
@@ -94,9 +96,9 @@ class Stack:
         for level in self.levels:
             level.tier.drop(id)
 
-    def ahead(self, order: int) -> dict[str, int]:
+    def ahead(self, place: Place) -> dict[str, int]:
         """Bytes that are being promoted for requests before this place in line, by tier."""
-        return {level.name: level.reads.ahead(order) for level in self.levels}
+        return {level.name: level.reads.ahead(place) for level in self.levels}
 
     @property
     def speeds(self) -> dict[str, TierSpeed]:

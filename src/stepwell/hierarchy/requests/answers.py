@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
+from math import inf
 
 from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Entry
@@ -18,6 +19,9 @@ from stepwell.protocol.messages import Found, LineMoved
 
 SLICE = 128
 """Blocks told in one message: bounds how long building it takes."""
+
+LINE = ("staging", "pins", "no_room")
+"""Reasons to wait that other requests have a part in."""
 
 MOVES_S = 0.02
 """Least time between two messages that the line moves, in seconds: less than half of what a client waits for one."""
@@ -44,6 +48,8 @@ class RunAnswers:
         self._transfers = transfers
         self._waiting = waiting
         self._moved_at = 0.0  # when sessions were last told that the line moves
+        self._whole = False  # one in line has had all of its blocks since
+        self._gave_at: dict[int, float] = {}  # when each level last gave blocks
 
     def due(self, request: RecallRequest) -> bool:
         """As much has landed as one message tells."""
@@ -108,14 +114,28 @@ class RunAnswers:
 
     def awaited(self, request: RecallRequest) -> Level | None:
         """The level that the next block of its run is promoted from; None: there is none, or the block is from none."""
-        return self._stack.promoting(request.pinned[request.landed]) if request.landed < len(request.pinned) else None
+        return self._stack.promoting(request.awaited) if request.awaited is not None else None
 
-    def line_moves(self, served: Collection[RecallRequest]) -> None:
-        """These have got blocks: those that wait behind them are not stalled."""
-        now, first = self._clock.now(), min(request.order for request in served)
+    def line_moves(self, sources: Iterable[int] = (), *, whole: bool = False) -> None:
+        """Requests have got blocks from these levels, or room: those that wait are not stalled. `whole`: one of them
+        has had all of its blocks."""
+        now = self._clock.now()
+        self._gave_at |= dict.fromkeys(sources, now)
+        self._whole |= whole
         if now - self._moved_at < MOVES_S:
             return
-        self._moved_at = now
-        behind = {session.number: session for request, session in self._waiting.all() if request.order > first}
-        for member in (member for session in behind.values() for member in session.members):
-            member.channel.send(LineMoved(first))
+        apart: dict[Session, list[int]] = {}
+        sharing = 0
+        for request, session in self._waiting.all():
+            named = apart.setdefault(session, [])
+            sharing += request.waiting in LINE
+            level = self.awaited(request)
+            if level is not None and not (
+                now - self._gave_at.get(level.number, -inf) < MOVES_S
+                and level.reads.waits(request.pinned[request.landed])
+            ):
+                named.append(request.transfer or request.number)
+        for session, named in apart.items():
+            for member in session.members:
+                member.channel.send(LineMoved(named, sharing, self._whole))
+        self._moved_at, self._whole = now, False

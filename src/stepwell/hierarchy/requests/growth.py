@@ -97,7 +97,7 @@ class RunGrowth:
             if entry.state is BlockState.FILLING:
                 if request.weighed is None:
                     return UNWEIGHED
-                self._stack.hasten(entry, request.order)
+                self._stack.hasten(entry, request.turn)
         self._pins.add(request, entry)
         return None
 
@@ -143,12 +143,12 @@ class RunGrowth:
         passing = passing or self._arena.place(owner, id, shards, below=True) is not Destination.HOT
         displaces = not (passing and self._pins.fills_window(request, level, nbytes))
         parent = None if passing else self._parent(request)
-        origin, order = origins[ids.index(id)], request.order
-        entry = level.promote(session, origin, id, parent, order, passing=passing, displaces=displaces)
+        origin, turn = origins[ids.index(id)], request.turn
+        entry = level.promote(session, origin, id, parent, turn, passing=passing, displaces=displaces)
         if entry is None and not displaces:
             return Obstacle("staging", True)  # what is under way lands, or is copied
         if entry is None and self._pins.make_room(session, request):
-            entry = level.promote(session, origin, id, None, order, passing=True)
+            entry = level.promote(session, origin, id, None, turn, passing=True)
         if entry is None:
             held = self._arena.sums.filling or self._arena.sums.leased_blocks
             held = held or self._pins_end(request)
@@ -170,7 +170,6 @@ class RunGrowth:
         assert session.owner is not None
         if self._pins.in_share(nbytes) and self._slabs.grows(session.owner):
             return Obstacle("mapping", True)
-        self._pins.ask_way(session, request)
         return Obstacle("pins", self._pins_end(request) or self._probes.awaits(request))
 
     def _pins_end(self, request: RecallRequest) -> bool:

@@ -97,16 +97,28 @@ class Pins:
         return self._arena.pins > len(request.pinned) - request.freed
 
     def ask_way(self, session: Session, request: RecallRequest) -> None:
-        """Asks the session's last request in line that holds pins to give way to this earlier one."""
+        """Asks the last request of the session's queue that holds pins to give way to this earlier one, whose turn is
+        before its turn."""
         later = [
             t
             for t in session.requests.values()
             if t.order > request.order and t.pinned and not (t.asked_way or t.transfer)
+            if t.turn.place > request.turn.place
         ]
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)
             last.asked_way = True
             session.scheduler.channel.send(GiveWay(last.number))
+
+    def may_take(self, session: Session, request: RecallRequest, of: Session, other: RecallRequest) -> bool:
+        """The other request, whose turn is after this one's, has a pin for a block that nobody else wants and that is
+        not being read yet. A stream keeps a few."""
+        if other.turn.place <= request.turn.place or of.owner is not session.owner:
+            return False
+        if len(other.pinned) - other.freed <= (AT_LEAST if other.transfer else 0):
+            return False
+        last = other.pinned[-1]
+        return last.pins == 1 and last.source >= 0 and self._stack.levels[last.source].reads.waits(last)
 
     def add(self, request: RecallRequest, entry: Entry) -> None:
         """Pins the next block of the request's run."""

@@ -20,7 +20,6 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
 from stepwell.hierarchy.levels.level import Level
-from stepwell.hierarchy.levels.reads import UNAWAITED
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.sessions.costs import Costs
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
@@ -28,6 +27,7 @@ from stepwell.hierarchy.sessions.session import RecallRequest, Session, SessionP
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import Cost, RecallMode, RecallQuestion, Stretch, Why, cost_of, decide, least_cost
 from stepwell.policies.probe import PROBE_BYTES
+from stepwell.policies.turns import UNAWAITED, Place
 
 MAX_TOKENS = 1 << 26
 """Largest believed number of a prompt's tokens."""
@@ -113,7 +113,7 @@ class RecallPlanner:
                 return whole
             self._weigh(session, request, (Stretch(HOST, whole, sum(entry.nbytes for entry in request.pinned)),))
             return min(whole, request.most)
-        if request.landed < whole and self._late(request.weighed, request.order, request.landed):
+        if request.landed < whole and self._late(request.weighed, request.turn.place, request.landed):
             request.short = "late"
             return request.landed
         return whole
@@ -174,7 +174,8 @@ class RecallPlanner:
         block_tokens, now = session.scheduler.hello.block_tokens, self._clock.now()
         blocks = sum(stretch.blocks for stretch in stretches)
         tokens = min(max(request.tokens, blocks * block_tokens, 1), MAX_TOKENS)
-        queued = self._stack.ahead(request.order)
+        turns, nbytes = self._stack.turns, _below(stretches, blocks)
+        queued = self._stack.ahead(turns.place(request.turn, nbytes))
         question = RecallQuestion(tokens, block_tokens, stretches, queued, load.busy_s(now))
         known, mode = self._costs.known(load.tag, tokens, self._stack.speeds), self.mode(request.recall)
         decision = decide(question, known, mode)
@@ -187,6 +188,7 @@ class RecallPlanner:
         request.weighed = OpenDecision(number, load, question, mode, decision, now, now, 0, rest_s, stake_s)
         if decision.blocks < blocks:
             request.most, request.short = decision.blocks, decision.why.value
+        turns.wants(request.turn, _below(stretches, decision.blocks))
         by_tier: Counter[str] = Counter()
         for stretch in stretches:
             by_tier[stretch.tier] += stretch.blocks
@@ -209,7 +211,7 @@ class RecallPlanner:
             )
         )
 
-    def _late(self, weighed: OpenDecision, order: int, landed: int) -> bool:
+    def _late(self, weighed: OpenDecision, place: Place, landed: int) -> bool:
         """`landed` blocks are in the arena by now, and the rest is not worth waiting for any more."""
         if landed == weighed.landed:
             return False
@@ -218,7 +220,7 @@ class RecallPlanner:
             return False
         rest = _behind(weighed.question.stretches, landed, weighed.decision.blocks)
         busy_s = weighed.load.busy_s(self._clock.now()) - weighed.rest_s  # its own rest is among that
-        queued = self._stack.ahead(order)
+        queued = self._stack.ahead(place)
         question = replace(weighed.question, stretches=rest, queued=queued, busy_s=max(0.0, busy_s))
         known = self._costs.known(weighed.load.tag, question.tokens, self._stack.speeds)
         again = decide(question, known, weighed.mode)
@@ -228,6 +230,11 @@ class RecallPlanner:
             return False
         weighed.gave_up = "late"
         return True
+
+
+def _below(stretches: tuple[Stretch, ...], blocks: int) -> int:
+    """Bytes of the first `blocks` that are not in the arena."""
+    return sum(stretch.nbytes for stretch in _behind(stretches, 0, blocks) if stretch.tier != HOST)
 
 
 def _expected(cost: Cost | None) -> Expected | None:

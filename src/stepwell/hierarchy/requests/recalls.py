@@ -23,7 +23,7 @@ from stepwell.hierarchy.counters import Ghosts
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.pauses import PAUSED
-from stepwell.hierarchy.requests.answers import RunAnswers
+from stepwell.hierarchy.requests.answers import LINE, RunAnswers
 from stepwell.hierarchy.requests.growth import UNPROBED, UNWEIGHED, Obstacle, RunGrowth
 from stepwell.hierarchy.requests.pins import Pins
 from stepwell.hierarchy.requests.planner import RecallPlanner
@@ -78,7 +78,8 @@ class Recalls:
         self._answers = RunAnswers(core, arena, stack, migration, self._probes, self.transfers, self.waiting)
 
     def ask(self, session: Session, message: Ask) -> Work:
-        request = RecallRequest(message.ticket, message.order, message.epoch, message.digests)
+        turn = self._stack.turns.join(message.order)
+        request = RecallRequest(message.ticket, message.order, turn, message.epoch, message.digests)
         request.tokens, request.recall = message.tokens, message.recall
         if self._planner.mode(request.recall) is RecallMode.NEVER:
             request.most, request.short = 0, Why.NEVER.value
@@ -92,17 +93,17 @@ class Recalls:
             session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
 
     def look(self) -> None:
-        """Requests that waited for what has happened since the last look go on, the earliest request first. Nothing
+        """Requests that waited for what has happened since the last look go on, the first in line first. Nothing
         lands between a look and the work of the same turn: a tier never answers inside a call."""
         news = self._news.take()
         for entry in news.landed:
             if entry.state is BlockState.RESIDENT:
                 self._planner.landed(entry)
                 self._migration.promoted(entry)
-        served = self.waiting.for_any_of(entry for entry in news.landed if entry.state is BlockState.RESIDENT)
-        again = self.waiting.take(news)
+        served = [entry for entry in news.landed if entry.state is BlockState.RESIDENT and self.waiting.awaits(entry)]
         if served:
-            self._answers.line_moves(served)
+            self._answers.line_moves(entry.source for entry in served)
+        again = self.waiting.take(news)
         if news.probed:
             again |= self._probes.answered()
         self._work.add(*self._again(again))
@@ -123,8 +124,8 @@ class Recalls:
                 yield WorkStep.DONE
 
     def _again(self, requests: dict[RecallRequest, Session]) -> list[Work]:
-        """Work for these requests, the earliest first; none for one that is queued already."""
-        fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.order)
+        """Work for these requests, the first in line first; none for one that is queued already."""
+        fresh = sorted((t for t in requests if not t.queued), key=lambda request: request.turn.place)
         for request in fresh:
             request.queued = True
         return [self._follow(requests[request], request) for request in fresh]
@@ -159,7 +160,9 @@ class Recalls:
                     yield from self._probes.run(session, request, origins)
             elif obstacle is UNPROBED:
                 yield from self._probes.run(session, request, origins)
-            elif obstacle is not None and not self._goes_around(request):
+            elif obstacle is not None and not (
+                self._goes_around(request) or (obstacle.reason == "pins" and self._takes_room(session, request))
+            ):
                 if not self._is_stuck(request) or request.probed or not self._stack.shared:
                     break
                 yield from self._probes.run(session, request, origins)
@@ -179,7 +182,7 @@ class Recalls:
             self.waiting.for_block(request.pinned[request.landed], request, session)
             if not waits or reason in ("filling", "mapping"):  # the tier's patience is what it waits with
                 reason, waits = "staging", True
-        new_wait = reason if waits else ""
+        new_wait, was_in_line = reason if waits else "", request.waiting in LINE
         if (
             request.landed > request.told
             or not waits
@@ -189,7 +192,10 @@ class Recalls:
             request.waiting = new_wait
             self._answers.tell(session, request, more=waits, reason=reason)
         if not waits:
+            if was_in_line and not request.ends:
+                self._answers.line_moves(whole=True)
             self._probes.forget(request)  # the answer is final, whatever is found later
+            self._stack.turns.wants(request.turn, 0)  # others may have had blocks of it read
             if not request.answered:
                 missed = request.blocks - len(request.pinned)
                 self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
@@ -225,6 +231,21 @@ class Recalls:
             self._cut(request, request.landed, "")
         return around
 
+    def _takes_room(self, session: Session, request: RecallRequest) -> bool:
+        """Room for pins is given by turns. The last in line that holds some for a block that is not being read yet
+        lets go of it, if that one's turn is after this request's. False: there is none, and others are asked to give
+        way."""
+        after = [(t, of) for t, of in self.waiting.for_blocks() if self.pins.may_take(session, request, of, t)]
+        if not after:
+            self.pins.ask_way(session, request)
+            return False
+        last, of = max(after, key=lambda pair: pair[0].turn.place)
+        if last.landed == len(last.pinned) - 1:
+            self.waiting.no_block(last)
+            self.waiting.for_anything(last, of, starved=False)
+        self.pins.cut(last, len(last.pinned) - 1)
+        return True
+
     def _bar(self, request: RecallRequest, reason: str) -> None:
         """Ends the answer with what was already sent: nothing of the request's namespace, or nothing at all, may be
         recalled."""
@@ -234,6 +255,8 @@ class Recalls:
     def _cut(self, request: RecallRequest, blocks: int, reason: str) -> None:
         """Ends the run behind its first `blocks`, which its client may know of."""
         request.ends = reason
+        if reason and blocks <= request.landed:
+            self._stack.turns.wants(request.turn, 0)
         self.waiting.no_block(request)
         self.pins.cut(request, blocks)
 
@@ -298,9 +321,8 @@ class Recalls:
 
     def piece_copied(self, session: Session, rank: int, number: int, blocks: int) -> None:
         """This rank has copied the first `blocks` of a stream."""
-        moved = self.transfers.copied(session, rank, number, blocks)
-        if moved is not None:
-            self._answers.line_moves({moved})
+        if self.transfers.copied(session, rank, number, blocks):
+            self._answers.line_moves()
 
     def copied(self, session: Session, rank: int, numbers: list[int]) -> None:
         """This rank's copies of these transfers have ended. One that has not copied all of a stream has given it up:
@@ -331,6 +353,7 @@ class Recalls:
         if request is None:
             return
         self._planner.ended(request, 0, waited_s)
+        self._stack.turns.wants(request.turn, 0)
         if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
             self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))
         if not request.queued:

@@ -69,11 +69,11 @@ class Transfers:
         for member in session.workers.values():
             member.channel.send(landed)
 
-    def copied(self, session: Session, rank: int, number: int, blocks: int) -> RecallRequest | None:
-        """This rank has copied the first `blocks` of a stream. Returns its request if that made room."""
+    def copied(self, session: Session, rank: int, number: int, blocks: int) -> bool:
+        """This rank has copied the first `blocks` of a stream. True: that made room."""
         transfer = session.transfers.get(number)
         if transfer is None or transfer.stream is None:
-            return None  # it has ended, or never was one
+            return False  # it has ended, or never was one
         stream, before = transfer.stream, transfer.stream.done
         told = stream.request.told - stream.first
         stream.copied[rank] = max(stream.copied[rank], min(blocks, told))
@@ -83,9 +83,9 @@ class Transfers:
             self._arena.release(entry)
             self._news.freed = True
         if stream.done == before:
-            return None
+            return False
         self._pins.free(stream.request, stream.first + stream.done)
-        return stream.request
+        return True
 
     def early(self, session: Session, number: int) -> set[int]:
         """The ranks that have acknowledged this transfer before it was known, which is forgotten with it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import News
@@ -25,12 +25,16 @@ class Waiting:
     def all(self) -> Iterator[tuple[RecallRequest, Session]]:
         """The requests that wait, each once."""
         yield from self._anything.items()
-        for requests in self._landing.values():
-            yield from ((request, of) for request, of in requests.items() if request not in self._anything)
+        yield from ((request, of) for request, of in self.for_blocks() if request not in self._anything)
 
-    def for_any_of(self, entries: Iterable[Entry]) -> set[RecallRequest]:
-        """The requests that wait for one of these blocks."""
-        return {request for entry in entries for request in self._landing.get(entry, ())}
+    def for_blocks(self) -> Iterator[tuple[RecallRequest, Session]]:
+        """The requests that wait for a block to land."""
+        for requests in self._landing.values():
+            yield from requests.items()
+
+    def awaits(self, entry: Entry) -> bool:
+        """A request waits for this block."""
+        return entry in self._landing
 
     def for_anything(self, request: RecallRequest, session: Session, *, starved: bool) -> None:
         """The request waits for anything that may change; `starved`: for slots that are held at the moment, too."""

@@ -17,6 +17,7 @@ from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
+from stepwell.policies.turns import RequestTurn
 from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
 
 NAMED = 32
@@ -126,6 +127,7 @@ class RecallRequest:
 
     number: int
     order: int
+    turn: RequestTurn
     epoch: int
     digests: bytes
     pinned: list[Entry] = field(default_factory=list)
@@ -159,6 +161,11 @@ class RecallRequest:
     @property
     def blocks(self) -> int:
         return len(self.digests) // 32
+
+    @property
+    def awaited(self) -> Entry | None:
+        """The first block of its run that has not landed; None: all have that are pinned."""
+        return self.pinned[self.landed] if self.landed < len(self.pinned) else None
 
     def names(self, at: int, origins: tuple[Origin, ...]) -> list[list[BlockId]]:
         """The ids under each key of the blocks from this one on, NAMED at most."""

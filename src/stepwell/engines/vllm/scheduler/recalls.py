@@ -120,7 +120,7 @@ class EngineRecalls:
             load.transfer, load.limits = self._client.stream(ask, first, last - first)
             loading.ranks, self._streams[load.transfer] = self._shape.world, loading
             if len(self._streams) > MAX_STREAMS:  # reports of them were lost
-                self._client.stream_ended(oldest := next(iter(self._streams)), whole=False)
+                self._client.stream_ended(oldest := next(iter(self._streams)))
                 del self._streams[oldest]
             rows: list[list[Ref]] = [[]] * (last - first)
         else:
@@ -208,7 +208,7 @@ class EngineRecalls:
             return
         del self._streams[transfer]
         whole = loading.good == len(loading.load.blocks)
-        self._client.stream_ended(transfer, whole=whole)
+        self._client.stream_ended(transfer)
         if self._unwanted(loading):
             return
         self._client.count("whole_streams" if whole else "short_streams")
