@@ -32,7 +32,7 @@ class Answering:
         self.asked.append(len(digests) // 32)
         blocks, reason = next(self._answers)
         final = reason != "staging"
-        question = PrefixQuestion(len(self.asked), 1, order, 0.0, answered=True, final=final, reason=reason)
+        question = PrefixQuestion(len(self.asked), 1, 0.0, answered=True, final=final, reason=reason)
         if final:
             question.blocks = blocks
         elif blocks:

@@ -62,13 +62,19 @@ class Blocks:
         return self.tokens * self.token_bytes
 
     def host_bytes(self, slots: int) -> int:
-        """A host tier with room for as many blocks as whole slabs allow, at most `slots`. Raises ValueError if no well
-        is that small."""
-        slab = SlabLayout.within(MIN_HOST_BYTES, self.nbytes)
-        found = -(-(slots // slab.slots) * slab.nbytes // MIB) * MIB
-        if found < MIN_HOST_BYTES or SlabLayout.within(found, self.nbytes) != slab:
-            raise ValueError(f"no host tier of whole slabs has room for {slots} blocks")
+        """The largest host tier of whole MiB that has room for at most so many blocks. Raises ValueError if no well is
+        that small."""
+        found = slots * self.nbytes // MIB * MIB
+        while self.slots_of(found) > slots:
+            found -= MIB
+        if found < MIN_HOST_BYTES:
+            raise ValueError(f"no host tier is so small that it has room for {slots} blocks only")
         return found
+
+    def slots_of(self, host_bytes: int) -> int:
+        """Blocks that a host tier of this size has room for."""
+        slab = SlabLayout.within(host_bytes, self.nbytes)
+        return host_bytes // slab.nbytes * slab.slots
 
 
 def blocks_of(bench: Bench, page: int) -> Blocks:

@@ -75,14 +75,11 @@ def test_a_mix_has_conversations_that_grow_and_prompts_asked_once() -> None:
 
 def test_host_memory_of_whole_slabs() -> None:
     assert BLOCKS.nbytes == 737_280
-    for slots in (110, 132, 153, 154):
+    for slots in (110, 132, 153, 154, 10_000):
         host = BLOCKS.host_bytes(slots)
-        slabs = host // (4096 + 22 * BLOCKS.nbytes)
-        assert slabs == slots // 22 and slabs * 22 <= slots
+        assert 0.9 * slots < BLOCKS.slots_of(host) <= slots
     with pytest.raises(ValueError, match="no host tier"):
-        BLOCKS.host_bytes(100)
-    with pytest.raises(ValueError, match="no host tier"):
-        BLOCKS.host_bytes(10_000)
+        BLOCKS.host_bytes(80)
 
 
 def test_costs_are_found_again_in_spite_of_disturbances() -> None:

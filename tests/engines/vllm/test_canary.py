@@ -171,7 +171,7 @@ def begun(of: Canaries, ask: Any = None) -> Tracked:
     """A request of ten blocks that is a canary, and has its pages."""
     request: Any = SimpleNamespace(num_tokens=161)
     tracked = Tracked(request, order=1, chain=None, epoch=5, life=1, pages=list(range(10)))
-    tracked.ask = ask or PrefixQuestion(1, 7, 0.0, 0.0, blocks=10)
+    tracked.ask = ask or PrefixQuestion(1, 7, 0.0, blocks=10)
     assert of.takes(tracked, 0, 10) and of.begins(tracked)
     return tracked
 
