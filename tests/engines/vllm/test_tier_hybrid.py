@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.manager", reason="this vLLM has no secondary tiers")
 
-from stepwell.engines.vllm.offloading.lookups import HELD_S, MAX_PROMOTED, MAX_ROUNDS
+from stepwell.engines.vllm.offloading.lookups import HELD_S, MAX_PROMOTED, MAX_ROUNDS, MAX_SEARCHES, WINDOW_ENDS
 
 from .harness import Harness
 from .local import open_well, prompt
@@ -107,7 +107,7 @@ def test_a_request_waits_for_what_another_one_loads(tmp_path: Path) -> None:
             with patch.object(tier._transfers, "_copy", when_told):
                 first = h.add(shared)
                 h.run_until(lambda: tier._transfers.unreported)
-                other = h.add([*shared, *prompt(16 * MAX_ROUNDS + 1, 2)])
+                other = h.add([*shared, *prompt(16 * WINDOW_ENDS * (MAX_SEARCHES + 1) + 1, 2)])
                 for _ in range(4 * MAX_ROUNDS):
                     h.step()
                     time.sleep(0.001)

@@ -304,7 +304,7 @@ class Lookups:
             if now - run.looked_at >= HELD_S and self._step - run.looked >= HELD_STEPS:
                 self._let_go(group, run)
         elif run.blocks == 0 or now - run.settled_at >= HELD_S:
-            group.rounds -= run.blocks == 0 and run.reason in _ROOM and self._may_wait(request)
+            group.rounds -= run.blocks == 0 and run.reason in _ROOM
             self._let_go(group, run)
 
     def _put(self, request: RequestLookup, group: GroupLookup, run: KeyRun) -> None:
