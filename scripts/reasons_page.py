@@ -142,8 +142,8 @@ BY_SPILL = (
     Reason("filling", "Another engine, or another request, is writing it.", "Nothing."),
     Reason(
         "no_room",
-        "All slots of host memory are in use: filled, copied, pinned or waiting to be written to the tier, for a second "
-        "where there is one. Of a long context the rest is tried again with the next step.",
+        "All slots of host memory are in use: filled, copied, pinned or waiting to be written to the tier, for a "
+        "second where there is one. Of a long context the rest is tried again with the next step.",
         "A larger `host`; a faster disk if it has one.",
     ),
     Reason(
