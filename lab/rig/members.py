@@ -334,6 +334,12 @@ class FakeEngine:
     def release(self, ticket: int) -> None:
         self.scheduler.say(m.Release(ticket))
 
+    def give_way(self, ticket: int) -> None:
+        """Releases the run, and is told of it anew."""
+        self.answer(ticket)
+        del self._found[ticket]
+        self.scheduler.say(m.Release(ticket, waits=True))
+
     def recall(self, ticket: int, first: int = 0, blocks: int = 1 << 20) -> int:
         transfer = self.number()
         self.scheduler.say(m.Recall(ticket, transfer, first, blocks))

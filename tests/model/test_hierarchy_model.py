@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -581,8 +581,8 @@ class Well(RuleBasedStateMachine):
     @rule()
     def rest(self) -> None:
         """Everything is delivered: each request has its answer, or a reason to wait that we know of."""
-        asked = -1
-        while asked != (asked := sum(len(engine.requests) for engine in self.live)):
+        seen: tuple[int, ...] = ()
+        while seen != (seen := (sum(len(engine.requests) for engine in self.live), self.seen["waits again"])):
             self.rig.settle()
             self.listen()  # may give way, which is news to the others
         for engine in self.live:
@@ -654,9 +654,15 @@ class Well(RuleBasedStateMachine):
                 self._found(engine, found)
             for way in engine.scheduler.take(m.GiveWay):
                 self.seen["gave way"] += 1
-                if way.ticket in engine.requests and way.ticket % 2 and engine.live:  # the others were offered already
+                if way.ticket not in engine.requests or not engine.live:
+                    continue
+                if way.ticket % 3 == 0:
                     del engine.requests[way.ticket]
                     engine.release(way.ticket)
+                elif way.ticket % 3 == 1:  # the others were offered already
+                    self.seen["waits again"] += 1
+                    engine.requests[way.ticket] = replace(engine.requests[way.ticket], rows=[], more=None)
+                    engine.scheduler.say(m.Release(way.ticket, waits=True))
 
     def _granted(self, engine: Engine, granted: m.Granted) -> None:
         epoch, blocks = engine.reserving.pop(granted.spill)
@@ -854,7 +860,7 @@ def test_long_walks_reach_what_the_model_is_there_for() -> None:
                "verified from below", "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down",
                "tier: fail", "tier: flip", "tampered", "tier: lose", "tier: hang", "tier: skipped_gone",
                "tier: evicted_blocks", "remote: fail", "remote: hang", "remote: vanished", "remote: appeared",
-               "from level 1", "from level 2")  # fmt: skip
+               "from level 1", "from level 2", "waits again")  # fmt: skip
     Well.seen.clear()
     for number in range(400):
         if number >= 24 and all(Well.seen[what] for what in reached):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from played import PlayedWell
@@ -24,11 +25,10 @@ from stepwell.testing.clock import SetClock
 D = bytes(32)
 
 
-def scheduler(well: PlayedWell, told: list[StepwellError] | None = None) -> SchedulerClient:
+def scheduler(well: PlayedWell, told: list[StepwellError] | None = None, **options: Any) -> SchedulerClient:
     errors = told if told is not None else []
-    client = SchedulerClient(
-        EngineIdentity("e", 1, 4096, 16, D, D, "x"), lambda: D, lambda: well.dial, trouble=errors.append, threaded=False
-    )
+    identity = EngineIdentity("e", 1, 4096, 16, D, D, "x")
+    client = SchedulerClient(identity, lambda: D, lambda: well.dial, trouble=errors.append, threaded=False, **options)
     well.receivers[0].received(m.Ready(7), ())
     return client
 
@@ -60,11 +60,7 @@ def test_an_ask_that_is_finished_is_released_when_its_answer_has_come() -> None:
 def test_what_is_read_is_waited_for_longer_and_a_silent_well_is_not() -> None:
     clock, well = SetClock(100.0), PlayedWell()
     patience = Patience(reading_s=1.0, block_s=0.5)
-    identity = EngineIdentity("e", 1, 4096, 16, D, D, "x")
-    client = SchedulerClient(
-        identity, lambda: D, lambda: well.dial, trouble=print, patience=patience, clock=clock.now, threaded=False
-    )
-    well.receivers[0].received(m.Ready(7), ())
+    client = scheduler(well, patience=patience, clock=clock.now)
     asks = [client.ask(D + D + D, 0, order) for order in range(3)]
     assert all(ask is not None and not client.settle(ask, 0.0) for ask in asks)
     silent, reading, mapping = asks
@@ -101,15 +97,51 @@ def test_what_is_still_read_and_was_offered_does_not_give_way() -> None:
     assert client.offer(ask, streamed=True) == 2 and client.offer(other) == 0
     for each in (ask, other):
         answer(m.GiveWay(each.ticket), ())
-    assert (ask.final, other.final, released(well)) == (False, True, 1)
+    assert (ask.known, other.known, released(well)) == (2, 0, 1)
     transfer, limits = client.stream(ask, 0, 2)
     assert well.said[-1] == m.Recall(ask.ticket, transfer, 0, 2, False, 0.0, streamed=True)
     assert (limits.stall_s, limits.total_s) == (STALL_S, TOTAL_S)
     behind = client.ask(D, 0, 3)
-    assert behind is not None and not client.settle(behind, 0.0) and behind.sharing == 1
+    assert behind is not None and not client.settle(behind, 0.0) and behind.sharing == 2
     client.stream_ended(transfer)
     another = client.ask(D, 0, 4)
-    assert another is not None and not client.settle(another, 0.0) and another.sharing == 1, "only the one behind"
+    assert another is not None and not client.settle(another, 0.0) and another.sharing == 2, "no stream"
+
+
+def test_what_gives_way_to_another_request_waits_again() -> None:
+    """It is as if its question had just been asked, but for its limits; and a final answer is none any more."""
+    clock, well = SetClock(100.0), PlayedWell()
+    client = scheduler(well, clock=clock.now)
+    answer = well.receivers[0].received
+    ask = client.ask(D + D + D, 0, 1)
+    assert ask is not None and not client.settle(ask, 0.0)
+    answer(found(ask, 2, more=True, reason="staging"), ())
+    answer(found(ask, 1, more=False, reason="end"), ())
+    clock.advance(1.9)
+    assert client.settle(ask, 0.0) and ask.settled
+    answer(m.GiveWay(ask.ticket), ())
+    assert well.said[-1] == m.Release(ask.ticket, waits=True)
+    assert client.offer(ask, streamed=True) == 0 and not ask.settled
+    assert not client.settle(ask, 0.0), "it waits for room"
+    answer(found(ask, 1, more=False, reason="end"), ())
+    assert client.settle(ask, 0.0) and client.offer(ask) == 1
+    assert len(client.recall(ask, 0, 1)[1]) == 1
+    late = client.ask(D, 0, 1)
+    assert late is not None and not client.settle(late, 0.0)
+    answer(found(late, 0, more=True, reason="staging"), ())
+    clock.advance(2.1)
+    answer(m.GiveWay(late.ticket), ())
+    assert client.settle(late, 0.0), "its limit is what it was"
+
+
+def test_what_is_unwanted_gives_way_for_good() -> None:
+    well = PlayedWell()
+    client = scheduler(well)
+    ask = client.ask(D, 0, 1)
+    assert ask is not None
+    client.finish(ask)
+    well.receivers[0].received(m.GiveWay(ask.ticket), ())
+    assert well.said[-1] == m.Release(ask.ticket) and (ask.final, ask.reason) == (True, "gave_way")
 
 
 def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

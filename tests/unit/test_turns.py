@@ -198,6 +198,43 @@ def test_a_stream_keeps_a_few_whoever_comes() -> None:
     assert pinned(rig, tickets) == [AT_LEAST, 3, 3, 3, 3, 2]
 
 
+def test_what_gives_way_keeps_its_turn_and_is_told_anew() -> None:
+    runs = [chain(8), chain(8, 100), chain(4, 200)]
+    rig = written(8, 20, digests=b"".join(runs))
+    engine = rig.join()
+    window(rig, 12)
+    late = engine.ask(runs[0], order=30)
+    rig.settle()
+    last = engine.ask(runs[1], order=40)
+    rig.settle()
+    early = engine.ask(runs[2], order=-1)
+    rig.settle()
+    assert [way.ticket for way in engine.scheduler.take(m.GiveWay)] == [last]
+    told = len(engine.answer(last).refs)
+    engine.recalled(engine.recall(late))
+    rig.settle()
+    assert len(engine.answer(last).refs) == told, "nothing is told before it has let go"
+    engine.give_way(last)
+    rig.settle()
+    assert (len(engine.answer(early).refs), engine.answer(early).more) == (4, False)
+    assert (len(engine.answer(last).refs), engine.answer(last).more) == (8, False)
+    for ticket in (early, last):
+        engine.recalled(engine.recall(ticket))
+    rig.settle()
+    assert not rig.hierarchy.stack.turns.unserved and not rig.stat("pinned_bytes")
+
+
+def test_a_run_is_not_told_anew_where_its_client_was_not_asked() -> None:
+    rig = written(8, 8)
+    engine = rig.join()
+    ticket = engine.ask(chain(8))
+    rig.settle()
+    before = engine.answer(ticket)
+    engine.scheduler.say(m.Release(ticket, waits=True))
+    rig.settle()
+    assert len(engine.answer(ticket).refs) == len(before.refs) == 8
+
+
 def test_nobody_gives_way_to_a_long_one_that_it_has_passed() -> None:
     rig, engine, tickets = crowded(16, 10)
     rig.faulty.release()

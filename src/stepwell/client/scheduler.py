@@ -167,12 +167,13 @@ class SchedulerClient:
                     ask.news = now if ask.ticket not in message.apart else ask.news
 
     def offer(self, ask: PrefixQuestion, *, streamed: bool = False) -> int:
-        """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to: then the
-        request's wait has ended. From here on the pins do not give way to other requests."""
+        """Blocks that may be offered now; with `streamed` those too that have not landed yet and may fail to. Where
+        there are any, the request's wait has ended, and its pins do not give way to other requests any more. None, and
+        it is not `settled`: it has just given way, and waits again."""
         with self._lock:
             blocks = max(ask.blocks, ask.known) if streamed else ask.blocks
             ask.offered = blocks > 0
-            if streamed and not ask.settled:
+            if blocks and not ask.settled:
                 ask.settled = self._clock()
             return blocks
 
@@ -310,7 +311,7 @@ class SchedulerClient:
             case m.LineMoved():
                 self._line_moved(message)
             case m.GiveWay(ticket=number, reason=reason):
-                self._give_way(number, reason or "gave_way")
+                self._give_way(number, reason)
             case m.Ready(session=number):
                 self.session = number
                 self.membership.settled()
@@ -360,14 +361,21 @@ class SchedulerClient:
             self._post(spill.session, m.Abandon([lease for lease in granted.leases if lease]))
 
     def _give_way(self, ticket: int, reason: str) -> None:
+        """Lets go of what is known of the answer, as if the question had just been asked; for good where there is a
+        reason."""
         with self._lock:
             ask = self._asks.get(ticket)
             if ask is None or ask.offered:
                 return
-            del self._asks[ticket]
-            ask.blocks, ask.known, ask.ends, ask.final, ask.reason = 0, 0, "", True, reason
+            waits = not (reason or ask.unwanted)
+            ask.blocks, ask.known, ask.ends, ask.final, ask.reason = 0, 0, "", not waits, reason or "gave_way"
             ask.refs.clear()
-        self._post(ask.session, m.Release(ticket))
+            ask.sources.clear()
+            if waits:
+                ask.reason, ask.lined_up, ask.settled, ask.news = "pins", True, 0.0, self._clock()
+            else:
+                del self._asks[ticket]
+        self._post(ask.session, m.Release(ticket, waits=waits))
 
     def lost(self) -> None:
         """The session is over: whoever still waits is answered with what is safe, nothing."""

@@ -44,10 +44,12 @@ class Recall(Message, frozen=True):
 
 class Release(Message, frozen=True):
     """The request needs this ticket no more: pins end. Leases of a transfer under way do not. `waited_s`: how long it
-    was kept waiting in vain; 0: it never asked, or the engine had it all."""
+    was kept waiting in vain; 0: it never asked, or the engine had it all. `waits`: the answer to GiveWay; the ticket is
+    still needed, and its blocks are told anew, from the first one on."""
 
     ticket: int
     waited_s: float = 0.0
+    waits: bool = False
 
 
 class Reserve(Message, frozen=True):

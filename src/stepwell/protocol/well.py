@@ -86,7 +86,7 @@ class LineMoved(Message, frozen=True):
 
 class GiveWay(Message, frozen=True):
     """Release this ticket unless it was offered to the engine already: because of `reason`; where none is given, an
-    earlier request needs room for pins."""
+    earlier request needs room for pins, and this one waits again. Until it is released nothing more is told of it."""
 
     ticket: int
     reason: str = ""

@@ -16,9 +16,11 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.client.patience import MAX_ALLOWED_S, STALL_S, TOTAL_S
+from stepwell.client.questions import PrefixQuestion
 from stepwell.engines.common.tasks import LoadTask
 from stepwell.engines.paged.cpu import CpuCopies
 from stepwell.hierarchy.local import LocalWell
+from stepwell.protocol import messages as m
 from stepwell.tiers.base import Incoming, ReadDone, Reading
 
 from .local import late
@@ -121,6 +123,32 @@ def test_blocks_are_copied_without_a_step_of_the_engine(tmp_path: Path, monkeypa
         assert task.good == BLOCKS and h.status(rid) == "WAITING_FOR_REMOTE_KVS"
         h.run_slowly()
         assert h.right(h.requests[rid]) and outcomes(h) == (1, 0)
+
+
+def test_a_request_that_gives_way_as_it_is_offered_waits_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with streaming(tmp_path) as h:
+        offer, post, before = h.client.offer, h.client._post, []
+
+        def offered_too_late(ask: PrefixQuestion, *, streamed: bool = False) -> int:
+            if before:
+                return offer(ask, streamed=streamed)
+            before.append(ask.blocks)
+            (session,) = h.well.hierarchy.registry.sessions.values()
+            session.requests[ask.ticket].asked_way = True
+            posted: list[Any] = []
+            with patch.object(h.client, "_post", lambda *message: bool(posted.append(message)) or True):
+                h.client.received(m.GiveWay(ask.ticket), ())
+            blocks = offer(ask, streamed=streamed)
+            for message in posted:
+                post(*message)
+            return blocks
+
+        monkeypatch.setattr(h.client, "offer", offered_too_late)
+        rid = h.add(prompt(), max_tokens=3)
+        h.run_slowly()
+        assert before == [1]
+        assert h.right(h.requests[rid]) and receipt(h, rid)["recalled_tokens"] == BLOCKS * BLOCK
+        assert outcomes(h) == (1, 0)
 
 
 def test_tokens_are_counted_by_the_tier_that_their_blocks_were_in(tmp_path: Path) -> None:

@@ -53,11 +53,17 @@ class RunAnswers:
 
     def due(self, request: RecallRequest) -> bool:
         """As much has landed as one message tells."""
-        return request.landed - request.told >= SLICE
+        return request.landed - request.told >= SLICE and not self._is_silent(request)
+
+    def _is_silent(self, request: RecallRequest) -> bool:
+        """It was asked to give way: what its client is told before that has released the run would be of another."""
+        return request.asked_way and not request.transfer
 
     def tell(self, session: Session, request: RecallRequest, *, more: bool, reason: str = "") -> None:
         """Tells the client, or the workers that copy its stream, what has landed of the request's run since the last
         time. With `more` the run may grow; else the answer is final, because of `reason`."""
+        if self._is_silent(request):
+            return
         first, end = request.told, request.landed
         if more and not reason:
             end = min(end, first + SLICE)

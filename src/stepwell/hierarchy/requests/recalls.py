@@ -284,6 +284,19 @@ class Recalls:
                 return
             request.landed += 1
 
+    def give_way(self, session: Session, number: int) -> None:
+        """The request has let go of its run for an earlier one that waits for room, which comes first now. It keeps its
+        turn, and is told of its blocks anew."""
+        request = session.requests.get(number)
+        if request is None or request.transfer or not request.asked_way:
+            return
+        self._cut(request, 0, "")
+        request.landed = request.told = 0
+        request.asked_way, request.waiting = False, ""
+        request.extended = True  # what it waits for now is weighed, and so is its turn
+        self.waiting.for_anything(request, session, starved=False)
+        self._news.changed = True
+
     # recalling and letting go -----------------------------------------------------------------------------------------
 
     def recall(self, session: Session, message: Recall) -> None:

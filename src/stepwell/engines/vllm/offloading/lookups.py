@@ -47,9 +47,6 @@ ROOM_S, MAX_ROOM_S = 2.0, 30.0
 """Seconds that a request waits until the arena has room for the first of its blocks: the former once for each request
 that waits for anything, the latter in all."""
 
-_ROOM = (*FOR_ROOM, "gave_way")
-"""Reasons why a run ends that are no more than others' pins."""
-
 MAX_ROUNDS = 64
 """Times that one request may ask for one cache group, those not counted that found no room."""
 
@@ -188,7 +185,7 @@ class Lookups:
             return LookupVerdict.RETRY  # it is asked for next
         if at < run.blocks:
             return self._hit(request, group, key, end_token)
-        if run.reason in _ROOM and (run.blocks or self._may_wait(request)):
+        if run.reason in FOR_ROOM and (run.blocks or self._may_wait(request)):
             return LookupVerdict.RETRY  # more of it can be pinned when these, or those of others, have been copied
         if group.of_engine.window is not None and at > run.blocks:
             return LookupVerdict.RETRY  # a window that ends farther back is asked for next
@@ -212,10 +209,10 @@ class Lookups:
         in a tier: the job copies each when it has landed, and what does not land fails there. Of a window the first
         question that finds something counts."""
         while self._heard(group, run):
-            if run.blocks or run.reason in _ROOM or not run.further:
+            if run.blocks or run.reason in FOR_ROOM or not run.further:
                 run.settled_at = self._clock()
                 wanted = min(len(run.keys), group.of_engine.window or MAX_DIGESTS)
-                if run.blocks < wanted and run.reason not in _ROOM:
+                if run.blocks < wanted and run.reason not in FOR_ROOM:
                     self._answered(run.reason)
                 return True
             assert run.ask is not None
@@ -233,7 +230,7 @@ class Lookups:
             return False
         run.blocks = self._client.offer(run.ask, streamed=bool(ends))
         run.streams = run.blocks > run.ask.blocks
-        run.reason = ends or (run.ask.reason if run.ask.final or run.ask.reason in _ROOM else "too_slow")
+        run.reason = ends or (run.ask.reason if run.ask.final or run.ask.reason in FOR_ROOM else "too_slow")
         return True
 
     def _hit(self, request: RequestLookup, group: GroupLookup, key: bytes, end_token: int) -> LookupVerdict:
@@ -304,7 +301,7 @@ class Lookups:
             if now - run.looked_at >= HELD_S and self._step - run.looked >= HELD_STEPS:
                 self._let_go(group, run)
         elif run.blocks == 0 or now - run.settled_at >= HELD_S:
-            group.rounds -= run.blocks == 0 and run.reason in _ROOM
+            group.rounds -= run.blocks == 0 and run.reason in FOR_ROOM
             self._let_go(group, run)
 
     def _put(self, request: RequestLookup, group: GroupLookup, run: KeyRun) -> None:

@@ -71,6 +71,9 @@ class EngineRecalls:
             if not (over or tracked.streams):
                 return None, False
         blocks = self._client.offer(ask, streamed=tracked.streams)
+        if not (blocks or ask.settled):  # it has given way to another request in this moment
+            tracked.streams = False
+            return None, False
         tracked.known = max(tracked.known, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
         tokens = min(blocks * self._shape.block_tokens, request.num_tokens) - computed
