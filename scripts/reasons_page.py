@@ -109,8 +109,8 @@ BY_ENGINE = (
     Reason("well_lost", "The well was lost while the request waited.", "See [SW-504](#sw-504)."),
     Reason(
         "gave_way",
-        "The request's blocks were let go in favour of one that is earlier in the engine's queue.",
-        "As for `pins`.",
+        "A recall was on its way to several ranks of the engine, and one of them has given it up.",
+        "As for `too_slow`.",
     ),
     Reason(
         "too_slow",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lab.sim.oracle import Violation
 from stepwell.client.questions import PrefixQuestion
-from stepwell.protocol.messages import Found, LineMoved
+from stepwell.protocol.messages import Found, GiveWay, LineMoved
 
 NOTHING_MOVED_S = 0.05 + 0.25
 """Neither has this request got anything nor does the line move for it, though a read may take its time."""
@@ -31,9 +31,9 @@ QUEUED = ("staging", *ROOM)
 @dataclass(slots=True)
 class _Place:
     """One request of an engine. `said`: the well has spoken of it. `queued`: it has been told to wait for what others
-    wait for, too, and last for this `reason`. `over`: it need not wait any more. `streams`: it is recalled while its
-    blocks are read. `waited`: until it was offered, and `turned` since the last turn; how long an engine takes to find
-    pages is its own matter."""
+    wait for, too, and last for this `reason`. `over`: it need not wait any more; `offered`: because the engine has it.
+    `streams`: it is recalled while its blocks are read. `waited`: until it was offered, and `turned` since the last
+    turn; how long an engine takes to find pages is its own matter."""
 
     first: float = 0.0
     others: int = 0
@@ -43,6 +43,7 @@ class _Place:
     queued: bool = False
     reason: str = ""
     over: bool = False
+    offered: bool = False
     streams: bool = False
     waited: float = 0.0
     turned: float = 0.0
@@ -106,6 +107,12 @@ class Queue:
                 place.news = place.news if ticket in message.apart else now
                 place.turn = now if message.whole else place.turn
 
+    def gave_way(self, message: GiveWay) -> None:
+        """It is to let go of its blocks, which is no news for it, and waits for room again."""
+        place = self._places.get(message.ticket)
+        if place is not None and not (place.offered or message.reason):
+            place.queued, place.reason, place.over = True, "pins", False
+
     def _room(self, now: float) -> None:
         for other in self._places.values():
             other.news = now if other.reason in ROOM else other.news
@@ -113,7 +120,7 @@ class Queue:
     def offered(self, ask: PrefixQuestion, now: float, *, streams: bool) -> None:
         """Its wait has ended with something; that of the workers begins if it `streams`."""
         place = self._places[ask.ticket]
-        place.over, place.streams = True, streams
+        place.over, place.offered, place.streams = True, True, streams
         place.waited = now - (place.first or now)
         place.turned = min(place.waited, now - place.turn)
 

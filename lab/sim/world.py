@@ -155,6 +155,10 @@ class World:
                 for engine in self.engines:
                     if line.process == 10 * engine.number:
                         engine.queue.told(message, self.clock.now())
+            case m.GiveWay():
+                for engine in self.engines:
+                    if line.process == 10 * engine.number:
+                        engine.queue.gave_way(message)
             case m.LineMoved(apart=apart):
                 for engine in self.engines:
                     if line.process == 10 * engine.number:

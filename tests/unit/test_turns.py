@@ -224,6 +224,25 @@ def test_what_gives_way_keeps_its_turn_and_is_told_anew() -> None:
     assert not rig.hierarchy.stack.turns.unserved and not rig.stat("pinned_bytes")
 
 
+def test_who_holds_only_what_others_hold_too_is_not_asked_to_give_way() -> None:
+    """It would have the same pins again at once, and be asked again, for ever."""
+    runs = [chain(8), chain(4, 200)]
+    rig = written(8, 12, digests=b"".join(runs))
+    engine = rig.join()
+    window(rig, 8)
+    offered = engine.ask(runs[0], order=1)
+    rig.settle()
+    alike = engine.ask(runs[0], order=40)
+    rig.settle()
+    assert len(engine.answer(alike).refs) == len(engine.answer(offered).refs) == 8
+    early = engine.ask(runs[1], order=-1)
+    rig.settle()
+    assert not engine.scheduler.take(m.GiveWay) and engine.answer(early).reason == "pins"
+    engine.release(offered)
+    rig.settle()
+    assert [way.ticket for way in engine.scheduler.take(m.GiveWay)] == [alike], "now they are its own"
+
+
 def test_a_run_is_not_told_anew_where_its_client_was_not_asked() -> None:
     rig = written(8, 8)
     engine = rig.join()

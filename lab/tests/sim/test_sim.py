@@ -194,7 +194,7 @@ def test_frames_that_open_as_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         return examine(self, page)
 
     monkeypatch.setattr(Opener, "_examine", believes)
-    assert "came back as" in _finds("wrong", first=96).what
+    assert "came back as" in _finds("wrong", first=33).what
 
 
 def test_a_tag_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

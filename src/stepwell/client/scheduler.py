@@ -361,8 +361,8 @@ class SchedulerClient:
             self._post(spill.session, m.Abandon([lease for lease in granted.leases if lease]))
 
     def _give_way(self, ticket: int, reason: str) -> None:
-        """Lets go of what is known of the answer, as if the question had just been asked; for good where there is a
-        reason."""
+        """Lets go of what is known of the answer, for good where there is a reason. Else the request waits on, within
+        the limits that it had: this is no news."""
         with self._lock:
             ask = self._asks.get(ticket)
             if ask is None or ask.offered:
@@ -372,7 +372,7 @@ class SchedulerClient:
             ask.refs.clear()
             ask.sources.clear()
             if waits:
-                ask.reason, ask.lined_up, ask.settled, ask.news = "pins", True, 0.0, self._clock()
+                ask.reason, ask.lined_up, ask.settled = "pins", True, 0.0
             else:
                 del self._asks[ticket]
         self._post(ask.session, m.Release(ticket, waits=waits))

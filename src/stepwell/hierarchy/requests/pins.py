@@ -97,13 +97,14 @@ class Pins:
         return self._arena.pins > len(request.pinned) - request.freed
 
     def ask_way(self, session: Session, request: RecallRequest) -> None:
-        """Asks the last request of the session's queue that holds pins to give way to this earlier one, whose turn is
-        before its turn."""
+        """Asks the last request of the session's queue that holds pins of its own to give way to this earlier one,
+        whose turn is before its turn. Pins that others share make no room when they end: then the two would ask and
+        give way for ever."""
         later = [
             t
             for t in session.requests.values()
             if t.order > request.order and t.pinned and not (t.asked_way or t.transfer)
-            if t.turn.place > request.turn.place
+            if t.turn.place > request.turn.place and any(entry.pins == 1 for entry in reversed(t.pinned))
         ]
         if later and session.scheduler is not None:
             last = max(later, key=lambda t: t.order)

@@ -67,52 +67,39 @@ class Spills:
             if session.phase is not SessionPhase.LIVE:
                 return
             leases.append(0)
-            while (
-                not (ends or self._pauses.spills)
-                and id not in self._index
-                and self._slabs.awaits_slab(session.owner, session.copiers)
-                and self._clock.now() < patient_until
-            ):
-                yield WorkStep.PARK
-                if session.phase is not SessionPhase.LIVE:
-                    return
-            if self._pauses.spills:
-                ends = PAUSED
-            if ends:
-                self._emit(SpillRefused(ends))
-                yield WorkStep.DONE
-                continue
-            place = self._arena.place(session.owner, id, session.shards, below=below)
-            while True:
-                if parent is not None and self._index.find(parent.id) is not parent:
-                    parent = None  # dropped since the last slice
+            place: Destination | None = None
+            while not ends:
                 entry = self._index.find(id)
-                if entry is not None:
-                    self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
-                    break
-                entry = self._take(session, id, parent, place)
-                if entry is not None:
-                    entry.origin = origin
-                    if message.first >= 0:
-                        entry.position = message.first + len(leases) - 1
-                    leases[-1] = self._lease(session, entry)
-                    granted.append(entry)
-                    break
-                # What is granted has to be filled first, and then written: until then there is no room for more.
-                if granted or not below or place is Destination.COLD or self._clock.now() >= patient_until:
-                    ends = "not_worth_it" if place is Destination.COLD else "no_room"
-                    self._emit(SpillRefused(ends))
-                    break
-                yield WorkStep.PARK
-                if session.phase is not SessionPhase.LIVE:
-                    return
                 if self._pauses.spills:
                     ends = PAUSED
-                    self._emit(SpillRefused(ends))
                     break
+                if entry is not None:
+                    self._emit(SpillRefused("filling" if entry.state is BlockState.FILLING else "resident"))
+                    parent = entry
+                    break
+                patient = self._clock.now() < patient_until
+                if not (patient and self._slabs.awaits_slab(session.owner, session.copiers)):
+                    if parent is not None and self._index.find(parent.id) is not parent:
+                        parent = None  # dropped since the last slice
+                    place = place or self._arena.place(session.owner, id, session.shards, below=below)
+                    entry = self._take(session, id, parent, place, below=below)
+                    if entry is not None:
+                        entry.origin = origin
+                        if message.first >= 0:
+                            entry.position = message.first + len(leases) - 1
+                        leases[-1] = self._lease(session, entry)
+                        granted.append(entry)
+                        parent = entry
+                        break
+                    # What is granted has to be filled first, and then written: until then there is no more room.
+                    if granted or not (below and patient) or place is Destination.COLD:
+                        ends = "not_worth_it" if place is Destination.COLD else "no_room"
+                        break
+                yield WorkStep.PARK
+                if session.phase is not SessionPhase.LIVE:
+                    return
             if ends:
-                continue
-            parent = entry
+                self._emit(SpillRefused(ends))
             yield WorkStep.DONE
         if session.scheduler is not None:
             session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted), ends))
@@ -147,14 +134,16 @@ class Spills:
                 depth, missing = history.depth + 1, True
         return depth, "no_parent" if missing else ""
 
-    def _take(self, session: Session, id: BlockId, parent: Entry | None, place: Destination) -> Entry | None:
+    def _take(
+        self, session: Session, id: BlockId, parent: Entry | None, place: Destination, *, below: bool
+    ) -> Entry | None:
         """A block to be filled; None: there is no room for it, or it is not worth any.
 
-        Where a tier below keeps blocks, one behind as many of its prefix as host memory holds passes through, and so do
-        all behind it: each stays until it is written. What is kept of a long context is its head."""
+        Where a tier `below` keeps blocks, one behind as many of its prefix as host memory holds passes through, and so
+        do all behind it: each stays until it is written. What is kept of a long context is its head."""
         assert session.owner is not None
         reserve = partial(self._arena.reserve, session.owner, id, shards=session.shards, members=session.copiers)
-        entry, passes = None, parent is not None and parent.history.passing and self._stack.keeps
+        entry, passes = None, parent is not None and parent.history.passing and below
         if place is Destination.HOT and not passes:
             entry = reserve(parent)
         if (
