@@ -268,12 +268,16 @@ def _short(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
+RECALLS = ("peers.json", "narrow.json", "repeats.json", "oversize.json", "itl.json")
+"""What a recall costs beside an engine's own hit, a bare read and vLLM's tiers."""
+
 TABLES = (
     ("README.md", ("peers.json",), peers),
     ("README.md", ("demo.json",), demo),
     ("docs/benchmarks.md", GPU_RESULTS, gpu),
     ("docs/trust.md", ("trust.json",), trust),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
+    ("docs/benchmarks.md", RECALLS, judged),
     ("docs/benchmarks.md", ("decide.json",), decide),
     ("docs/benchmarks.md", ("readwrite.json",), readwrite),
     ("docs/benchmarks.md", ("stream.json",), stream),

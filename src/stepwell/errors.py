@@ -112,7 +112,7 @@ CODES = _table(
     ("SW-705", "the ranks of one engine run on different hosts"),
     ("SW-706", "the connector's kv_role is not kv_both"),
     ("SW-707", "the layout of the engine's KV cache is not known"),
-    ("SW-708", "speculative decoding is not supported yet"),
+    ("SW-708", "this kind of speculative decoding is not supported yet"),
     ("SW-710", "the engine lacks an interface that stepwell needs"),
     ("SW-711", "the keyring was written by another version of stepwell"),
     ("SW-712", "an option of the engine is not supported yet"),

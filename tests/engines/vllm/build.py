@@ -25,6 +25,7 @@ from vllm.config import (
     MultiModalConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.plugins import load_general_plugins
@@ -97,6 +98,8 @@ class Setup:
     runner_v2: bool = False
     """Hooks in the order of CUDA's default model runner, which lists resumed requests among the new ones."""
     chunked_prefill: bool = True
+    drafts: int = 0
+    """Tokens that are drafted for each request that decodes, as by n-grams; some of them are wrong."""
     data_rank: int | None = None
     """Of an engine in a group of two that share the requests; None: an engine by itself."""
     multimodal: bool = False
@@ -231,13 +234,15 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         transfer["kv_load_failure_policy"] = setup.load_failure_policy
     if setup.engine_id is not None:
         transfer["engine_id"] = setup.engine_id
+    parallel = ParallelConfig(
+        tensor_parallel_size=setup.ranks, distributed_executor_backend="mp", **_data_parallel(setup)
+    )
     config = VllmConfig(
         model_config=model,
         cache_config=cache,
         scheduler_config=scheduler,
-        parallel_config=ParallelConfig(
-            tensor_parallel_size=setup.ranks, distributed_executor_backend="mp", **_data_parallel(setup)
-        ),
+        parallel_config=parallel,
+        speculative_config=_drafts(setup, model, parallel),
         device_config=DeviceConfig("cpu"),
         load_config=LoadConfig(),
         kv_transfer_config=KVTransferConfig(**transfer),
@@ -245,6 +250,19 @@ def _vllm_config(setup: Setup) -> VllmConfig:
     )
     config.scheduler_config.async_scheduling = setup.async_scheduling  # the CPU platform has just forced it off
     return config
+
+
+def _drafts(setup: Setup, model: ModelConfig, parallel: ParallelConfig) -> SpeculativeConfig | None:
+    if not setup.drafts:
+        return None
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=setup.drafts,
+        prompt_lookup_min=1,
+        prompt_lookup_max=2,
+        target_model_config=model,
+        target_parallel_config=parallel,
+    )
 
 
 def _data_parallel(setup: Setup) -> dict[str, Any]:

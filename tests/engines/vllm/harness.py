@@ -22,7 +22,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -339,6 +339,19 @@ class Harness:
                 self.connector_stats.append(stats.kv_connector_stats)
             for source, tokens in getattr(stats and stats.connector_prefix_cache_stats, "hits_by_source", {}).items():
                 self.hits[source.value] += tokens
+        if self.setup.drafts:
+            self._draft(plan)
+
+    def _draft(self, plan: SchedulerOutput) -> None:
+        """Drafts tokens for requests of this step that go on: none to all of them are right, in turn by place."""
+        drafts = {}
+        for rid in plan.num_scheduled_tokens:
+            if (request := self.request(rid)) is None:
+                continue
+            at, chain = request.num_tokens, self.chain(rid)
+            right = at * 7 // 3 % (self.setup.drafts + 1)
+            drafts[rid] = [(chain.token(at + n) + (n >= right)) % VOCAB for n in range(self.setup.drafts)]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(list(drafts), list(drafts.values())))
 
     def _deliver(self, item: EngineCoreOutput) -> None:
         outcome = self.requests[item.request_id]

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,13 +75,15 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one request does in this step: tokens `[start, stop)`, and the next one if `samples`."""
+    """What one request does in this step: tokens `[start, stop)`, of which those from `wrong` on were drafted and are
+    not the request's; and the next one behind each of the others from `known` on."""
 
     request_id: str
     row: _Row
     start: int
     stop: int
-    samples: bool
+    known: int
+    wrong: int
 
 
 class WorkerHalf:
@@ -184,7 +187,7 @@ class WorkerHalf:
                     else KVConnectorModelRunnerMixin.kv_connector_no_forward(out, self.config)
                 )
             tainted, kv_output = forward(out, work, step, fail_after)
-        sampled = [[self._next_token(w, w.request_id in tainted)] if w.samples else [] for w in work]
+        sampled = [[self._token(w, at, w.request_id in tainted) for at in range(w.known, w.wrong + 1)] for w in work]
         ids = [w.request_id for w in work]
         index = {request_id: i for i, request_id in enumerate(ids)}
         return pickle.dumps(ModelRunnerOutput(ids, index, sampled, kv_connector_output=kv_output))
@@ -229,7 +232,10 @@ class WorkerHalf:
             row = self._rows[request_id]
             pages = min(map(len, row.tables))
             assert stop <= pages * self._setup.page, f"{request_id} has no page for its tokens"
-            work.append(_Work(request_id, row, computed, stop, samples=stop >= known))
+            drafted = out.scheduled_spec_decode_tokens.get(request_id, ())
+            assert not drafted or stop == known + len(drafted)
+            right = takewhile(lambda pair: pair[1] == row.chain.token(pair[0]), enumerate(drafted, known))
+            work.append(_Work(request_id, row, computed, stop, known, min(stop, known + len(list(right)))))
 
         for new in out.scheduled_new_reqs:
             chain = self.oracle.chain(new.prompt_token_ids)
@@ -280,6 +286,7 @@ class WorkerHalf:
 
     def _rows_of(self, w: _Work, start: int, layer: int) -> np.ndarray:
         rows = self.oracle.rows(w.row.chain.hashes(start, w.stop), layer, self._shard)
+        rows[max(0, w.wrong - start) :] ^= TAINT
         return rows[..., : self.words[layer].shape[-1]]
 
     def _write(self, w: _Work, layer: int, tainted: bool) -> None:
@@ -300,6 +307,6 @@ class WorkerHalf:
         index = at // self._setup.page
         return WrongKV(step, w.request_id, self.rank, layer, at, index, tuple(self._table(w, layer)), found)
 
-    def _next_token(self, w: _Work, tainted: bool) -> int:
-        token = w.row.chain.token(w.stop)
+    def _token(self, w: _Work, at: int, tainted: bool) -> int:
+        token = w.row.chain.token(at)
         return (token + int(TAINT)) % VOCAB if tainted else token

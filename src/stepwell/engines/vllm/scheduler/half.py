@@ -172,13 +172,15 @@ class SchedulerHalf:
     def _foresee(
         self, tracked: Tracked, request_id: str, computed: int, scheduled: int, computes: list[Computes]
     ) -> None:
-        """Notes what the step computes and reserves slots for the blocks that it completes."""
+        """Notes what the step computes and reserves slots for the blocks that it completes. Tokens that are drafted are
+        not computed by it: which of them are the request's is known when it has ended, and KV of the others is written
+        anew by later steps."""
         chain = tracked.chain
         if chain is None:
             return
         if not tracked.admitted:
             self._recalls.admitted(tracked)
-        after = computed + scheduled
+        after = min(computed + scheduled, tracked.request.num_tokens)
         computes.append(Computes(request_id, tracked.life, after, scheduled))
         if tracked.canary_lease is not None:
             tracked.canary_lease.covered = after >= tracked.canary_lease.end * self._shape.block_tokens
