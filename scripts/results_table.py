@@ -85,6 +85,31 @@ def judged(*kept: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def recalls(*kept: dict[str, Any]) -> str:
+    """All rows with a target, by benchmark."""
+    lines = ["| | what | target | measured (95 %) | |", "|---|---|---|---|---|"]
+    for result in kept:
+        of = ""
+        for row in result["rows"]:
+            what = row["what"].strip()
+            if row["what"].startswith(" "):
+                what = f"{of}: {what}"
+            else:
+                of = what.split(":")[0]
+            if row["target"] is None:
+                continue
+            low, high = row["interval"]
+            measured = f"{row['measured']:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")
+            verdict = "met" if row["met"] else "**missed**"
+            lines.append(f"| `{result['benchmark']}` | {what} | {row['target']} | {measured} | {verdict} |")
+    revisions = []
+    for result in kept:
+        machine = result["machine"]
+        before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+        revisions.append(f"`{result['benchmark']}` at {machine['revision'][:7]}, load {before:.1f} to {after:.1f}")
+    return "\n".join([*lines, "", f"{'; '.join(revisions)}."])
+
+
 def decide(kept: dict[str, Any]) -> str:
     """A line for each tier speed: both ratios, one and four at a time."""
     points: dict[str, list[str]] = {}
@@ -277,7 +302,7 @@ TABLES = (
     ("docs/benchmarks.md", GPU_RESULTS, gpu),
     ("docs/trust.md", ("trust.json",), trust),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
-    ("docs/benchmarks.md", RECALLS, judged),
+    ("docs/benchmarks.md", RECALLS, recalls),
     ("docs/benchmarks.md", ("decide.json",), decide),
     ("docs/benchmarks.md", ("readwrite.json",), readwrite),
     ("docs/benchmarks.md", ("stream.json",), stream),
