@@ -78,10 +78,7 @@ def judged(*kept: dict[str, Any]) -> str:
             value = f"{_short(measured)} {row['unit']}".strip() + interval
             lines.append(f"| {row['what']} | {row['target']} | {value} | {verdict} | {beside} |")
     for result in kept:
-        machine, remark = result["machine"], result["remarks"][0]
-        before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
-        at = f" at {machine['revision'][:7]}" if machine["revision"] else ", outside of git"
-        lines += ["", f"`{result['benchmark']}`{at}, load {before:.1f} to {after:.1f}: {remark}."]
+        lines += ["", f"{_run(result)}: {result['remarks'][0]}."]
     return "\n".join(lines)
 
 
@@ -102,12 +99,7 @@ def recalls(*kept: dict[str, Any]) -> str:
             measured = f"{row['measured']:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")
             verdict = "met" if row["met"] else "**missed**"
             lines.append(f"| `{result['benchmark']}` | {what} | {row['target']} | {measured} | {verdict} |")
-    revisions = []
-    for result in kept:
-        machine = result["machine"]
-        before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
-        revisions.append(f"`{result['benchmark']}` at {machine['revision'][:7]}, load {before:.1f} to {after:.1f}")
-    return "\n".join([*lines, "", f"{'; '.join(revisions)}."])
+    return "\n".join([*lines, "", f"{'; '.join(map(_run, kept))}."])
 
 
 def decide(kept: dict[str, Any]) -> str:
@@ -287,6 +279,14 @@ def gpu(*kept: dict[str, Any] | None) -> str:
         revision = (machine["revision"] or "outside of git")[:7]
         lines += ["", f"`{result['benchmark']}` at {revision}: {card['name']}, {link}; {result['remarks'][0]}."]
     return "\n".join(lines)
+
+
+def _run(result: dict[str, Any]) -> str:
+    """Of which commit a result is, and what else the machine did."""
+    machine = result["machine"]
+    before, after = (machine[name][0] for name in ("load_average", "load_average_after"))
+    at = f" at {machine['revision'][:7]}" if machine["revision"] else ", outside of git"
+    return f"`{result['benchmark']}`{at}, load {before:.1f} to {after:.1f}"
 
 
 def _short(value: float) -> str:

@@ -14,6 +14,7 @@ from lab.sim.copies import Copies
 from lab.sim.disk import Disk
 from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, StreamCopy
 from lab.sim.life import Life, Surroundings, keyring
+from lab.sim.limits import Queue
 from lab.sim.line import Line
 from lab.sim.oracle import Fill, Oracle
 from lab.sim.setup import Setup
@@ -152,20 +153,21 @@ class World:
                         fill.landed.add(line.member.hello.rank)
                         fill.dropped |= lease in dropped
             case m.Found():
-                for engine in self.engines:
-                    if line.process == 10 * engine.number:
-                        engine.queue.told(message, self.clock.now())
+                for queue in self._queues(line):
+                    queue.told(message, self.clock.now())
             case m.GiveWay():
-                for engine in self.engines:
-                    if line.process == 10 * engine.number:
-                        engine.queue.gave_way(message)
+                for queue in self._queues(line):
+                    queue.gave_way(message)
             case m.LineMoved(apart=apart):
-                for engine in self.engines:
-                    if line.process == 10 * engine.number:
-                        engine.queue.moved(message, self.clock.now())
+                for queue in self._queues(line):
+                    queue.moved(message, self.clock.now())
                 self.streams.heard(line.process, lambda copy: copy.transfer not in apart, message)
             case m.Landed(transfer=transfer):
                 self.streams.heard(line.process, lambda copy: copy.transfer == transfer)
+
+    def _queues(self, line: Line) -> list[Queue]:
+        """The queue of the engine whose scheduler is at this line; none if it is a worker's, or of one that is gone."""
+        return [engine.queue for engine in self.engines if line.process == 10 * engine.number]
 
     def trouble(self, error: StepwellError) -> None:
         self.seen[f"engine told {error.code}"] += 1

@@ -368,11 +368,12 @@ class SchedulerClient:
             if ask is None or ask.offered:
                 return
             waits = not (reason or ask.unwanted)
-            ask.blocks, ask.known, ask.ends, ask.final, ask.reason = 0, 0, "", not waits, reason or "gave_way"
+            ask.reason = "pins" if waits else reason or "gave_way"
+            ask.blocks, ask.known, ask.ends, ask.final = 0, 0, "", not waits
             ask.refs.clear()
             ask.sources.clear()
             if waits:
-                ask.reason, ask.lined_up, ask.settled = "pins", True, 0.0
+                ask.lined_up, ask.settled = True, 0.0
             else:
                 del self._asks[ticket]
         self._post(ask.session, m.Release(ticket, waits=waits))
