@@ -67,7 +67,7 @@ class Canaries:
         self._given_up: Handover[list[Compare]] = Handover(list)
 
     def takes(self, tracked: Tracked, computed: int, blocks: int) -> bool:
-        """Whether this prefix, of which the engine has `computed` tokens and the well `blocks`, is left to be computed.
+        """Whether this prefix, of which the engine has `computed` tokens and the well `blocks` stored ones, is left to be computed.
         Decided once for an ask, however often the engine asks. Counted rather than drawn: the cost is what was
         promised, and a test of a few recalls has none."""
         if not self._every or self._first(computed) >= blocks:
@@ -78,8 +78,8 @@ class Canaries:
         return tracked.canary
 
     def _first(self, computed: int) -> int:
-        """The first block that the engine computes from its first token on."""
-        return -(-computed // self._shape.block_tokens)
+        """The first stored block that the engine computes from its first token on."""
+        return -(-computed // self._shape.block_tokens) * len(self._shape.prefix)
 
     def begins(self, tracked: Tracked) -> bool:
         """Its pages are allocated, for it to compute. If it is a canary: leases a stretch of the blocks that were not
@@ -94,7 +94,7 @@ class Canaries:
         lease.transfer, refs = self._client.recall(ask, at, most, compare=True)
         tracked.ask = None
         lease.refs = refs.tolist()
-        tokens = min(blocks * self._shape.block_tokens, tracked.request.num_tokens) - tracked.offered_from
+        tokens = min(blocks * self._shape.stored_tokens, tracked.request.num_tokens) - tracked.offered_from
         tracked.canary_tokens += tokens
         self._client.count("canaries")
         self._client.count("canary_tokens", tokens)
@@ -104,14 +104,27 @@ class Canaries:
         """The comparison that workers make in this step, if the request's blocks are computed and confirmed. The caller
         takes the lease from the request when it has planned that."""
         lease = tracked.canary_lease
-        if lease is None or lease.end * self._shape.block_tokens > tracked.confirmed:
+        if lease is None or not self._covers(lease, tracked.confirmed):
             return None
-        n = self._shape.pages_per_block
-        pages = [tracked.pages[at * n : (at + 1) * n] for at in range(lease.first, lease.end)]
+        places = [self._shape.place(number) for number in range(lease.first, lease.end)]
         self._open[lease.transfer] = _Open(lease.session, tracked.epoch)
         while len(self._open) > MAX_OPEN:
             del self._open[next(iter(self._open))]
-        return Compare(lease.session, lease.transfer, list(zip(lease.refs, pages, strict=True)))
+        blocks = zip(lease.refs, places, strict=True)
+        return Compare(
+            lease.session,
+            lease.transfer,
+            [(refs, tracked.pages(place, self._shape), place[1].group) for refs, place in blocks],
+        )
+
+    def foresees(self, tracked: Tracked, after: int) -> None:
+        """Takes note that a step is planned after which the request has `after` tokens."""
+        if tracked.canary_lease is not None:
+            tracked.canary_lease.covered = self._covers(tracked.canary_lease, after)
+
+    def _covers(self, lease: CanaryLease, tokens: int) -> bool:
+        """All of its blocks are among the first `tokens` tokens."""
+        return (self._shape.place(lease.end - 1)[0] + 1) * self._shape.block_tokens <= tokens
 
     def cost(self, compare: Compare) -> int:
         """Bytes that one rank compares."""

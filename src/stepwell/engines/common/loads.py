@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from stepwell.client.streams import Stream
 from stepwell.client.worker import Hold, WorkerClient
-from stepwell.engines.common.plan import Ref
+from stepwell.engines.common.plan import LoadBlock
 from stepwell.engines.common.tasks import LoadTask
 from stepwell.engines.paged.base import Copies, Copying, Mark, Shard
 from stepwell.engines.paged.lane import Steps
@@ -25,10 +25,6 @@ log = logging.getLogger("stepwell")
 PART_BYTES = 32 << 20
 """A load that runs beside the forward is handed over in parts, two at a time: so bounded is what others wait for. Of a
 stream no more is copied before others have their turn."""
-
-Blocks = Sequence[tuple[Sequence[Ref], Sequence[int]]]
-"""Per block, its refs by shard and the pages to fill."""
-
 
 class Loads:
     """`awake` returns the copies, or raises RuntimeError where pages have no memory. `shard`: number of the part of a
@@ -94,31 +90,30 @@ class Loads:
             for at in range(0, len(rows), self._part):
                 first = task.good
                 refs = rows[at : at + self._part]
-                pages = [pages for _, pages in load.blocks[first : first + len(refs)]]
-                yield from self._copy(task, list(zip(refs, pages, strict=False)), after)
-                if task.good < first + len(pages):
+                landed_blocks = [(row, *block[1:]) for row, block in zip(refs, load.blocks[first:], strict=False)]
+                yield from self._copy(task, landed_blocks, after)
+                if task.good < first + len(landed_blocks):
                     return ""
                 self._client.copied(load.session, load.transfer, task.good)
         return ""
 
-    def _copy(self, task: LoadTask, blocks: Blocks, after: Mark) -> Generator[Copying, None, None]:
+    def _copy(self, task: LoadTask, blocks: Sequence[LoadBlock], after: Mark) -> Generator[Copying, None, None]:
         """Copies the next blocks of the task, and counts how many of them are in their pages, as the well has leased
         them."""
         with task.holding(self._client) as hold:
             yield from self._copy_in(task, hold, blocks, after)
 
-    def _copy_in(self, task: LoadTask, hold: Hold, blocks: Blocks, after: Mark) -> Generator[Copying, None, None]:
+    def _copy_in(self, task: LoadTask, hold: Hold, blocks: Sequence[LoadBlock], after: Mark) -> Generator[Copying, None, None]:
         """A slot is checked before it is read, and again afterwards."""
-        session, skip = task.load.session, 0 if task.good else task.load.skip
+        session = task.load.session
         shards: list[Shard] = []
         try:
-            for refs, pages in blocks:
+            for refs, skip, pages in blocks:
                 shards.append(Shard(hold.slot(session, *refs[self._shard]), skip, pages))
-                skip = 0
         except StepwellError as error:
             log.debug("a block was not recalled: %s", error)
         yield from self._scatter(task, shards, after)
-        for refs, _ in blocks[: len(shards)]:
+        for refs, *_ in blocks[: len(shards)]:
             try:
                 self._client.verify(session, *refs[self._shard])
             except StepwellError as error:

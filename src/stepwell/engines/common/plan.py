@@ -3,30 +3,54 @@ sizes of what they are about."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
+
+from stepwell.block.groups import GroupKind, GroupRule, Part, parts_of
 
 from stepwell.client.streams import StreamLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
-    """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a block.
-    replicas: consecutive ranks, of `world`, that hold the same part (MLA, KV heads that are fewer than ranks)."""
+    """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a shard.
+    replicas: consecutive ranks, of `world`, that hold the same part (MLA, KV heads that are fewer than ranks). groups:
+    rules of the engine's cache groups; where none are given there is one, which needs every token."""
 
     page: int
     block_tokens: int
     shard_bytes: int
     world: int
     replicas: int = 1
+    groups: tuple[GroupRule, ...] = ()
+
+    @cached_property
+    def rules(self) -> tuple[GroupRule, ...]:
+        return self.groups or (GroupRule(GroupKind.FULL, self.page),)
+
+    @cached_property
+    def prefix(self) -> tuple[Part, ...]:
+        """Parts of a block that are needed wherever behind it a request goes on."""
+        parts = parts_of(self.rules, self.block_tokens)
+        return tuple(part for part in parts if self.rules[part.group].kind is GroupKind.FULL)
+
+    @cached_property
+    def tail(self) -> tuple[Part, ...]:
+        """Parts that are needed close behind it only."""
+        parts = parts_of(self.rules, self.block_tokens)
+        return tuple(part for part in parts if self.rules[part.group].kind is not GroupKind.FULL)
 
     @property
-    def pages_per_block(self) -> int:
-        return self.block_tokens // self.page
+    def stored_tokens(self) -> int:
+        """Tokens for which a stored block of the prefix counts: the prefix of a block is as many of them as it has
+        parts."""
+        return self.block_tokens // len(self.prefix)
 
     @property
     def shards(self) -> int:
-        """Parts of a block, each once."""
+        """Parts of a stored block, each once."""
         return self.world // self.replicas
 
     @property
@@ -35,49 +59,65 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        return self.block_bytes // self.block_tokens
+        """Bytes of a token's KV, in groups that need every token."""
+        return self.block_bytes // self.stored_tokens
+
+    def place(self, number: int) -> tuple[int, Part]:
+        """The block and part of the stored block of this number in a prefix."""
+        block, part = divmod(number, len(self.prefix))
+        return block, self.prefix[part]
 
 
 Ref = tuple[int, int, int]
 """(slab, slot, generation) of one shard."""
 
+LoadBlock = tuple[Sequence[Ref], int, Sequence[int]]
+"""A stored block's refs by shard, the pages of it that are left out, and the engine's pages that get the others."""
+
 
 @dataclass(slots=True)
 class Load:
-    """Recall into a request's pages. `blocks` holds, per block, its refs by shard and the pages to fill.
+    """Recall into a request's pages. `blocks` holds, per stored block, its refs by shard, how many of its first pages
+    are not wanted (the engine has them, or needs them no more) and the pages to fill.
 
-    A recall may start inside a block: `skip` pages of the first block are the engine's own. A worker of another session
-    than `session` fails the load: what refs and transfers mean ends with it. With `limits` it is a stream: no refs are
-    known yet, the well says them as blocks land.
+    A worker of another session than `session` fails the load: what refs and transfers mean ends with it. With `limits`
+    it is a stream: no refs are known yet, the well says them as blocks land. `also`: a second transfer, of the last of
+    these blocks, that ends with it; 0: there is none.
     """
 
     request: str
     session: int
     transfer: int
-    skip: int
-    blocks: list[tuple[list[Ref], list[int]]]
+    blocks: list[LoadBlock]
     limits: StreamLimits | None = None
+    also: int = 0
+
+    @property
+    def transfers(self) -> list[int]:
+        return [self.transfer, self.also] if self.also else [self.transfer]
 
 
 @dataclass(slots=True)
 class Save:
-    """Spill one block: its lease in `session`, its refs by shard, the pages to read. Of ranks that hold the same, one
-    does."""
+    """Spill one block: its lease in `session`, its refs by shard, the pages of cache group `group` to read. Of ranks
+    that hold the same, one does."""
 
     session: int
     lease: int
     refs: list[Ref]
-    pages: list[int]
+    pages: Sequence[int]
+    group: int = 0
 
 
 @dataclass(slots=True)
 class Compare:
-    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by shard and
-    its pages. Without blocks nothing is compared any more. Either way `transfer` is acknowledged: its lease ends."""
+    """A canary: stored blocks beside the pages that the request has computed itself; per block, its refs by shard, its
+    pages and the cache group that these are of. Without blocks nothing is compared any more. Either way `transfer` is
+    acknowledged: its lease ends."""
 
     session: int
     transfer: int
-    blocks: list[tuple[list[Ref], list[int]]]
+    blocks: list[tuple[Sequence[Ref], Sequence[int], int]]
 
 
 @dataclass

@@ -7,17 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.block.digest import Chain
+from stepwell.block.groups import Part
 from stepwell.block.tier import HOST
-from stepwell.client.questions import PrefixQuestion, Spill
+from stepwell.client.questions import BlocksQuestion, PrefixQuestion, Spill
 from stepwell.engines.common.adapters import Adapter
-from stepwell.engines.common.plan import Load, Ref, Save
+from stepwell.engines.common.plan import Load, Ref, Save, Shape
+
+Place = tuple[int, Part]
+"""A block of a request, and a part of it."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingSpill:
-    """A reserved stretch of a request's blocks that is yet to be copied: blocks [first, first + spill.blocks)."""
+    """Reserved blocks of a request that are yet to be copied: one for each of `places`. `first`: the number of the
+    first of them in the request's prefix; -1: they are parts of its tail."""
 
     first: int
+    places: Sequence[Place]
     spill: Spill
     next: int = 0  # blocks of it that are dealt with
 
@@ -25,18 +31,23 @@ class PendingSpill:
     def settled(self) -> bool:
         return self.next == self.spill.blocks
 
+    @property
+    def left(self) -> Sequence[Place]:
+        return self.places[self.next : self.spill.blocks]
+
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A recall on its way into a request's pages: tokens [start, start + tokens), from block `first` on. `good` is how
-    many of its blocks arrived on all ranks that have reported. Of a stream, `ranks` are still to report, `ends` is why
-    no more was offered, and `late` why not all of it has come."""
+    """A recall on its way into a request's pages: tokens [start, start + tokens), from stored block `first` of the
+    prefix on, and then those of `tail`. `good` is how many of its blocks arrived on all ranks that have reported. Of a
+    stream, `ranks` are still to report, `ends` is why no more was offered, and `late` why not all of it has come."""
 
     load: Load
     first: int
     start: int
     tokens: int
     good: int
+    tail: Sequence[Place] = ()
     sources: bytes = b""  # of each block: the place of the tier that it was promoted from for this request; 0: host
     seconds: float = 0.0  # since the scheduler's first ask, when the last rank reported
     copy_s: float = 0.0  # of the slowest rank
@@ -44,9 +55,14 @@ class Loading:
     ends: str = ""
     late: str = ""
 
+    @property
+    def whole(self) -> bool:
+        return self.good == len(self.load.blocks)
+
     def by_tier(self, tokens: int, block_tokens: int, tiers: Sequence[str]) -> dict[str, int]:
         """Number of its first `tokens` tokens by the tier that their blocks were in when the request asked for them.
-        `tiers`: names by place. Blocks of no known tier count as host memory's, from which they were copied."""
+        `block_tokens`: of a stored block. `tiers`: names by place. Blocks of no known tier count as host memory's, from
+        which they were copied."""
         end, found = self.start + tokens, {HOST: 0}
         for block, source in enumerate(self.sources, self.first):
             low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
@@ -58,8 +74,8 @@ class Loading:
 
 @dataclass(slots=True, eq=False)
 class CanaryLease:
-    """A canary: blocks from `first` on are leased by `transfer`, `refs` by block and rank, to be compared with what the
-    request computes. `covered`: a step that completes them all is under way or has ended."""
+    """A canary: stored blocks of the prefix from `first` on are leased by `transfer`, `refs` by block and rank, to be
+    compared with what the request computes. `covered`: a step that completes them all is under way or has ended."""
 
     session: int
     transfer: int
@@ -73,11 +89,30 @@ class CanaryLease:
 
 
 @dataclass(slots=True, eq=False)
+class TailSearch:
+    """The search for one request. `here`: places that have a tail, so far as one part of it tells. `tried`: the place
+    that is asked for, and `ask` the question for its tail. `blocks`: the place that was found, 0 if none was; -1: it is
+    not known yet."""
+
+    look: BlocksQuestion | None
+    first: int
+    here: frozenset[Place] | None = None
+    tried: int = 0
+    places: list[Place] = field(default_factory=list)
+    ask: PrefixQuestion | None = None
+    tries: int = 0
+    blocks: int = -1
+
+
+@dataclass(slots=True, eq=False)
 class Tracked:
     """One request. Tokens of its sequence, half-open ranges:
 
-    0 ---- KV in `pages`, step confirmed ---- confirmed ---- in a step under way ---- planned
-    0 ---- block is in the well or was offered to it ---- known x block_tokens
+    0 ---- KV in pages, step confirmed ---- confirmed ---- in a step under way ---- planned
+    0 ---- stored block is in the well or was offered to it ---- known x stored_tokens
+
+    `tables` has its pages by cache group; those behind which a window has moved are the engine's again. Of its tail,
+    blocks before `tail_known` were offered or are not wanted.
 
     `chain` is None for requests that bypass stepwell. `life` is another number after each restart: a step that was
     planned in an earlier life confirms nothing.
@@ -98,8 +133,11 @@ class Tracked:
     canary_lease: CanaryLease | None = None
     loading: Loading | None = None  # until the request is scheduled again
     failed: bool = False  # its load has; it is not offered another before it has been scheduled
-    pages: list[int] = field(default_factory=list)
+    search: TailSearch | None = None  # for the parts of the tail that go with this ask
+    tables: list[list[int]] = field(default_factory=list)
     known: int = 0
+    tail_known: int = 0
+    parting: int = 0  # blocks of a prefix that the well has, without the tail that goes with it
     confirmed: int = 0
     admitted: bool = False  # scheduled since its last (re)start
     pending: list[PendingSpill] = field(default_factory=list)
@@ -127,30 +165,42 @@ class Tracked:
             "copy_ms": round(1e3 * self.copy_s, 3),
         }
 
-    def unsaved(self, pages_per_block: int) -> Iterator[int]:
+    def pages(self, place: Place, shape: Shape) -> Sequence[int]:
+        block, part = place
+        return part.of_table(self.tables[part.group], block, shape.block_tokens)
+
+    def unsaved(self, shape: Shape) -> Iterator[int]:
         """Pages that are yet to be copied or compared. The last page of a request is none of them: it is not full."""
-        blocks = [(pending.first + pending.next, pending.first + pending.spill.blocks) for pending in self.pending]
-        if self.canary_lease is not None:
-            blocks.append((self.canary_lease.first, self.canary_lease.end))
-        for first, end in blocks:
-            yield from self.pages[first * pages_per_block : end * pages_per_block]
+        for pending in self.pending:
+            for place in pending.left:
+                yield from self.pages(place, shape)
+        if (lease := self.canary_lease) is not None:
+            for number in range(lease.first, lease.end):
+                yield from self.pages(shape.place(number), shape)
+
+    def give_back(self, pending: PendingSpill, left: int) -> None:
+        """Of these blocks, those behind the first `left` were not saved: they may be offered again."""
+        if pending.first >= 0:
+            self.known = min(self.known, pending.first + left)
+        elif left < len(pending.places):
+            self.tail_known = min(self.tail_known, pending.places[left][0])
 
     def _awaits_before(self, pending: PendingSpill) -> bool:
         """Blocks before these are yet to be filled, or to get slots: what did not find its parent may find it then."""
-        return any(other.first < pending.first and not other.settled for other in self.pending)
+        return any(0 <= other.first < pending.first and not other.settled for other in self.pending)
 
-    def ready(self, block_tokens: int, pages_per_block: int) -> Iterator[Save]:
+    def ready(self, shape: Shape) -> Iterator[Save]:
         """Saves whose slots are leased and whose step is confirmed; each is yielded once."""
         for pending in self.pending:
             spill = pending.spill
             if not spill.granted or (spill.refs is None and any(spill.leases)):
                 continue
             if spill.reason in ("no_room", "no_parent") and (any(spill.leases) or self._awaits_before(pending)):
-                self.known = min(self.known, pending.first + spill.cut())  # the rest is asked for again
+                self.give_back(pending, spill.cut())  # the rest is asked for again
             row = sum(1 for lease in spill.leases[: pending.next] if lease)
             while not pending.settled:
-                block = pending.first + pending.next
-                if (block + 1) * block_tokens > self.confirmed:
+                place = pending.places[pending.next]
+                if (place[0] + 1) * shape.block_tokens > self.confirmed:
                     break
                 lease = spill.leases[pending.next]
                 pending.next += 1
@@ -158,6 +208,5 @@ class Tracked:
                     assert spill.refs is not None
                     refs = spill.refs[row].tolist()  # tuples of Python's own integers
                     row += 1
-                    at = block * pages_per_block
-                    yield Save(spill.session, lease, refs, self.pages[at : at + pages_per_block])
+                    yield Save(spill.session, lease, refs, self.pages(place, shape), place[1].group)
         self.pending = [p for p in self.pending if not p.settled]

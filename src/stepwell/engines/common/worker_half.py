@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from stepwell.client.worker import Hold, WorkerClient
 from stepwell.engines.common.loads import Loads
@@ -29,9 +30,18 @@ from stepwell.io.memory import Bytes
 log = logging.getLogger("stepwell")
 
 
+@dataclass
+class Received:
+    """Requests whose loads are over, well or not, and those of them that the engine computes from the start."""
+
+    requests: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
 class WorkerHalf:
     """`shard`: number of the part of a block that this rank holds (its own rank by default). `writes`: of the ranks
-    that hold it, this one saves it. `threaded`: threads wait for copies that run; without them that happens whenever
+    that hold it, this one saves it. `idle`: by cache group, bytes of a page in which this group keeps nothing.
+    `by_request`: the engine is told which requests' loads have failed, and not which pages. `threaded`: threads wait for copies that run; without them that happens whenever
     something is taken from here. `report`: makes an empty report, of a class that the engine can carry. Jobs may run on
     threads; everything else is called by the engine's thread."""
 
@@ -44,12 +54,16 @@ class WorkerHalf:
         *,
         shard: int | None = None,
         writes: bool = True,
+        idle: Sequence[Sequence[slice]] = (),
+        by_request: bool = False,
         threaded: bool = True,
         report: Callable[[], StepReport] = StepReport,
     ) -> None:
         self._rank = rank
         self._shard = rank if shard is None else shard
         self._writes = writes
+        self._idle = idle
+        self._by_request = by_request
         self._shard_bytes = shard_bytes
         self._copies = copies
         self._client = client
@@ -57,7 +71,7 @@ class WorkerHalf:
         self._naps = 0
         self._plans: deque[StepPlan] = deque()  # that have come and are no steps yet
         self._steps: list[Step] = []  # with tasks that are not told yet; and the last one
-        self._received: Handover[set[str]] = Handover(set)
+        self._received: Handover[Received] = Handover(Received)
         self._bad_pages: Handover[set[int]] = Handover(set)
         self._report: Handover[StepReport] = Handover(report)
         self._forwards: deque[tuple[int, Mark, Mark]] = deque(maxlen=MAX_STEPS)  # not known yet how long they took
@@ -183,10 +197,10 @@ class WorkerHalf:
 
     # what the scheduler is told ---------------------------------------------------------------------------------------
 
-    def take_received(self) -> set[str] | None:
-        """Requests whose loads are over, well or not."""
+    def take_received(self) -> Received:
+        """Requests whose loads are over."""
         self._poll()
-        return self._received.take() or None
+        return self._received.take()
 
     def take_bad_pages(self) -> set[int]:
         """Pages that loads did not fill, whose requests are received at a later step."""
@@ -218,11 +232,11 @@ class WorkerHalf:
 
     def _bad_pages_known(self, task: Task) -> bool:
         """Whether the engine has taken the pages that this load did not fill, if there are any."""
-        if not isinstance(task, LoadTask) or task.good == len(task.load.blocks):
+        if self._by_request or not isinstance(task, LoadTask) or task.good == len(task.load.blocks):
             return True
         if task.bad is None:
             bad = self._bad_pages.now
-            bad.update(page for _, pages in task.load.blocks[task.good :] for page in pages)
+            bad.update(page for *_, pages in task.load.blocks[task.good :] for page in pages)
             task.bad = bad
         return task.bad is not self._bad_pages.now
 
@@ -235,14 +249,18 @@ class WorkerHalf:
         report = self._report.now
         match task:
             case LoadTask(load=load, good=good):
-                report.recalled_bytes += sum(len(pages) for _, pages in load.blocks[:good]) * self._copies.page_bytes
+                pages = sum(len(pages) for *_, pages in load.blocks[:good])
+                report.recalled_bytes += pages * self._copies.page_bytes
                 if task.late:
                     report.short.append((load.request, load.transfer, good, task.late, task.seconds))
                 elif good < len(load.blocks):
                     report.failed.append((load.request, load.transfer, good))
                 else:
                     report.loaded.append((load.request, load.transfer, task.seconds))
-                self._received.now.add(load.request)
+                received = self._received.now
+                received.requests.add(load.request)
+                if self._by_request and good < len(load.blocks):
+                    received.failed.add(load.request)
             case SaveTask(filled=filled):
                 report.spilled_bytes += len(filled) * self._shard_bytes
             case CompareTask(compare=compare, errors=errors):
@@ -256,8 +274,10 @@ class WorkerHalf:
             return
         try:
             match task:
-                case LoadTask(load=lease) | CompareTask(compare=lease):
-                    self._client.recalled(lease.session, [lease.transfer])
+                case LoadTask(load=load):
+                    self._client.recalled(load.session, load.transfers)
+                case CompareTask(compare=compare):
+                    self._client.recalled(compare.session, [compare.transfer])
                 case SaveTask(saves=saves, filled=filled) if self._writes:
                     for session in {save.session for save in saves}:
                         leases = {save.lease for save in saves if save.session == session}
@@ -310,10 +330,18 @@ class WorkerHalf:
                 finally:
                     shards.clear()  # views of slots: none may outlive the hold
                 yield task.begun[-1]
+                for save in filled if self._idle else ():
+                    self._clear_idle(hold, save)
             task.filled = [] if task.distrusted else filled
         except Exception as error:  # noqa: BLE001 - a failed spill is a few blocks less, never an engine less
             log.debug("blocks were not spilled: %s", error)
         self._answer(task)
+
+    def _clear_idle(self, hold: Hold, save: Save) -> None:
+        """What lies in these bytes of a page is of other requests, which had the page before in another group."""
+        slots, slot = hold.slot(save.session, *self._ref(save.refs))
+        for idle in self._idle[save.group]:
+            slots[slot].reshape(-1, self._copies.page_bytes)[:, idle] = 0
 
     def _compare(self, task: CompareTask, after: Mark, naps: int) -> Steps:
         """The steps of comparing a canary."""
@@ -322,9 +350,11 @@ class WorkerHalf:
         try:
             with task.holding(self._client) as hold:
                 # All at once: its pages may be written anew by the next step, which waits for what is under way only.
-                fetched = [self._awake(naps).fetch(pages, after) for _, pages in compare.blocks]
-                for (refs, _), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
+                fetched = [self._awake(naps).fetch(pages, after) for _, pages, _ in compare.blocks]
+                for (refs, _, group), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
                     yield copying
+                    for idle in self._idle[group] if self._idle else ():
+                        fresh[:, idle] = 0  # as it is stored
                     more = self._errors(compare.session, self._ref(refs), fresh, hold)
                     errors = [max(pair) for pair in zip(errors, more, strict=True)] if errors else more
             task.errors = [] if task.distrusted else errors

@@ -2,12 +2,12 @@
 
 vLLM gives each layer as a view [pages, heads, tokens, content] of one buffer, in one of several physical orders. A page
 of a layer must be one run of bytes (LBHNC, LBNHC, BLHNC, BLNHC); the pages of a layer are evenly spaced, and may be
-padded, or lie between other layers'. Layers may share their KV: each run is taken once.
+padded, or lie between other layers'. Layers may share their KV, and those of several cache groups their memory: each run is taken once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -96,13 +96,29 @@ def stacks(spans: Sequence[Span]) -> Iterator[LayerStack]:
 def pool_of(kv_caches: Mapping[str, Any], num_pages: int) -> Pool:
     """The pool of these tensors, by layer. Raises Unsupported SW-707 for a layer whose pages are not one run of bytes
     each, or not `num_pages`."""
-    rows: list[Row] = []
-    seen: set[int] = set()
+    rows: dict[int, Row] = {}
     for name, tensor in kv_caches.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            rows.append(_row(name, tensor, num_pages))
-    return Pool(num_pages, tuple(rows))
+        row = _row(name, tensor, num_pages)
+        known = rows.setdefault(row.address, row)
+        if (known.nbytes, known.stride) != (row.nbytes, row.stride):
+            raise Unsupported(
+                "SW-707",
+                what=f"the KV cache of layer {name} cannot be copied",
+                why=f"its pages of {row.nbytes} bytes share their memory with others of {known.nbytes} bytes",
+                fix="report the model to the project, and run it without stepwell",
+            )
+    return Pool(num_pages, tuple(rows.values()))
+
+
+def idle_bytes(kv_caches: Mapping[str, Any], num_pages: int, layers: Collection[str]) -> list[slice]:
+    """The bytes of a page, as it lies in a slot, in which none of these layers keeps anything. Raises as `pool_of`."""
+    used = {tensor.data_ptr() for name, tensor in kv_caches.items() if name in layers}
+    idle, at = [], 0
+    for row in pool_of(kv_caches, num_pages).rows:
+        if row.address not in used:
+            idle.append(slice(at, at + row.nbytes))
+        at += row.nbytes
+    return idle
 
 
 def _row(name: str, tensor: Any, num_pages: int) -> Row:

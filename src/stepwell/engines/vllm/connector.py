@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from stepwell.client.worker import WorkerClient
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.counts import Tally
 from stepwell.engines.common.plan import StepPlan, StepReport
-from stepwell.engines.common.worker_half import WorkerHalf
+from stepwell.engines.common.worker_half import Received, WorkerHalf
 from stepwell.engines.paged import open_copies
 from stepwell.engines.paged.base import Copies
 from stepwell.engines.paged.gpu.cuda import VERIFIED_ON
@@ -31,6 +32,7 @@ from stepwell.engines.vllm.hooks import stats
 from stepwell.engines.vllm.hooks.guarded import guarded
 from stepwell.engines.vllm.hooks.plan import ConnectorPlan
 from stepwell.engines.vllm.hooks.wrapped import maker_of, part_of
+from stepwell.engines.vllm.identity.groups import group_rules
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.opening import Opening
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
@@ -46,6 +48,12 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    TransferResults: Any = KVConnectorTransferResults
+except ImportError:  # before vLLM 0.32, which reports pages only
+    TransferResults = None
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -108,7 +116,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
             reason = unsupported(vllm_config, kv_cache_config)
             if reason is not None:
                 raise reason
-            page = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
+            page = math.lcm(*(rule.page for rule in group_rules(kv_cache_config)))
             wanted = self._settings = settings.parse(transfer.kv_connector_extra_config, page)
             self._opening = Opening(
                 vllm_config, kv_cache_config, wanted, lambda: self.dialler(wanted), threaded=self.threaded
@@ -173,12 +181,12 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         try:
             if self._sched is not None:
-                self._sched.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+                self._sched.allocated(request, blocks.get_block_ids(), num_external_tokens)
         except Exception as error:  # noqa: BLE001 - the boundary to the engine
             self._caught("update_state_after_alloc", error)
             self._go_without(request)
             if num_external_tokens and self._sched is not None:
-                self._sched.refuse(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+                self._sched.refuse(request.request_id, blocks.get_block_ids(), num_external_tokens)
 
     if HOST is not None:
 
@@ -273,7 +281,17 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded((None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, (self._work.take_received() if self._work is not None else None)
+        return None, (self._work.take_received().requests or None if self._work is not None else None)
+
+    if TransferResults is not None:
+
+        def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+            received = self._taken_received() or Received()
+            return TransferResults(finished_recving=received.requests, failed_recving=received.failed)
+
+        @guarded(None)
+        def _taken_received(self) -> Received | None:
+            return self._work.take_received() if self._work is not None else None
 
     @guarded(set())
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -4,11 +4,12 @@ joins."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import digest_of
+from stepwell.block.groups import parts_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler, worker
 from stepwell.client.fingerprint import CACHE_NAME
@@ -21,9 +22,11 @@ from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.common.worker_half import WorkerHalf
 from stepwell.engines.paged.base import Copies
+from stepwell.engines.paged.pool import idle_bytes
 from stepwell.engines.vllm.hooks.plan import ConnectorPlan, ConnectorReport
 from stepwell.engines.vllm.identity import facts
 from stepwell.engines.vllm.identity.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.identity.groups import group_rules, layer_specs
 from stepwell.engines.vllm.identity.page_sizes import page_bytes
 from stepwell.engines.vllm.identity.weights import weight_files
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
@@ -56,8 +59,7 @@ class Opening:
         self._settings = settings
         self._dialler = dialler
         self._threaded = threaded
-        self._spec: Any = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self._page = int(self._spec.block_size)
+        self._rules = group_rules(kv_cache_config)
         self.client: scheduler.SchedulerClient | worker.WorkerClient | None = None
         self._weights: WeightsIdentity | None = None
         self._adapters: Adapters | None = None
@@ -65,13 +67,15 @@ class Opening:
 
     def _shape(self, of_page: int) -> Shape:
         """`of_page`: bytes of a page of one rank, over all layers."""
-        tokens = self._settings.block_tokens or block_tokens_for(self._page, of_page)
+        largest = max(rule.page for rule in self._rules)
+        tokens = self._settings.block_tokens or block_tokens_for(largest, of_page)
         return Shape(
-            page=self._page,
+            page=self._rules[0].page,
             block_tokens=tokens,
-            shard_bytes=of_page * tokens // self._page,
+            shard_bytes=of_page * parts_of(self._rules, tokens)[0].pages,
             world=self._config.parallel_config.world_size,
             replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
+            groups=self._rules,
         )
 
     def scheduler_half(self, trouble: Trouble, tally: Tally) -> SchedulerHalf:
@@ -84,7 +88,7 @@ class Opening:
             engine=str(transfer.engine_id),
             world=shape.world,
             shard_bytes=shape.shard_bytes,
-            block_tokens=shape.block_tokens,
+            block_tokens=shape.stored_tokens,
             layout=digest_of(layout),
             model=digest_of(model),
             label=Path(str(self._config.model_config.model)).name,
@@ -128,9 +132,10 @@ class Opening:
         return self._adapters
 
     def _canaries(self, shape: Shape, client: scheduler.SchedulerClient) -> Canaries:
-        kind = kind_of(self._spec.dtype)
+        dtypes = {spec.dtype for group in self._kv_cache_config.kv_cache_groups for _, spec in layer_specs(group)}
+        kind = kind_of(dtypes.pop()) if len(dtypes) == 1 else None
         if kind is None and self._settings.canary:
-            log.info("the canary is off: KV of %s cannot be compared yet", self._spec.dtype)
+            log.info("the canary is off: KV of this dtype cannot be compared yet")
         return Canaries(shape, client, self._settings.canary, kind)
 
     def worker_half(
@@ -175,6 +180,8 @@ class Opening:
                 client,
                 shard=shard,
                 writes=place == 0,
+                idle=self._idle(kv_caches),
+                by_request=len(self._rules) > 1,
                 threaded=lanes,
                 report=ConnectorReport,
             )
@@ -182,6 +189,12 @@ class Opening:
             client.close()  # loads planned for a session without this half would never be answered
             raise
         return half
+
+    def _idle(self, kv_caches: Mapping[str, Any]) -> Sequence[Sequence[slice]]:
+        """By cache group, bytes of a page in which it keeps nothing; nothing at all where none has any."""
+        names = [set(group.layer_names) for group in self._kv_cache_config.kv_cache_groups]
+        idle = [idle_bytes(kv_caches, self._kv_cache_config.num_blocks, of_group) for of_group in names]
+        return idle if any(idle) else ()
 
     def close(self) -> None:
         """Closes all that was made, however far that came. Does not wait."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import facts_text, withheld
 from stepwell.engines.common.plan import Shape
-from stepwell.engines.vllm.identity.page_sizes import layer_pages, layer_specs
+from stepwell.engines.vllm.identity.groups import layer_specs
+from stepwell.engines.vllm.identity.page_sizes import layer_pages
 from stepwell.engines.vllm.identity.values import canonical
-from stepwell.protocol.messages import CacheGroup
+from stepwell.protocol.messages import MAX_GROUPS, CacheGroup
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -100,7 +101,6 @@ ENVIRONMENT = (
 )
 # What users may write credentials into: a loader's storage, a plugin's settings.
 _CONFIDENTIAL = frozenset({"additional", "load.model_loader_extra_config"})
-_KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla"}
 # RoPE tables that are the same whatever the engine's max_model_len; others (longrope) choose factors by it.
 _LENGTH_FREE_ROPE = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
 _CPU_FLAGS = re.compile(r"avx\w*|amx\w*|neon|asimd\w*|sve\w*|bf16|i8mm|zvl\d+b|vxe\w*|altivec|vsx", re.ASCII)
@@ -189,23 +189,23 @@ def told(facts: Mapping[str, str]) -> bytes:
 
 
 def cache_groups(kv_cache_config: KVCacheConfig, shape: Shape) -> tuple[CacheGroup, ...]:
-    """The one group of an engine that is served."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return ()
-    specs = [spec for _, spec in layer_specs(groups[0])]
-    heads, sizes = ({getattr(spec, name, 0) for spec in specs} for name in ("num_kv_heads", "head_size"))
-    return (
-        CacheGroup(
-            _KINDS.get(type(specs[0]).__name__, type(specs[0]).__name__)[:64],
-            len(specs),
-            heads.pop() if len(heads) == 1 else 0,
-            sizes.pop() if len(sizes) == 1 else 0,
-            str(specs[0].dtype).removeprefix("torch."),
-            shape.block_tokens,
-            shape.shard_bytes,
-        ),
-    )
+    """The groups of an engine, for people: what each keeps of a block."""
+    found: list[CacheGroup] = []
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        specs = [spec for _, spec in layer_specs(group)]
+        heads, sizes = ({getattr(spec, name, 0) for spec in specs} for name in ("num_kv_heads", "head_size"))
+        found.append(
+            CacheGroup(
+                "mla" if type(specs[0]).__name__ == "MLAAttentionSpec" else shape.rules[number].kind.value,
+                len(specs),
+                heads.pop() if len(heads) == 1 else 0,
+                sizes.pop() if len(sizes) == 1 else 0,
+                str(specs[0].dtype).removeprefix("torch."),
+                shape.block_tokens,
+                shape.shard_bytes * sum(part.group == number for part in shape.prefix + shape.tail),
+            )
+        )
+    return tuple(found[:MAX_GROUPS])
 
 
 def engine() -> str:

@@ -7,7 +7,8 @@ import platform
 import re
 from typing import TYPE_CHECKING, Any
 
-from stepwell.engines.vllm.identity.page_sizes import layer_specs
+from stepwell.block.groups import GroupKind
+from stepwell.engines.vllm.identity.groups import KINDS, group_rules, layer_specs
 from stepwell.engines.vllm.identity.values import no_option, refusal
 from stepwell.errors import StepwellError, Unsupported
 
@@ -84,29 +85,51 @@ def unrepeatable(vllm_config: VllmConfig) -> StepwellError | None:
 
 def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
     """The first refusal by the layout of the KV cache, or None."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+    from vllm.v1 import kv_cache_interface
 
     device = vllm_config.device_config.device_type
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         return no_option("a model without KV groups", "there is no KV to keep", "remove the connector")
-    if len(groups) > 1:
-        why = "a block holds the tokens of one group only"
-        return refusal("SW-704", f"a model with {len(groups)} KV groups", why, "use a model with full attention only")
-    for name, spec in layer_specs(groups[0]):
-        # By exact type: a subclass exists because something about its pages is different.
-        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
-            why = "only full attention keeps every token's KV in its page"
-            return no_option(f"{type(spec).__name__} of layer {name}", why, "use a model with full attention")
+    kinds = {getattr(kv_cache_interface, name, None): kind for name, kind in KINDS.items()}
+    alone = "" if len(groups) > 1 else " as its only group"
+    for name, spec in (named for group in groups for named in layer_specs(group)):
+        kind = kinds.get(type(spec))
+        if kind is None or (alone and kind is not GroupKind.FULL):
+            why = "what its pages keep of a prefix is not stored yet"
+            return no_option(f"{type(spec).__name__} of layer {name}{alone}", why, "run that engine without stepwell")
         if getattr(spec, "non_causal", False):
             why = "its KV depends on tokens that come later"
             return no_option(f"non-causal attention of layer {name}", why, "use a causal model")
+    if (uneven := _unsupported_groups(vllm_config, kv_cache_config)) is not None:
+        return uneven
     layout = str(kv_cache_config.kv_cache_layout)
     if device == "cpu" and layout != "LBHNC":
         return refusal("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
     if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
         why = "it has no page that is one run of bytes in each layer"
         return refusal("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
+    return None
+
+
+def _unsupported_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+    """The first refusal that only several cache groups together are a reason for, or None."""
+    rules = group_rules(kv_cache_config)
+    if len(rules) == 1:
+        return None
+    what = f"a model with {len(rules)} KV groups"
+    if all(rule.kind is not GroupKind.FULL for rule in rules):
+        why = "none of them keeps every token, by which prefixes are found"
+        return refusal("SW-704", what, why, "run that engine without stepwell")
+    pages = [rule.page for rule in rules]
+    if any(max(pages) % page for page in pages):
+        why = f"their pages have {', '.join(map(str, sorted(set(pages))))} tokens, and not all fit into the largest"
+        return refusal("SW-704", what, why, "set another block_size")
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    if not hasattr(base, "KVConnectorTransferResults"):
+        why = "this vLLM cannot be told which of its requests a recall failed for"
+        return refusal("SW-704", what, why, "use vLLM 0.32 or newer")
     return None
 
 

@@ -62,14 +62,14 @@ class SchedulerHalf:
     def on_new_request(self, request: Any) -> None:
         tracked = self.live.track(request)
         if tracked.chain is not None and not request.skip_reading_prefix_cache:
-            tracked.ask = self.live.ask(tracked, tracked.chain)
+            self._recalls.ask(tracked, tracked.chain)
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that can be recalled now; None: ask again."""
         tracked = self.live.track(request)
         if tracked.chain is None or not self.live.trusted or request.skip_reading_prefix_cache:
             return 0, False
-        if tracked.pages:
+        if tracked.tables:
             self._restart(tracked)
         return self._recalls.matched(tracked, computed)
 
@@ -80,20 +80,21 @@ class SchedulerHalf:
         self._restarted.add(tracked.request.request_id)
         self.live.begin_again(tracked)
 
-    def allocated(self, request: Any, pages: Sequence[int], external: int) -> None:
-        """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
-        raises, the caller must `refuse` them: the request is parked until its load is reported."""
-        self._plan.now.fresh += pages
-        self._recalls.allocated(self.live.track(request), pages, external)
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
+        """The request has its pages, by cache group; `external` tokens of them are to be recalled (0: none, or known
+        already). If this raises, the caller must `refuse` them: the request is parked until its load is reported."""
+        for table in tables:
+            self._plan.now.fresh += table
+        self._recalls.allocated(self.live.track(request), tables, external)
 
     def sources(self, request: Any, external: int) -> dict[str, int]:
         """The tokens that the request was allocated pages for just now, by the tier that they were in."""
         return self._recalls.sources(self.live.track(request), external)
 
-    def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
+    def refuse(self, request_id: str, tables: Sequence[Sequence[int]], external: int) -> None:
         """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
         waits for."""
-        self._recalls.refuse(request_id, pages, external)
+        self._recalls.refuse(request_id, tables, external)
 
     # a step is planned ------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,7 @@ class SchedulerHalf:
             plan.urgent, plan.saves, plan.compares = [], [], []
         self._begun = plan.step
         plan.fresh += fresh_pages(out)
+        self._spills.overtaken(plan.fresh)
         self._observe(plan.step, out)
         self._times.begin(plan.step, computed_by(out))
         self._spills.taken(plan.fresh)
@@ -131,20 +133,20 @@ class SchedulerHalf:
     def _observe(self, number: int, out: Any) -> None:
         for request_id in out.preempted_req_ids or ():
             tracked = self.live.known.get(request_id)
-            if tracked is not None and tracked.pages and request_id not in self._restarted:
+            if tracked is not None and tracked.tables and request_id not in self._restarted:
                 with self.live.apart(request_id):
                     self._restart(tracked)
         self._restarted.clear()
         computes: list[Computes] = []
         for new in out.scheduled_new_reqs:
             if (tracked := self.live.known.get(new.req_id)) is not None:
-                tracked.pages = []
+                tracked.tables = []
             self._scheduled(new.req_id, new.block_ids, new.num_computed_tokens, out, computes)
         cached = out.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             tracked = self.live.known.get(request_id)
             if tracked is not None and request_id in cached.resumed_req_ids:
-                tracked.pages = []  # what comes is its whole table
+                tracked.tables = []  # what comes are its whole tables
             self._scheduled(request_id, cached.new_block_ids[i], cached.num_computed_tokens[i], out, computes)
         self._steps.begin(number, computes)
         for request_id in out.finished_req_ids:
@@ -159,12 +161,15 @@ class SchedulerHalf:
         if tracked is None:
             return
         if more:
-            before, hit = len(tracked.pages), -(-computed // self._shape.page)
-            tracked.pages.extend(more[0])
+            tracked.tables = tracked.tables or [[] for _ in more]
+            pages = tracked.tables[0]
+            before, hit = len(pages), -(-computed // self._shape.page)
+            for table, pages_of_group in zip(tracked.tables, more, strict=True):
+                table.extend(pages_of_group)
             suspect = self.live.suspect
             if suspect:
-                suspect.difference_update(tracked.pages[max(before, hit) :])  # are written anew
-                if before < hit and not suspect.isdisjoint(tracked.pages[:hit]):
+                suspect.difference_update(pages[max(before, hit) :])  # are written anew
+                if before < hit and not suspect.isdisjoint(pages[:hit]):
                     self.live.mute(tracked)
         with self.live.apart(request_id):
             self._foresee(tracked, request_id, computed, out.num_scheduled_tokens[request_id], computes)
@@ -182,9 +187,8 @@ class SchedulerHalf:
             self._recalls.admitted(tracked)
         after = min(computed + scheduled, tracked.request.num_tokens)
         computes.append(Computes(request_id, tracked.life, after, scheduled))
-        if tracked.canary_lease is not None:
-            tracked.canary_lease.covered = after >= tracked.canary_lease.end * self._shape.block_tokens
-        self._spills.reserve(request_id, tracked, chain, after)
+        self._canaries.foresees(tracked, after)
+        self._spills.reserve(request_id, tracked, chain, computed, after)
 
     # a step has ended -------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.requests import Tracked
 from stepwell.engines.vllm.scheduler.requests import foreign_input, recall_wish
+from stepwell.engines.vllm.scheduler.tails import end_search, prefix_digests
 
 Trouble = Callable[[str, Exception], None]
 """Takes the name of the hook that caught an exception, and the exception; raises nothing."""
@@ -102,19 +103,23 @@ class LiveRequests:
     def ask(self, tracked: Tracked, chain: Chain) -> PrefixQuestion | None:
         """Posts the question for its whole chain."""
         request = tracked.request
-        return self._client.ask(chain.digests, tracked.epoch, tracked.order, request.num_tokens, recall_wish(request))
+        digests = prefix_digests(chain, self._shape, 0, len(chain) * len(self._shape.prefix))
+        return self._client.ask(digests, tracked.epoch, tracked.order, request.num_tokens, recall_wish(request))
 
     def end_ask(self, tracked: Tracked) -> None:
         for ask in (tracked.ask, tracked.answer):
             if ask is not None:
                 self._client.release(ask)
-        tracked.ask = tracked.answer = tracked.canary = None
+        if tracked.search is not None:
+            end_search(self._client, tracked.search)
+        tracked.ask = tracked.answer = tracked.canary = tracked.search = None
         tracked.streams = False
 
     def begin_again(self, tracked: Tracked) -> None:
         """Resets a request that was preempted, or whose load brought nothing: it starts with other pages, before those
         that wait."""
-        tracked.pages = []
+        tracked.tables = []
+        tracked.tail_known = 0  # what it computes anew may lie elsewhere in its prompt
         tracked.confirmed = 0
         tracked.admitted = False
         tracked.life = next(self._lives)
@@ -166,7 +171,7 @@ class LiveRequests:
         canary."""
         self._canaries.give_up(tracked)
         for pending in tracked.pending:
-            tracked.known = min(tracked.known, pending.first + pending.next)
+            tracked.give_back(pending, pending.next)
             self._client.abandon(pending.spill, pending.next)
         tracked.pending = []
 
@@ -180,7 +185,7 @@ class LiveRequests:
         self.end_ask(tracked)
         receipt = {"stepwell": tracked.receipt(self._shape.token_bytes)}
         covered = tracked.canary_lease is not None and tracked.canary_lease.covered
-        if (tracked.pending or covered) and tracked.pages and tracked.loading is None:
+        if (tracked.pending or covered) and tracked.tables and tracked.loading is None:
             tracked.ended_at = self.clock()
             self.lingering[request_id] = tracked
         else:
@@ -220,7 +225,7 @@ class LiveRequests:
             with self.apart(request_id):
                 self.end_ask(tracked)
                 self.give_up(tracked)
-            tracked.known = 0
+            tracked.known = tracked.tail_known = tracked.parting = 0
         self.trusted = True
 
     def slept(self) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stepwell.block.digest import Chain
 from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
 from stepwell.engines.common.plan import Load, Ref, Shape, StepPlan, StepReport
-from stepwell.engines.common.requests import Loading, Tracked
+from stepwell.engines.common.requests import Loading, Place, TailSearch, Tracked
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
+from stepwell.engines.vllm.scheduler.tails import TailSearches, digest_of, end_search, last_place
 
 MAX_STREAMS = 4096
 """Streams that are waited for; no engine has more requests under way."""
@@ -43,7 +45,14 @@ class EngineRecalls:
         self._client = client
         self._tally = tally
         self._canaries = canaries
+        self._tails = TailSearches(shape, client)
         self._streams: dict[int, Loading] = {}  # that not all ranks have reported, by transfer
+
+    def ask(self, tracked: Tracked, chain: Chain) -> None:
+        """Posts the questions for its prefix, and for places near which its tail is stored."""
+        tracked.ask = self._live.ask(tracked, chain)
+        if tracked.ask is not None and self._shape.tail:
+            tracked.search = self._tails.begin(tracked, chain)
 
     def matched(self, tracked: Tracked, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that can be recalled now; None: ask again."""
@@ -52,7 +61,7 @@ class EngineRecalls:
             return 0, False
         if tracked.ask is None and not tracked.asked:
             tracked.chain.extend(request.all_token_ids[tracked.chain.tokens :])
-            tracked.ask = self._live.ask(tracked, tracked.chain)
+            self.ask(tracked, tracked.chain)
             if tracked.ask is None:
                 self._client.count("missed_no_session" if tracked.chain.digests else "missed_short_prompt")
         first = not tracked.asked
@@ -70,32 +79,52 @@ class EngineRecalls:
             tracked.streams = (ask.final or not over) and self._may_stream(tracked, ask, computed)
             if not (over or tracked.streams):
                 return None, False
+        if tracked.search is not None and not self._tails.advance(
+            tracked, tracked.chain, tracked.search, ask.blocks // len(self._shape.prefix), computed
+        ):
+            return None, False
         blocks = self._client.offer(ask, streamed=tracked.streams)
         if not (blocks or ask.settled):  # it has given way to another request in this moment
             tracked.streams = False
             return None, False
         tracked.known = max(tracked.known, blocks)
+        if tracked.search is not None:
+            blocks = self._with_tail(tracked, tracked.search, ask, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
-        tokens = min(blocks * self._shape.block_tokens, request.num_tokens) - computed
+        tokens = min(blocks * self._shape.stored_tokens, request.num_tokens) - computed
         if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
             return 0, False
         return tokens, True
+
+    def _with_tail(self, tracked: Tracked, search: TailSearch, ask: PrefixQuestion, blocks: int) -> int:
+        """Of these stored blocks of the prefix, how many lie before the place where the request can go on."""
+        reach = blocks // len(self._shape.prefix)
+        found = search.blocks if search.ask is None or search.ask.session == ask.session else 0
+        if found < min(reach, last_place(tracked, self._shape)):
+            tracked.parting = reach
+        if reach and not found:
+            self._client.count("missed_no_window")
+        tracked.tail_known = max(tracked.tail_known, found)
+        return min(reach, found) * len(self._shape.prefix)
 
     def _may_stream(self, tracked: Tracked, ask: PrefixQuestion, computed: int) -> bool:
         """It is known how far the run reaches, farther than what has landed of it (or than can, where room is short),
         and the first block that is needed has landed: the tier answers. A canary waits for all that can land, any block
         of which may be the wrong one."""
+        if len(self._shape.rules) > 1:
+            return False  # of a load that falls short the engine would keep nothing
         more = bool(ask.ends) and ask.known > ask.blocks > computed // self._shape.block_tokens
         return more and not self._canaries.takes(tracked, computed, ask.known)
 
-    def allocated(self, tracked: Tracked, pages: Sequence[int], external: int) -> None:
+    def allocated(self, tracked: Tracked, tables: Sequence[Sequence[int]], external: int) -> None:
         """The request has its pages; `external` tokens of them are to be recalled (0: none, or known already). If this
         raises, the caller must `refuse` them: the request is parked until its load is reported."""
         request_id = tracked.request.request_id
-        tracked.pages = list(pages)
-        ask = tracked.ask
+        tracked.tables = [list(table) for table in tables]
+        ask, parts = tracked.ask, len(self._shape.prefix)
         start, end = tracked.offered_from, tracked.offered_from + external
-        first, last = start // self._shape.block_tokens, -(-end // self._shape.block_tokens)
+        first = start // self._shape.block_tokens * parts
+        last = -(-end // self._shape.block_tokens) * parts
         offered, tracked.streams = tracked.streams, False
         streams = offered and external > 0 and ask is not None and ask.blocks < last
         if ask is not None and ask.first_poll and not streams:  # waited for: the engine alone did not have it all
@@ -111,48 +140,70 @@ class EngineRecalls:
             elif ask is not None:
                 self._client.finish(ask)
                 tracked.ask, tracked.answer = None, ask
+            self._end_search(tracked)
             return
         if ask is None:
             raise LookupError("tokens were allocated that were not offered")
-        bt, page = self._shape.block_tokens, self._shape.page
         lay = b"".join(bytes([place]) * min(blocks, last) for place, blocks in ask.lies)
         sources = (bytes(ask.sources) + lay[len(ask.sources) :])[first:last].ljust(last - first, b"\0")
-        load = Load(request_id, ask.session, 0, start % bt // page, [])
-        tracked.loading = loading = Loading(load, first, start, external, last - first, sources, ends=ask.ends)
+        load = Load(request_id, ask.session, 0, [])
+        tail = tracked.search.places if tracked.search is not None else []
+        tracked.loading = loading = Loading(
+            load, first, start, external, last - first + len(tail), tail, sources, ends=ask.ends
+        )
+        places = [self._shape.place(number) for number in range(first, last)]
+        rows: list[list[Ref]] = [[]] * len(places)
         if streams:
             load.transfer, load.limits = self._client.stream(ask, first, last - first)
             loading.ranks, self._streams[load.transfer] = self._shape.world, loading
             if len(self._streams) > MAX_STREAMS:  # reports of them were lost
                 self._client.stream_ended(oldest := next(iter(self._streams)))
                 del self._streams[oldest]
-            rows: list[list[Ref]] = [[]] * (last - first)
         else:
             load.transfer, refs = self._client.recall(ask, first, last - first)
             rows = refs.tolist()
         tracked.ask = None
-        for i, row in zip(range(first, last), rows, strict=True):
-            low, high = max(start, i * bt), min(end, (i + 1) * bt)
-            load.blocks.append((row, tracked.pages[low // page : high // page]))
+        if tracked.search is not None and tracked.search.ask is not None:
+            load.also, refs = self._client.recall(tracked.search.ask, 0, len(tail))
+            rows += refs.tolist()
+        for place, row in zip([*places, *tail], rows, strict=True):
+            load.blocks.append((row, *self._wanted(tracked, place, start)))
+        self._end_search(tracked)
         if self._live.suspect:
-            self._live.suspect.difference_update(tracked.pages[start // page :])
+            self._live.suspect.difference_update(tracked.tables[0][start // self._shape.page :])
         tracked.wait_s += tracked.offered_at - tracked.asked_at
         self._plan.now.loads.append(load)
+
+    def _wanted(self, tracked: Tracked, place: Place, start: int) -> tuple[int, Sequence[int]]:
+        """Of a block's pages, how many at its beginning are left out: they hold tokens before `start`, or ones that the
+        engine needs no more and has no page for (0); and the others."""
+        pages, part = tracked.pages(place, self._shape), place[1]
+        skip = max(0, start - part.span(place[0], self._shape.block_tokens)[0]) // part.page
+        if place[1] in self._shape.tail:
+            while skip < len(pages) and pages[skip] == 0:
+                skip += 1
+        return min(skip, len(pages)), pages[skip:]
+
+    def _end_search(self, tracked: Tracked) -> None:
+        if tracked.search is not None:
+            end_search(self._client, tracked.search)
+            tracked.search = None
 
     def sources(self, tracked: Tracked, external: int) -> dict[str, int]:
         """The tokens that the request was allocated pages for just now, by the tier that they were in."""
         return self._by_tier(tracked.loading, external) if tracked.loading is not None else {}
 
     def _by_tier(self, loading: Loading, tokens: int) -> dict[str, int]:
-        return loading.by_tier(tokens, self._shape.block_tokens, self._client.tiers)
+        return loading.by_tier(tokens, self._shape.stored_tokens, self._client.tiers)
 
-    def refuse(self, request_id: str, pages: Sequence[int], external: int) -> None:
+    def refuse(self, request_id: str, tables: Sequence[Sequence[int]], external: int) -> None:
         """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
         waits for."""
         tracked = self._live.known.get(request_id)
         load = tracked.loading.load if tracked is not None and tracked.loading is not None else None
-        session, transfer = (load.session, load.transfer) if load is not None else (0, 0)
-        missing = list(pages)[-external // self._shape.page :]
-        self._plan.now.loads.append(Load(request_id, session, transfer, 0, [([], missing)]))
+        session, transfer, also = (load.session, load.transfer, load.also) if load is not None else (0, 0, 0)
+        missing = list(tables[0])[-external // self._shape.page :]
+        self._plan.now.loads.append(Load(request_id, session, transfer, [([], 0, missing)], also=also))
 
     def admitted(self, tracked: Tracked) -> None:
         """Takes note of the request's first step since it (re)started. What was recalled is in its pages; engine hits
@@ -160,7 +211,9 @@ class EngineRecalls:
         tracked.admitted, tracked.failed = True, False
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
-            arrived = (loading.first + loading.good) * self._shape.block_tokens - loading.start
+            arrived = (loading.first + loading.good) * self._shape.stored_tokens - loading.start
+            if len(self._shape.rules) > 1 and not loading.whole:
+                arrived = 0
             arrived = max(0, min(loading.tokens, arrived))
             tracked.recalled_tokens += arrived
             tiers = self._by_tier(loading, arrived)
@@ -179,19 +232,22 @@ class EngineRecalls:
         loading = self._loading(request_id, transfer)
         if loading is None:
             return
-        tracked, block = self._live.known[request_id], self._missing(loading, bad)
+        tracked, place = self._live.known[request_id], self._missing(loading, bad)
         if tracked.chain is not None:
-            digest = tracked.chain.digests[32 * block : 32 * block + 32]
+            digest = digest_of(tracked.chain, place, self._shape)
             self._client.forget(loading.load.session, digest, tracked.epoch)
 
-    def _missing(self, loading: Loading, good: int) -> int:
-        """Of this load only so many blocks have come: the number of the next one in the request's chain."""
+    def _missing(self, loading: Loading, good: int) -> Place:
+        """Of this load only so many blocks have come. Returns the next one."""
         tracked = self._live.known[loading.load.request]
         tracked.failed = True
         loading.good = min(loading.good, good)
-        block = loading.first + good
-        tracked.known = min(tracked.known, block)
-        return block
+        in_tail = good - len(loading.load.blocks) + len(loading.tail)
+        if in_tail >= 0 and loading.tail:
+            tracked.tail_known = 0
+            return loading.tail[in_tail]
+        tracked.known = min(tracked.known, loading.first + good)
+        return self._shape.place(loading.first + good)
 
     def fell_short(self, request_id: str, transfer: int, came: int, reason: str, copy_s: float) -> None:
         """Blocks of a stream that have not come may well be there for the next request."""
@@ -210,11 +266,10 @@ class EngineRecalls:
         if loading.ranks:
             return
         del self._streams[transfer]
-        whole = loading.good == len(loading.load.blocks)
         self._client.stream_ended(transfer)
         if self._unwanted(loading):
             return
-        self._client.count("whole_streams" if whole else "short_streams")
+        self._client.count("whole_streams" if loading.whole else "short_streams")
         if loading.late == "too_slow":
             self._client.count("missed_too_slow")
         else:

@@ -48,10 +48,10 @@ def computed_by(out: Any) -> Iterator[tuple[int, int]]:
 
 
 def fresh_pages(out: Any) -> list[int]:
-    """Pages that requests of this step got with it: others were taken by earlier steps, and named then. Some may be
-    another request's as well (a hit), which is read only."""
-    pages = [page for new in out.scheduled_new_reqs for page in new.block_ids[0]]
+    """Pages that requests of this step got with it, of all cache groups: others were taken by earlier steps, and named
+    then. Some may be another request's as well (a hit), which is read only."""
+    pages = [page for new in out.scheduled_new_reqs for table in new.block_ids for page in table]
     for more in out.scheduled_cached_reqs.new_block_ids:
-        if more:
-            pages += more[0]
+        for table in more or ():
+            pages += table
     return pages

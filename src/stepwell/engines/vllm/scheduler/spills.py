@@ -13,10 +13,11 @@ from stepwell.block.digest import Chain
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
 from stepwell.engines.common.plan import Save, Shape, StepPlan
-from stepwell.engines.common.requests import PendingSpill, Tracked
+from stepwell.engines.common.requests import PendingSpill, Place, Tracked
 from stepwell.engines.common.steps import SaveRoom
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
+from stepwell.engines.vllm.scheduler.tails import prefix_digests, tail_digests, wanted_tail
 
 LINGER_S = 0.1
 """Longest time that what is left of a request that has ended waits to be copied, for slots or for its turn."""
@@ -38,31 +39,62 @@ class EngineSpills:
         self._shape = shape
         self._client = client
         self._canaries = canaries
-        self.room = SaveRoom(shape.shard_bytes / shape.block_tokens)
+        self.room = SaveRoom(shape.shard_bytes * len(shape.prefix + shape.tail) / shape.block_tokens)
 
-    def reserve(self, request_id: str, tracked: Tracked, chain: Chain, after: int) -> None:
-        """Reserves slots for the blocks that a step completes, after which the request has `after` tokens."""
+    def reserve(self, request_id: str, tracked: Tracked, chain: Chain, computed: int, after: int) -> None:
+        """Reserves slots for the blocks that a step completes, before which the request has `computed` tokens in its
+        pages, and after which `after`."""
         if tracked.answer is not None:
             if not tracked.answer.final:
                 return  # it comes within a step or two
             tracked.known = max(tracked.known, tracked.answer.blocks)
             tracked.answer = None
         blocks = after // self._shape.block_tokens
-        if blocks <= tracked.known or tracked.mute:
+        if tracked.mute:
             return
         if blocks > len(chain):
             chain.extend(tracked.request.all_token_ids[chain.tokens :])
             blocks = min(blocks, len(chain))  # with asynchronous scheduling the last token may not be known yet
-        while tracked.known < blocks:
+        stored = blocks * len(self._shape.prefix)
+        while tracked.known < stored:
             first = tracked.known
-            upto = min(blocks, first + MAX_RESERVED)
-            parent = chain.digests[32 * (first - 1) : 32 * first] if first else b""
-            spill = self._client.reserve(parent, chain.digests[32 * first : 32 * upto], tracked.epoch, first)
+            upto = min(stored, first + MAX_RESERVED)
+            parent = prefix_digests(chain, self._shape, first - 1, first) if first else b""
+            digests = prefix_digests(chain, self._shape, first, upto)
+            spill = self._client.reserve(parent, digests, tracked.epoch, first)
             if spill is None:
                 return
-            tracked.pending.append(PendingSpill(first, spill))
-            self._live.spilling[request_id] = tracked
+            places = [self._shape.place(number) for number in range(first, upto)]
+            self._pend(request_id, tracked, PendingSpill(first, places, spill))
             tracked.known = upto
+        if self._shape.tail and blocks > tracked.tail_known:
+            self._reserve_tail(request_id, tracked, chain, computed, blocks)
+
+    def _reserve_tail(self, request_id: str, tracked: Tracked, chain: Chain, computed: int, blocks: int) -> None:
+        """The same for what its tail has up to this number of blocks, and the engine has not taken back."""
+        wanted = wanted_tail(tracked, self._shape, tracked.tail_known, blocks)
+        places = [place for place in wanted if self._is_held(tracked, place, computed)]
+        for at in range(0, len(places), MAX_RESERVED):
+            some = places[at : at + MAX_RESERVED]
+            spill = self._client.reserve(b"", tail_digests(chain, some), tracked.epoch)
+            if spill is None:
+                return
+            self._pend(request_id, tracked, PendingSpill(-1, some, spill))
+            tracked.tail_known = some[-1][0] + 1
+        tracked.tail_known = blocks
+
+    def _is_held(self, tracked: Tracked, place: Place, computed: int) -> bool:
+        """The engine has not taken these pages back: it does so when none of their tokens is needed behind those that
+        are computed."""
+        block, part = place
+        first = self._shape.rules[part.group].first_needed(computed) // part.page
+        return self._shape.block_tokens // part.page * block + part.first >= first and 0 not in tracked.pages(
+            place, self._shape
+        )
+
+    def _pend(self, request_id: str, tracked: Tracked, pending: PendingSpill) -> None:
+        tracked.pending.append(pending)
+        self._live.spilling[request_id] = tracked
 
     def hurry_out(self, tracked: Tracked) -> None:
         """Plans saves before the next forward from pages that are the engine's again. Blocks that cannot be saved are
@@ -75,16 +107,28 @@ class EngineSpills:
         taken = frozenset(fresh) if self._live.lingering else frozenset()
         for request_id, tracked in list(self._live.lingering.items()):
             with self._live.apart(request_id):
-                if not taken.isdisjoint(tracked.unsaved(self._shape.pages_per_block)):
+                if not taken.isdisjoint(tracked.unsaved(self._shape)):
                     self.hurry_out(tracked)
                     self._live.forget(request_id)
+
+    def overtaken(self, fresh: Collection[int]) -> None:
+        """Saves what windows have moved beyond, of requests that go on, in these pages: the engine takes them now for
+        other tokens."""
+        if not self._shape.tail:
+            return
+        taken = frozenset(fresh)
+        for request_id, tracked in list(self._live.spilling.items()):
+            tails = (place for pending in tracked.pending if pending.first < 0 for place in pending.left)
+            with self._live.apart(request_id):
+                if any(not taken.isdisjoint(tracked.pages(place, self._shape)) for place in tails):
+                    self.hurry_out(tracked)
 
     def _saves(self, tracked: Tracked) -> Iterator[Save]:
         """Saves of the request that can be planned now; none if its adapter has changed since. A later change does not
         concern what was computed before."""
         if not tracked.pending or not self._live.trusted or not self._live.as_it_was(tracked):
             return iter(())
-        return tracked.ready(self._shape.block_tokens, self._shape.pages_per_block)
+        return tracked.ready(self._shape)
 
     def _save(self, tracked: Tracked, saves: list[Save]) -> None:
         """Adds the request's saves, as many as this step may still copy."""
@@ -121,9 +165,10 @@ class EngineSpills:
         try:
             suspect.update(pages)
             for tracked in self._live.known.values():
-                if tracked.admitted and not suspect.isdisjoint(tracked.pages):
-                    first = next(at for at, page in enumerate(tracked.pages) if page in suspect)
-                    suspect.update(tracked.pages[first:])
+                pages = tracked.tables[0] if tracked.tables else []  # of several groups vLLM names none
+                if tracked.admitted and not suspect.isdisjoint(pages):
+                    first = next(at for at, page in enumerate(pages) if page in suspect)
+                    suspect.update(pages[first:])
                     self._live.mute(tracked)
         except Exception:
             self._live.trusted = False

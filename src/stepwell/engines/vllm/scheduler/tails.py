@@ -1,0 +1,127 @@
+"""The tail of a request: what its groups with windows keep near the places only where a request may go on.
+
+Such a place is the end of a prompt, any block of an answer, and the end of a prefix that other prompts have had too:
+the first prompt that parts there is computed from an earlier place, and leaves the tail behind for the next one.
+
+    which places have a tail? -> the last one that the prefix reaches -> its tail is asked for, pinned and offered
+
+Where a place turns out not to have all of its tail, the one before it is tried. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell.block.digest import Chain
+from stepwell.block.groups import longest, needed
+from stepwell.client.scheduler import SchedulerClient
+from stepwell.engines.common.plan import Shape
+from stepwell.engines.common.requests import Place, TailSearch, Tracked
+
+MAX_PLACES = 1024
+"""Blocks at the end of a prefix that are looked at for a place with a tail."""
+
+MAX_TRIES = 4
+"""Places that are asked for, for one request."""
+
+
+def prefix_digests(chain: Chain, shape: Shape, first: int, end: int) -> bytes:
+    """Digests of the stored blocks [first, end) of a prefix. Those of the first part are the chain's own."""
+    if len(shape.prefix) == 1:
+        return chain.digests[32 * first : 32 * end]
+    return b"".join(digest_of(chain, shape.place(number), shape) for number in range(first, end))
+
+
+def digest_of(chain: Chain, place: Place, shape: Shape) -> bytes:
+    block, part = place
+    digest = chain.digests[32 * block : 32 * block + 32]
+    return digest if part == shape.prefix[0] else part.digest(digest)
+
+
+def tail_digests(chain: Chain, places: Sequence[Place]) -> bytes:
+    return b"".join(part.digest(chain.digests[32 * block : 32 * block + 32]) for block, part in places)
+
+
+def last_place(tracked: Tracked, shape: Shape) -> int:
+    """The number of blocks behind which the request can go on at most: one of its tokens has to be computed."""
+    return (tracked.request.num_tokens - 1) // shape.block_tokens
+
+
+def wanted_tail(tracked: Tracked, shape: Shape, first: int, end: int) -> list[Place]:
+    """Parts of the tail that are worth storing, of blocks [first, end)."""
+    prompt = (tracked.request.num_prompt_tokens - 1) // shape.block_tokens
+    wanted = set(needed(shape.rules, shape.tail, shape.block_tokens, prompt))
+    wanted.update(needed(shape.rules, shape.tail, shape.block_tokens, tracked.parting))
+    return [
+        (block, part)
+        for block in range(first, end)
+        for part in shape.tail
+        if block >= prompt or (block, part) in wanted
+    ]
+
+
+class TailSearches:
+    def __init__(self, shape: Shape, client: SchedulerClient) -> None:
+        self._shape = shape
+        self._client = client
+        # Of a block all parts are stored together, so one tells; that of the longest reach is the last to be complete.
+        reach = {part: part.span(0, 1)[1] + shape.rules[part.group].span for part in shape.tail}
+        self._telling = max(reach, key=reach.__getitem__) if reach else None
+
+    def begin(self, tracked: Tracked, chain: Chain) -> TailSearch:
+        """Asks which places have a tail."""
+        assert self._telling is not None
+        end = min(len(chain), last_place(tracked, self._shape))
+        first = max(0, end - MAX_PLACES)
+        digests = tail_digests(chain, [(block, self._telling) for block in range(first, end)])
+        return TailSearch(self._client.look(digests, tracked.epoch), first)
+
+    def advance(self, tracked: Tracked, chain: Chain, search: TailSearch, reach: int, computed: int) -> bool:
+        """Whether it is known by now behind how many blocks, of the first `reach`, the request can go on: farther than
+        its `computed` tokens, or `search.blocks` is 0."""
+        if search.blocks >= 0:
+            return True
+        if search.here is None:
+            if search.look is not None and search.look.here is None:
+                return False
+            here = search.look.here if search.look is not None else b""
+            assert self._telling is not None and here is not None
+            search.here = frozenset((search.first + at, self._telling) for at, is_here in enumerate(here) if is_here)
+            search.tried = min(reach, last_place(tracked, self._shape)) + 1
+        while search.blocks < 0:
+            if search.ask is not None:
+                if not self._client.settle(search.ask, 0.0):
+                    return False
+                if self._client.offer(search.ask) >= len(search.places):
+                    search.blocks = search.tried
+                    return True
+                self._client.release(search.ask)
+                search.ask = None
+            self._try_next(tracked, chain, search, computed)
+        return True
+
+    def _try_next(self, tracked: Tracked, chain: Chain, search: TailSearch, computed: int) -> None:
+        """Asks for the next place. If there is none, or one needs no tail, the search has ended."""
+        shape, telling = self._shape, (self._telling,) if self._telling is not None else ()
+        assert search.here is not None
+        search.tried = longest(shape.rules, telling, shape.block_tokens, search.tried - 1, search.here)
+        search.tries += 1
+        if search.tried * shape.block_tokens <= computed or search.tries > MAX_TRIES:
+            search.blocks = 0
+            return
+        places = needed(shape.rules, shape.tail, shape.block_tokens, search.tried)
+        search.places = [p for p in places if p[1].span(p[0], shape.block_tokens)[1] > computed]
+        if not search.places:
+            search.blocks = search.tried
+            return
+        search.ask = self._client.ask(tail_digests(chain, search.places), tracked.epoch, tracked.order, 0, "always")
+        if search.ask is None:
+            search.blocks = 0
+
+
+def end_search(client: SchedulerClient, search: TailSearch) -> None:
+    """Gives back what was pinned for it. Idempotent."""
+    if search.ask is not None:
+        client.release(search.ask)
+    if search.look is not None:
+        client.forget_look(search.look)
