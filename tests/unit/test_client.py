@@ -158,6 +158,57 @@ def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.ask(D, 0, 3) is not None
 
 
+def looking(well: PlayedWell, protocol: int = m.PROTOCOL) -> SchedulerClient:
+    client = scheduler(well)
+    well.receivers[0].received(m.Welcome(7, protocol, "played", 0), ())
+    return client
+
+
+def test_a_look_is_answered_once_with_a_byte_for_each_block() -> None:
+    well = PlayedWell()
+    client = looking(well)
+    look, other = client.look(D + D, 5), client.look(D, 0)
+    assert look is not None and other is not None
+    assert well.said[-2:] == [m.Look(look.ticket, 5, D + D), m.Look(other.ticket, 0, D)]
+    client.forget_look(other)
+    for ticket in (other.ticket, look.ticket, look.ticket):
+        well.receivers[0].received(m.Seen(ticket, b"\0\1"), ())
+        well.receivers[0].received(m.Seen(ticket, b"\1\1"), ())
+    assert (look.here, other.here) == (b"\0\1", None) and not client._looks
+
+
+def test_a_look_that_a_lost_session_leaves_open_finds_nothing() -> None:
+    well = PlayedWell()
+    client = looking(well)
+    look = client.look(D + D, 0)
+    assert look is not None and look.here is None
+    well.receivers[0].lost()
+    assert look.here == bytes(2)
+    assert client.look(D, 0) is None and not client._looks, "there is no session"
+
+
+def test_a_well_of_before_is_asked_for_no_look() -> None:
+    """It would end the session: it does not know that message."""
+    well = PlayedWell()
+    client = looking(well, m.LOOK_PROTOCOL - 1)
+    assert client.look(D, 0) is None and client.ask(D, 0, 1) is not None
+    assert not any(isinstance(message, m.Look) for message in well.said)
+    assert looking(PlayedWell()).look(b"", 0) is None, "there is nothing to look for"
+
+
+def test_looks_are_bounded_together_with_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MAX_ASKS", 2)
+    client = looking(PlayedWell())
+    ask, look = client.ask(D, 0, 1), client.look(D, 0)
+    assert ask is not None and look is not None
+    assert client.look(D, 0) is None and client.ask(D, 0, 2) is None
+    client.forget_look(look)
+    again = client.look(D, 0)
+    assert again is not None
+    client.release(ask)
+    assert client.ask(D, 0, 3) is not None and client.look(D, 0) is None
+
+
 def test_a_well_may_ask_for_so_much_patience_and_no_more() -> None:
     limit = STALL_S + m.MAX_ALLOWED_S
     for allowed in (m.MAX_ALLOWED_S, 10.0, float("inf")):

@@ -19,7 +19,7 @@ from wells import eventually
 
 from stepwell.ops.checks import gpu, memory
 from stepwell.ops.checks.check import Check, guarded
-from stepwell.ops.checks.driver import Gpu, Seen, ask, how_it_ended, look
+from stepwell.ops.checks.driver import DriverFindings, Gpu, ask, how_it_ended, look
 from stepwell.ops.checks.gpu import Software, Torch
 from stepwell.ops.doctor import line
 
@@ -42,16 +42,16 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def looked() -> dict[tuple[str, str], Seen]:
+def looked() -> dict[tuple[str, str], DriverFindings]:
     """What was seen of a library with a trouble: it is the same each time, and each time is a process."""
     return {}
 
 
 @pytest.fixture
-def doctor(driver: str, looked: dict[tuple[str, str], Seen], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+def doctor(driver: str, looked: dict[tuple[str, str], DriverFindings], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """What is found with a driver that has this trouble: checks by name."""
 
-    def once(library: str) -> Seen:
+    def once(library: str) -> DriverFindings:
         key = library, os.environ["FAKE_CUDA"]
         if key not in looked:
             looked[key] = look(library)
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_right(doctor: Doctor) -> None:
 
 
 def test_the_version_of_the_driver(tmp_path: Path) -> None:
-    seen = Seen(step="done", cuda="12.4", gpus=(Gpu("Fake", 80 << 30, True),))
+    seen = DriverFindings(step="done", cuda="12.4", gpus=(Gpu("Fake", 80 << 30, True),))
     assert "(80GiB); driver for CUDA up to 12.4" in gpu.visible(seen, NOTHING, tmp_path).text
     said = tmp_path / "sys/module/nvidia/version"
     said.parent.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_a_driver_that_hangs_is_not_waited_for(driver: str, monkeypatch: pytest.
     assert seen.failure == "lost" and seen.error == "it did not answer within 0.5 s"
     check = gpu.visible(seen, NOTHING)
     assert check.status == "warn" and "did not answer" in check.text, "a hang while loading is not 'no driver'"
-    assert gpu.visible(Seen(failure="lost", error="it did not answer within 0.5 s"), CUDA).status == "fail"
+    assert gpu.visible(DriverFindings(failure="lost", error="it did not answer within 0.5 s"), CUDA).status == "fail"
 
 
 def test_a_process_that_does_not_answer_is_ended() -> None:

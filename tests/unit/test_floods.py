@@ -42,6 +42,7 @@ TOO_LONG: dict[str, tuple[str, Any]] = {
     "recalled": ("worker", m.Recalled(MANY)),
     "abandoned": ("scheduler", m.Abandon(MANY)),
     "asked": ("scheduler", m.Ask(1, 0, 0, bytes(32 * m.MAX_DIGESTS + 32))),
+    "looked for": ("scheduler", m.Look(1, 0, bytes(32 * m.MAX_DIGESTS + 32))),
     "forgotten": ("scheduler", m.Forget(0, bytes(32 * m.MAX_DIGESTS + 32))),
     "reported": ("scheduler", m.Report({f"n{n}": 1 for n in range(m.MAX_COUNTS + 1)})),
 }
@@ -208,6 +209,7 @@ def test_what_ends_with_its_session_waits_no_more(rig: Rig) -> None:
     engine = joined(rig)
     for n in range(20):
         engine.ask(chain(2, n))
+        engine.scheduler.say(m.Look(n, 0, chain(2, n)))
         engine.scheduler.say(m.Reserve(n, 0, b"", chain(2, n)))
     for member in engine.members:
         member.exit()

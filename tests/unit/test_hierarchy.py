@@ -701,6 +701,9 @@ MISUSE: dict[str, tuple[str, m.FromEngine]] = {
     "half a digest to fill": ("scheduler", m.Reserve(1, 0, b"", bytes(31))),
     "too many to fill": ("scheduler", m.Reserve(1, 0, b"", bytes(32 * (MAX_RESERVE + 1)))),
     "too long an ask": ("scheduler", m.Ask(1, 0, 0, bytes(32 * (m.MAX_DIGESTS + 1)))),
+    "a worker looks": ("worker", m.Look(1, 0, bytes(32))),
+    "half a digest to look for": ("scheduler", m.Look(1, 0, bytes(33))),
+    "too long a look": ("scheduler", m.Look(1, 0, bytes(32 * (m.MAX_DIGESTS + 1)))),
     "a stop": ("worker", m.Stop()),
     "a recall of what cannot be": ("scheduler", m.Recall(1, 1, -1, 2)),
 }

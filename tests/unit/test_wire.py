@@ -45,6 +45,7 @@ ENGINE = st.one_of(
         flags=st.lists(st.text(max_size=9), max_size=3),
     ),
     st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS, tokens=_U32, recall=st.text(max_size=8)),
+    st.builds(m.Look, ticket=_U64, epoch=_U64, digests=_DIGESTS),
     st.builds(m.Recall, ticket=_U64, transfer=_U64, first=_U32, count=_U32),
     st.builds(m.Release, ticket=_U64, waited_s=_FLOAT),
     st.builds(m.Reserve, spill=_U64, epoch=_U64, parent=_DIGESTS, digests=_DIGESTS),
@@ -73,6 +74,7 @@ WELL = st.one_of(
     st.builds(m.Refused, code=st.text(), what=st.text(), why=st.text(), fix=st.text()),
     st.builds(m.Ready, session=_U32),
     st.builds(m.Found, ticket=_U64, start=_U32, slots=_DIGESTS, more=st.booleans(), reason=st.text(), limit_s=_FLOAT),
+    st.builds(m.Seen, ticket=_U64, here=_DIGESTS),
     st.builds(m.GiveWay, ticket=_U64, reason=st.text(max_size=8)),
     st.builds(m.Paused, rows=st.lists(_PAUSES, max_size=2), kept=st.booleans()),
     st.builds(
@@ -174,11 +176,12 @@ def test_a_length_over_the_limit_is_refused_when_it_arrives() -> None:
     assert caught.value.code == "SW-802"
 
 
-def test_the_largest_ask_fits() -> None:
+def test_the_largest_ask_and_look_fit() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    ask = m.Ask(2**64 - 1, 2**64 - 1, 2**63, random.Random(seed).randbytes(32 * m.MAX_DIGESTS))
-    assert list(Reader(from_engine).feed(frame(ask))) == [ask]
+    digests = random.Random(seed).randbytes(32 * m.MAX_DIGESTS)
+    for message in (m.Ask(2**64 - 1, 2**64 - 1, 2**63, digests), m.Look(2**64 - 1, 2**64 - 1, digests)):
+        assert list(Reader(from_engine).feed(frame(message))) == [message]
 
 
 def test_messages_before_a_broken_one_are_delivered() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.protocol.messages import CacheGroup
+from stepwell.protocol.messages import PROTOCOL, CacheGroup, Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,26 @@ class EngineIdentity:
     def shards(self) -> int:
         """Number of shards that a block has."""
         return self.world // self.replicas
+
+    def hello(self, weights: bytes, options: dict[str, str | int | float]) -> Hello:
+        """What the scheduler says when it joins. `weights`: the digest that stands for them."""
+        return Hello(
+            PROTOCOL,
+            "scheduler",
+            self.engine,
+            0,
+            self.world,
+            self.shard_bytes,
+            self.layout,
+            weights,
+            self.model,
+            self.block_tokens,
+            self.label,
+            options,
+            replicas=self.replicas,
+            groups=list(self.groups),
+            facts=self.facts,
+        )
 
 
 @dataclass(frozen=True, slots=True)

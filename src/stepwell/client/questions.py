@@ -1,4 +1,5 @@
-"""What a scheduler has asked of the well and what is known of the answers: prefixes to recall, slots to fill."""
+"""What a scheduler has asked of the well and what is known of the answers: prefixes to recall, blocks to find, slots to
+fill."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ import numpy.typing as npt
 FOR_ROOM = ("pins", "no_room")
 IN_LINE = ("staging", *FOR_ROOM)
 """Reasons to wait that other requests have a part in: they are served by turns."""
+
+MAX_ASKS = 4096
+"""Questions of one session that wait for an answer, and requests that hold one. The well ends a session of which more
+requests do."""
 
 SlotRefs = npt.NDArray[np.void]
 """SLOT_REF rows of shape (blocks, shards)."""
@@ -57,6 +62,15 @@ class PrefixQuestion:
     def turn_s(self) -> float:
         """How much of that was since another one had all that it asked for."""
         return min(self.waited_s, max(0.0, self.settled - self.turn))
+
+
+@dataclass(slots=True, eq=False)
+class BlocksQuestion:
+    """Which of so many blocks are there. `here`: None until it is answered, then a byte for each, 1 or 0 (`Seen`)."""
+
+    ticket: int
+    blocks: int
+    here: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)

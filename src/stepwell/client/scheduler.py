@@ -19,7 +19,7 @@ import numpy as np
 from stepwell.client.identity import EngineIdentity
 from stepwell.client.membership import Membership, Trouble
 from stepwell.client.patience import PATIENCE, UNANSWERED_S, Patience, cap
-from stepwell.client.questions import FOR_ROOM, IN_LINE, PrefixQuestion, SlotRefs, Spill
+from stepwell.client.questions import FOR_ROOM, IN_LINE, MAX_ASKS, BlocksQuestion, PrefixQuestion, SlotRefs, Spill
 from stepwell.client.streams import StreamLimits
 from stepwell.errors import as_error
 from stepwell.protocol import messages as m
@@ -27,9 +27,6 @@ from stepwell.protocol.link import Dial
 
 MAX_RESERVED = 256
 """Blocks in one Reserve; the well refuses more."""
-
-MAX_ASKS = 4096
-"""Requests of one session that may wait for an answer or hold one; the well ends a session that has more."""
 
 
 class SchedulerClient:
@@ -60,6 +57,7 @@ class SchedulerClient:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._asks: dict[int, PrefixQuestion] = {}
+        self._looks: dict[int, BlocksQuestion] = {}
         self._streams: set[int] = set()  # transfers
         self._spills: dict[int, Spill] = {}
         self._counts: Counter[str] = Counter()
@@ -68,32 +66,14 @@ class SchedulerClient:
         self._reported = 0.0
         self.tiers: tuple[str, ...] = ()  # as the well names them, the host tier first
         self._silent = False  # a request was told nothing at all for as long as it could wait
+        self._protocol = 0  # of the well
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
 
     def _hello(self) -> m.Hello | None:
         weights = self._weights()
-        if weights is None:
-            return None
-        i = self._identity
-        return m.Hello(
-            m.PROTOCOL,
-            "scheduler",
-            i.engine,
-            0,
-            i.world,
-            i.shard_bytes,
-            i.layout,
-            weights,
-            i.model,
-            i.block_tokens,
-            i.label,
-            self._options,
-            replicas=i.replicas,
-            groups=list(i.groups),
-            facts=i.facts,
-        )
+        return None if weights is None else self._identity.hello(weights, self._options)
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
@@ -101,7 +81,7 @@ class SchedulerClient:
         """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
         object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one."""
         session = self.session
-        if not session or not digests or len(self._asks) >= MAX_ASKS:
+        if not session or not digests or len(self._asks) + len(self._looks) >= MAX_ASKS:
             return None
         ask = PrefixQuestion(next(self._numbers), session, self._clock())
         with self._lock:
@@ -111,6 +91,25 @@ class SchedulerClient:
                 self._asks.pop(ask.ticket, None)
             return None
         return ask
+
+    def look(self, digests: bytes, epoch: int) -> BlocksQuestion | None:
+        """Asks which of these blocks are there, and holds none of them; None while there is no session, when too many
+        questions wait, or where the well does not know this one. The answer comes in the returned object."""
+        session, waiting = self.session, len(self._asks) + len(self._looks)
+        if not session or not digests or waiting >= MAX_ASKS or self._protocol < m.LOOK_PROTOCOL:
+            return None
+        look = BlocksQuestion(next(self._numbers), len(digests) // 32)
+        with self._lock:
+            self._looks[look.ticket] = look
+        if not self._post(session, m.Look(look.ticket, epoch, digests)):
+            self.forget_look(look)
+            return None
+        return look
+
+    def forget_look(self, look: BlocksQuestion) -> None:
+        """Nobody wants its answer any more. Idempotent."""
+        with self._lock:
+            self._looks.pop(look.ticket, None)
 
     def settle(self, ask: PrefixQuestion, wait_s: float) -> bool:
         """True when the answer is final or waiting has become too long. Waits `wait_s` at most, on the first call.
@@ -306,6 +305,10 @@ class SchedulerClient:
         match message:
             case m.Found():
                 self._found(message)
+            case m.Seen(ticket=number, here=here):
+                with self._lock:
+                    if (look := self._looks.pop(number, None)) is not None:
+                        look.here = here
             case m.Granted():
                 self._granted(message)
             case m.LineMoved():
@@ -315,8 +318,8 @@ class SchedulerClient:
             case m.Ready(session=number):
                 self.session = number
                 self.membership.settled()
-            case m.Welcome(tiers=tiers):
-                self.tiers = tuple(tiers)
+            case m.Welcome(protocol=protocol, tiers=tiers):
+                self._protocol, self.tiers = protocol, tuple(tiers)
                 self._joined(message)
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))
@@ -340,8 +343,7 @@ class SchedulerClient:
             ask.reason = found.reason or ask.reason  # a slice of a long answer names none
             ask.known, ask.ends, ask.lies = found.known, found.ends, found.lies
             ask.lined_up = ask.lined_up or found.reason in IN_LINE
-            ask.allow_s = found.allow_s
-            ask.limit_s = found.limit_s
+            ask.allow_s, ask.limit_s = found.allow_s, found.limit_s
             ask.final = not found.more or (ask.unwanted and bool(found.reason))
             self._news.notify_all()
             over = ask.unwanted and ask.final
@@ -386,12 +388,13 @@ class SchedulerClient:
                 # What was offered this moment may still be taken by `recall`: the worker finds its session gone.
                 ask.final, ask.reason, ask.blocks, ask.known, ask.ends = True, "well_lost", 0, 0, ""
             self._asks.clear()
+            for look in self._looks.values():
+                look.here = bytes(look.blocks)
+            self._looks.clear()
             self._streams.clear()
             for spill in self._spills.values():
-                spill.leases, spill.reason = (
-                    [0] * spill.blocks,
-                    "well_lost",
-                )  # before `granted`, which others read without the lock
+                # before `granted`, which others read without the lock
+                spill.leases, spill.reason = [0] * spill.blocks, "well_lost"
                 spill.granted = True
             self._spills.clear()
             self._news.notify_all()

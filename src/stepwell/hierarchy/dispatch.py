@@ -15,6 +15,7 @@ from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
+from stepwell.hierarchy.requests.looks import Looks
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
@@ -47,6 +48,7 @@ class Dispatch:
     _operator: Operator
     _recalls: Recalls
     _spills: Spills
+    _looks: Looks
     _planner: RecallPlanner
     _canaries: CanaryJudge
     _held: Held
@@ -85,6 +87,13 @@ class Dispatch:
                 self._core.work.add(self._recalls.ask(session, message))
                 if self._planner.mode(message.recall) is not RecallMode.NEVER:
                     self._migration.asked(session, message.epoch, digests)
+            case m.Look(digests=digests):
+                if len(digests) % 32:
+                    raise _not_now(message)
+                if not self._held.take(session, len(digests)):
+                    self._looks.answer(session, message)
+                    return
+                self._core.work.add(self._holding(session, len(digests), self._looks.look(session, message)))
             case m.Recall(transfer=number, first=first, count=blocks):
                 if number in session.transfers or len(session.transfers) >= MAX_REQUESTS or first < 0 or blocks < 0:
                     raise _not_now(message)

@@ -32,6 +32,7 @@ from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import Pauses
+from stepwell.hierarchy.requests.looks import Looks
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
@@ -102,12 +103,13 @@ class Hierarchy:
             core, arena, slabs, stack, moves, planner, uses, canaries, ghosts, held, options.pin_waiting
         )
         self._spills = spills = Spills(core, arena, slabs, stack, moves, uses, canaries)
-        self.operator = Operator(core, arena, stack, moves, recalls, registry, canaries)
+        self.operator = operator = Operator(core, arena, stack, moves, recalls, registry, canaries)
         self._members = members = Members(
             core, arena, slabs, registry, sharing, recalls, spills, well, options.judge, self.tiers
         )
+        looks = Looks(core, stack, canaries)
         self._dispatch = Dispatch(
-            core, arena, slabs, stack, moves, costs, members, self.operator, recalls, spills, planner, canaries, held
+            core, arena, slabs, stack, moves, costs, members, operator, recalls, spills, looks, planner, canaries, held
         )
 
     @property

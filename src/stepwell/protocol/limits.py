@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-PROTOCOL = 5
-"""Version spoken here. A well accepts this one and the one before it, whose engines say nothing of KV cache groups,
-facts and flags."""
+PROTOCOL = 6
+"""Version spoken here. A well accepts this one and the one before it, whose engines know no `Look`."""
 
-OLDEST_PROTOCOL = 4
+OLDEST_PROTOCOL = 5
+
+LOOK_PROTOCOL = 6
+"""Version from which on a well knows `Look`: one that does not ends the session."""
 
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""
 
 MAX_DIGESTS = 1 << 18
-"""Most digests in one Ask: 256 Ki blocks, far beyond any context."""
+"""Most digests in one Ask or Look: 256 Ki blocks, far beyond any context."""
 
 MAX_GROUPS = 64
 """KV cache groups of a model."""

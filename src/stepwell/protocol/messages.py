@@ -26,6 +26,7 @@ from stepwell.protocol.worker import *
 FromEngine = (
     Hello
     | Ask
+    | Look
     | Recall
     | Release
     | Reserve
@@ -55,6 +56,7 @@ FromWell = (
     | Refused
     | Ready
     | Found
+    | Seen
     | Landed
     | LineMoved
     | GiveWay
@@ -81,7 +83,7 @@ def overlong(message: FromEngine) -> bool:
             return max(len(leases), len(dropped)) > MAX_LISTED
         case Abandon(leases=numbers) | Recalled(transfers=numbers):
             return len(numbers) > MAX_LISTED
-        case Ask(digests=digests) | Forget(digests=digests):
+        case Ask(digests=digests) | Look(digests=digests) | Forget(digests=digests):
             return len(digests) > 32 * MAX_DIGESTS
         case Report(counts=counts):
             return len(counts) > MAX_COUNTS

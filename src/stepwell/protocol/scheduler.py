@@ -27,6 +27,15 @@ class Ask(Message, frozen=True):
     recall: str = ""
 
 
+class Look(Message, frozen=True):
+    """Which of these blocks are there? Nothing is pinned, promoted or noted as used. `ticket`: see `Ask`. Answered by
+    one `Seen`. Since protocol 6."""
+
+    ticket: int
+    epoch: int
+    digests: bytes
+
+
 class Recall(Message, frozen=True):
     """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
     `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was

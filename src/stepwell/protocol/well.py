@@ -59,6 +59,14 @@ class Found(Message, frozen=True):
     lies: list[tuple[int, int]] = []
 
 
+class Seen(Message, frozen=True):
+    """Answer to Look: `here` has a byte for each digest. 1: the block is in host memory or being promoted to it, or a
+    tier that is not down has it. 0: it is not, it is still being filled, or nothing may be recalled at the moment."""
+
+    ticket: int
+    here: bytes
+
+
 class Landed(Message, frozen=True):
     """The next blocks of a streamed transfer are resident, verified and leased at `slots` (SLOT_REF bytes of all
     shards).

@@ -48,7 +48,7 @@ class Gpu(msgspec.Struct, frozen=True):
     unified: bool
 
 
-class Seen(msgspec.Struct, frozen=True):
+class DriverFindings(msgspec.Struct, frozen=True):
     """Findings up to the last `step`. `failure`: how that step failed, None only for "done": there is no such library,
     it was refused, or the process that asked hung or died in it. `error`: the driver's name for the reason, if any.
     `cuda`: the newest version that the driver can serve, such as "12.4". `gpus`: those that this process may see, in
@@ -62,7 +62,7 @@ class Seen(msgspec.Struct, frozen=True):
     seconds_per_gib: float = 0.0
 
 
-def look(library: str = LIBRARY, patience: float = PATIENCE_SECONDS) -> Seen:
+def look(library: str = LIBRARY, patience: float = PATIENCE_SECONDS) -> DriverFindings:
     """Asks `library` for at most `patience` seconds, and a second more. Raises OSError if no process can be started."""
     package = str(Path(__file__).resolve().parents[2])  # the very package that runs here
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -78,7 +78,7 @@ def look(library: str = LIBRARY, patience: float = PATIENCE_SECONDS) -> Seen:
         end = how_it_ended(child, patience)
         out.seek(0)
         lines = [each for each in out.read().splitlines(keepends=True) if each.endswith(b"\n")]
-    seen = msgspec.json.decode(lines[-1], type=Seen) if lines else Seen()
+    seen = msgspec.json.decode(lines[-1], type=DriverFindings) if lines else DriverFindings()
     return seen if seen.step == "done" or seen.failure else msgspec.structs.replace(seen, failure="lost", error=end)
 
 
@@ -94,10 +94,10 @@ def how_it_ended(child: subprocess.Popen[bytes], patience: float) -> str:
     return f"the process that asked was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
 
 
-def ask(library: str) -> Iterator[Seen]:
+def ask(library: str) -> Iterator[DriverFindings]:
     """Yields the findings before each step, and at the end. The first GPU registers a slab as a well makes it, and
     unregisters it."""
-    seen = Seen()
+    seen = DriverFindings()
     yield seen
     try:
         driver = _Driver(library)

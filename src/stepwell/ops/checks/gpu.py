@@ -17,7 +17,7 @@ from stepwell.errors import CapacityError, Unsupported
 from stepwell.io.mounts import SYSTEM
 from stepwell.ops.checks import places
 from stepwell.ops.checks.check import Check, Facts, Status, failed
-from stepwell.ops.checks.driver import IN_USE, LIBRARY, NONE_THERE, Seen, look
+from stepwell.ops.checks.driver import IN_USE, LIBRARY, NONE_THERE, DriverFindings, look
 from stepwell.ops.checks.memory import SLAB_BYTES
 from stepwell.units import format_size
 
@@ -70,7 +70,7 @@ def all_of(env: Mapping[str, str], has: Software, library: str = LIBRARY) -> Ite
         yield copies(VERIFIED_ON)
 
 
-def visible(seen: Seen, has: Software, system: Path = SYSTEM) -> Check:
+def visible(seen: DriverFindings, has: Software, system: Path = SYSTEM) -> Check:
     """Checks that there is a GPU if software is built for one, and software if there is a GPU."""
     name = "gpu"
     if not seen.gpus:
@@ -96,7 +96,7 @@ def visible(seen: Seen, has: Software, system: Path = SYSTEM) -> Check:
     return Check(name, "ok", text, facts=facts)
 
 
-def _invisible(seen: Seen, has: Software) -> Check:
+def _invisible(seen: DriverFindings, has: Software) -> Check:
     absent = seen.failure == "absent"
     if not absent and seen.error not in NONE_THERE:
         status: Status = "fail" if has.for_gpu else "warn"
@@ -111,7 +111,7 @@ def _invisible(seen: Seen, has: Software) -> Check:
     return Check("gpu", "warn", f"{text}, but {has.for_gpu} here is built for one", fix)
 
 
-def registration(seen: Seen) -> Check:
+def registration(seen: DriverFindings) -> Check:
     """The driver lets the first GPU reach a slab where it lies."""
     name = "gpu-registration"
     if lacking := [gpu.name for gpu in seen.gpus if not gpu.unified]:
