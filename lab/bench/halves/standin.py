@@ -195,13 +195,13 @@ class StandIn:
             time.sleep(self._pause_s)
         self.worker.start_loads(plan)
         self.save(plan)
-        received = self.worker.take_received()
+        received = self.worker.take_received().requests
         self.worker.take_bad_pages()
         report = self.worker.take_report()
         for name in list(out.num_scheduled_tokens):
             self._advance(self._live[name], out.num_scheduled_tokens[name])
         self._timed("update_connector_output", tokens, self.scheduler.stepped, report)
-        self._received |= received or set()
+        self._received |= received
 
     def save(self, plan: StepPlan) -> None:
         """The worker's last hook, which spills. A benchmark of copies replaces it."""
@@ -243,7 +243,7 @@ class StandIn:
 
     def _allocated(self, live: Live, external: int) -> None:
         tokens = live.request.num_tokens
-        self._timed("update_state_after_alloc", tokens, self.scheduler.allocated, live.request, live.pages, external)
+        self._timed("update_state_after_alloc", tokens, self.scheduler.allocated, live.request, (live.pages,), external)
 
     @staticmethod
     def _put(out: Output, live: Live, count: int) -> None:

@@ -5,9 +5,9 @@ window     the last `span` tokens, the next one included
 chunk      the tokens of the chunk of `span` that the next one is in
 
 An engine takes pages of the same bytes for all of its groups, of perhaps different numbers of tokens. A shard holds so
-many pages of one group that every group has a whole number of shards in a block. Shards of groups that need every token
-are the *prefix* of a block, all others its *tail*: they are stored and recalled near the place only where a request goes
-on.
+many pages of one group that every group has a whole number of shards in a block: its *parts*. Those of groups that need
+every token are its *prefix*, all others its *tail*, which is stored and recalled only near the place where a request
+goes on.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
     """KV of layers that keep it alike. `kind`: how ("full", "sliding_window", "mla", "recurrent", or the engine's own
     word). `heads`, `head_size`: of each layer on one rank; 0 where a layer has none, or the layers differ. `dtype`: as
     it is stored. `block_tokens`: tokens of a block that have their KV in it. `shard_bytes`: bytes of the shard that are
-    this group's."""
+    this group's; where shards are of one group each, of all that a block has of it."""
 
     kind: Word
     layers: int

@@ -89,9 +89,9 @@ class SlowEngine(Engine):
             worker._streams.clock = self.clock.now
         allocated = self.half.allocated
 
-        def noted(request: Any, pages: Sequence[int], external: int) -> None:
+        def noted(request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
             self.started.setdefault(request.request_id, self.clock.now())
-            allocated(request, pages, external)
+            allocated(request, tables, external)
 
         self.half.allocated = noted  # type: ignore[method-assign]
 

@@ -170,7 +170,7 @@ def by_hand(world: int = 1, shard_bytes: int = 4096, kind: str | None = "float32
 def begun(of: Canaries, ask: Any = None) -> Tracked:
     """A request of ten blocks that is a canary, and has its pages."""
     request: Any = SimpleNamespace(num_tokens=161)
-    tracked = Tracked(request, order=1, chain=None, epoch=5, life=1, pages=list(range(10)))
+    tracked = Tracked(request, order=1, chain=None, epoch=5, life=1, tables=[list(range(10))])
     tracked.ask = ask or PrefixQuestion(1, 7, 0.0, blocks=10)
     assert of.takes(tracked, 0, 10) and of.begins(tracked)
     return tracked
@@ -193,7 +193,9 @@ def test_blocks_are_compared_once_when_their_step_is_confirmed() -> None:
     assert of.ready(tracked) is None
     tracked.confirmed += 1
     compare = of.ready(tracked)
-    assert compare is not None and [pages for _, pages in compare.blocks] == [[n] for n in range(first, first + count)]
+    assert compare is not None and [pages for _, pages, _ in compare.blocks] == [
+        [n] for n in range(first, first + count)
+    ]
     tracked.canary_lease = None  # it is planned
     assert of.ready(tracked) is None
     of.give_up(tracked)

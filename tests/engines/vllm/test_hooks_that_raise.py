@@ -40,7 +40,7 @@ SCHEDULER = [half, live, recalls, spills, canaries, requests, steps]
 NOT_GUARDED = ["for _ in range(2 if again else 1):", "try:", "pass"]
 """Of the connector's hooks: where each begins, before anything is done."""
 
-COST_A_LEASE = ["reserve", "_save", "ready"]
+COST_A_LEASE = ["reserve", "_reserve_tail", "_save", "ready"]
 """Functions of the scheduler's half that have a lease in hand. One that is lost there is neither filled nor given up,
 and keeps its slot until the session ends. Were it given up, a worker might fill the slot when it is another block's."""
 
@@ -52,6 +52,7 @@ OF_WORKERS = [
     "save_kv_layer",
     "wait_for_save",
     "get_finished",
+    "_taken_received",
     "get_block_ids_with_load_errors",
     "build_connector_worker_meta",
 ]

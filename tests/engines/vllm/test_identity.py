@@ -29,6 +29,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheTensor,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -37,6 +38,7 @@ from stepwell.block.facts import digest_of, facts_of
 from stepwell.client.fingerprint import fingerprint
 from stepwell.engines.common.plan import Shape
 from stepwell.engines.vllm.identity.facts import cache_groups, engine, layout_facts, model_facts, page_facts, told
+from stepwell.engines.vllm.identity.groups import group_rules
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.identity.values import canonical
 from stepwell.engines.vllm.identity.weights import NoWeightFiles, WeightFiles, weight_files
@@ -82,8 +84,16 @@ def spec(**changes: Any) -> FullAttentionSpec:
 
 
 def pages(*specs: Any, layout: str | None = "LBHNC", num_blocks: int = 8) -> KVCacheConfig:
-    groups = [KVCacheGroupSpec(layer_names=LAYERS, kv_cache_spec=one) for one in specs or (spec(),)]
-    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
+    groups, tensors = [KVCacheGroupSpec(layer_names=LAYERS, kv_cache_spec=one) for one in specs or (spec(),)], []
+    if len(groups) > 1:
+        size = groups[0].kv_cache_spec.page_size_bytes
+        tensors = [KVCacheTensor(2 * size * num_blocks, LAYERS, size * num_blocks, size)]
+    return KVCacheConfig(num_blocks, tensors, groups, kv_cache_layout=layout)
+
+
+def window(span: int = 64, **changes: Any) -> SlidingWindowSpec:
+    values: dict[str, Any] = {"block_size": 128, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+    return SlidingWindowSpec(**values | {"sliding_window": span} | changes)
 
 
 def digests(config: Any, kv_cache_config: KVCacheConfig) -> tuple[bytes, bytes]:
@@ -120,7 +130,12 @@ def test_cache_groups_are_said_by_kind_and_shape() -> None:
     assert one == CacheGroup("full", 2, 2, 64, "bfloat16", 256, 4096)
     uneven = UniformTypeKVCacheSpecs(block_size=128, kv_cache_specs={LAYERS[0]: spec(), LAYERS[1]: spec(head_size=32)})
     assert cache_groups(pages(uneven), shape)[0].head_size == 0
-    assert cache_groups(pages(spec(), spec()), shape) == (), "such an engine is not served"
+    several = pages(window(100), spec(block_size=64))
+    shape = Shape(128, 256, 4096, 1, groups=group_rules(several))
+    assert [(group.kind, group.shard_bytes) for group in cache_groups(several, shape)] == [
+        ("sliding_window", 4096),
+        ("full", 2 * 4096),
+    ]
 
 
 # --- the model -------------------------------------------------------------------------------
@@ -261,7 +276,7 @@ def test_path_and_writer_of_the_config_are_no_identity(tmp_path: Path, base: tup
         lambda: pages(spec(page_size_padded=spec().page_size_bytes + 4096)),
         lambda: pages(spec(sliding_window=64)),
         lambda: pages(layout="BLHNC"),
-        lambda: pages(spec(), spec()),
+        lambda: pages(spec(), window()),
         lambda: pages(
             UniformTypeKVCacheSpecs(block_size=128, kv_cache_specs={LAYERS[0]: spec(), LAYERS[1]: spec(head_size=32)})
         ),
@@ -434,7 +449,8 @@ def test_engines_that_are_not_served(folder: Path, code: str, change: Callable[[
 @pytest.mark.parametrize(
     ("code", "kv_cache_config"),
     [
-        ("SW-704", lambda: pages(spec(), spec())),
+        ("SW-704", lambda: pages(window(), window(128))),
+        ("SW-704", lambda: pages(spec(), window(block_size=96))),
         ("SW-707", lambda: pages(layout=None)),
         ("SW-707", lambda: pages(layout="XYZ")),
         ("SW-707", lambda: pages(layout="LHBNC")),
@@ -442,9 +458,7 @@ def test_engines_that_are_not_served(folder: Path, code: str, change: Callable[[
         ("SW-712", lambda: dataclasses.replace(pages(), kv_cache_groups=[])),
         (
             "SW-712",
-            lambda: pages(
-                SlidingWindowSpec(block_size=128, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)
-            ),
+            lambda: pages(window()),
         ),
         ("SW-712", lambda: pages(spec(non_causal=True))),
     ],

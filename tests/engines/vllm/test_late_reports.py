@@ -71,7 +71,7 @@ def test_steps_that_nobody_reports_are_forgotten() -> None:
 def test_a_load_of_an_earlier_transfer_says_nothing(transfer: int, counts: bool) -> None:
     scheduler = half(Counting())
     known = tracked(scheduler, life=1)
-    known.loading = loading = Loading(Load("r", 7, 3, 0, []), first=0, start=0, tokens=TOKENS, good=4)
+    known.loading = loading = Loading(Load("r", 7, 3, []), first=0, start=0, tokens=TOKENS, good=4)
     scheduler.stepped(StepReport(failed=[("r", transfer, 1)]))
     assert (known.failed, loading.good) == ((True, 1) if counts else (False, 4))
     scheduler.stepped(StepReport(loaded=[("r", transfer, 0.5)]))
@@ -82,7 +82,7 @@ def test_what_was_computed_on_top_of_a_failed_load_is_no_better_for_the_next() -
     """Pages behind those that failed are in the engine's cache too, and may be hit alone where it has others twice."""
     scheduler = half(Counting())
     known = tracked(scheduler, life=1)
-    known.pages, known.admitted = [1, 2, 3, 4], True
+    known.tables, known.admitted = [[1, 2, 3, 4]], True
     scheduler.not_loaded({3})
     assert known.mute
     hits = {2: False, 3: True, 4: True}

@@ -92,7 +92,7 @@ def test_what_ended_is_copied_first_and_waits_no_longer_than_its_limit(tmp_path:
         ends = h.add(prompt(160, seed=1))
         while h.requests[ends].finish_reason is None:
             watched.step()
-        pages = set(h.half.live.lingering[ends].pages)
+        pages = set(h.half.live.lingering[ends].tables[0])
         while ends in h.half.live.lingering:
             watched.saved.clear()
             watched.step()

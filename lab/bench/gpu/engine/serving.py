@@ -270,10 +270,10 @@ class Engine:
             live.computed = live.request.num_computed_tokens = min(len(hit) * page + external, tokens - 1)
             if external:
                 live.loading, live.phase = external, Phase.LOADING
-                self._hook(self.halves.scheduler.allocated, live.request, live.pages, external)
+                self._hook(self.halves.scheduler.allocated, live.request, (live.pages,), external)
                 return False
         live.loading = 0
-        self._hook(self.halves.scheduler.allocated, live.request, live.pages, 0)
+        self._hook(self.halves.scheduler.allocated, live.request, (live.pages,), 0)
         live.phase = Phase.RUNNING
         return True
 
@@ -296,7 +296,7 @@ class Engine:
         self._hook(worker.end_of_step, plan)
         received = self._hook(worker.take_received)
         bad, report = self._hook(worker.take_bad_pages), self._hook(worker.take_report)
-        return Step(rows, sampled, report, received or set(), bad)
+        return Step(rows, sampled, report, received.requests, bad)
 
     def _settle(self, step: Step) -> None:
         for live in self._live.values():

@@ -67,9 +67,9 @@ class Canaries:
         self._given_up: Handover[list[Compare]] = Handover(list)
 
     def takes(self, tracked: Tracked, computed: int, blocks: int) -> bool:
-        """Whether this prefix, of which the engine has `computed` tokens and the well `blocks` stored ones, is left to be computed.
-        Decided once for an ask, however often the engine asks. Counted rather than drawn: the cost is what was
-        promised, and a test of a few recalls has none."""
+        """Whether this prefix, of which the engine has `computed` tokens and the well `blocks` blocks, is left to
+        be computed. Decided once for an ask, however often the engine asks. Counted rather than drawn: the cost is what
+        was promised, and a test of a few recalls has none."""
         if not self._every or self._first(computed) >= blocks:
             return False
         if tracked.canary is None:

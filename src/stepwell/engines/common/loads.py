@@ -26,6 +26,7 @@ PART_BYTES = 32 << 20
 """A load that runs beside the forward is handed over in parts, two at a time: so bounded is what others wait for. Of a
 stream no more is copied before others have their turn."""
 
+
 class Loads:
     """`awake` returns the copies, or raises RuntimeError where pages have no memory. `shard`: number of the part of a
     block that this rank holds. `answer` acknowledges a task."""
@@ -103,7 +104,9 @@ class Loads:
         with task.holding(self._client) as hold:
             yield from self._copy_in(task, hold, blocks, after)
 
-    def _copy_in(self, task: LoadTask, hold: Hold, blocks: Sequence[LoadBlock], after: Mark) -> Generator[Copying, None, None]:
+    def _copy_in(
+        self, task: LoadTask, hold: Hold, blocks: Sequence[LoadBlock], after: Mark
+    ) -> Generator[Copying, None, None]:
         """A slot is checked before it is read, and again afterwards."""
         session = task.load.session
         shards: list[Shard] = []

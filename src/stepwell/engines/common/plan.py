@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Self
 
 from stepwell.block.groups import GroupKind, GroupRule, Part, parts_of
-
 from stepwell.client.streams import StreamLimits
 
 

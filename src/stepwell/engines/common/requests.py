@@ -101,6 +101,7 @@ class TailSearch:
     places: list[Place] = field(default_factory=list)
     ask: PrefixQuestion | None = None
     tries: int = 0
+    since: float = 0.0
     blocks: int = -1
 
 
@@ -202,11 +203,11 @@ class Tracked:
                 place = pending.places[pending.next]
                 if (place[0] + 1) * shape.block_tokens > self.confirmed:
                     break
-                lease = spill.leases[pending.next]
+                pages, lease = self.pages(place, shape), spill.leases[pending.next]
                 pending.next += 1
                 if lease:
                     assert spill.refs is not None
                     refs = spill.refs[row].tolist()  # tuples of Python's own integers
                     row += 1
-                    yield Save(spill.session, lease, refs, self.pages(place, shape), place[1].group)
+                    yield Save(spill.session, lease, refs, pages, place[1].group)
         self.pending = [p for p in self.pending if not p.settled]

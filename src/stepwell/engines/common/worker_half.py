@@ -40,10 +40,11 @@ class Received:
 
 class WorkerHalf:
     """`shard`: number of the part of a block that this rank holds (its own rank by default). `writes`: of the ranks
-    that hold it, this one saves it. `idle`: by cache group, bytes of a page in which this group keeps nothing.
-    `by_request`: the engine is told which requests' loads have failed, and not which pages. `threaded`: threads wait for copies that run; without them that happens whenever
-    something is taken from here. `report`: makes an empty report, of a class that the engine can carry. Jobs may run on
-    threads; everything else is called by the engine's thread."""
+    that hold it, this one saves it. `idle`: by cache group, bytes of a page in which this group keeps nothing; none at
+    all where no group has any. `by_request`: the engine is told which requests' loads have failed, and not which pages.
+    `threaded`: threads wait for copies that run; without them that happens whenever something is taken from here.
+    `report`: makes an empty report, of a class that the engine can carry. Jobs may run on threads; everything else is
+    called by the engine's thread."""
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 vLLM gives each layer as a view [pages, heads, tokens, content] of one buffer, in one of several physical orders. A page
 of a layer must be one run of bytes (LBHNC, LBNHC, BLHNC, BLNHC); the pages of a layer are evenly spaced, and may be
-padded, or lie between other layers'. Layers may share their KV, and those of several cache groups their memory: each run is taken once.
+padded, or lie between other layers'. Layers may share their KV, and those of several cache groups their memory: each
+run is taken once.
 """
 
 from __future__ import annotations

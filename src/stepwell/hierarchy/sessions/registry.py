@@ -227,10 +227,11 @@ def _examine(peer: Peer, hello: Hello) -> None:
 
 
 def _makes_up(groups: Sequence[CacheGroup], shard_bytes: int) -> bool:
-    """Groups that were named make up the shard."""
+    """Groups that were named make up the shard together, or some shards each."""
     numbers = [(g.layers, g.heads, g.head_size, g.block_tokens, g.shard_bytes) for g in groups]
     sane = all(0 <= number <= 1 << 30 for group in numbers for number in group)
-    return sane and (not groups or sum(g.shard_bytes for g in groups) == shard_bytes)
+    whole = all(g.shard_bytes and g.shard_bytes % shard_bytes == 0 for g in groups)
+    return sane and (whole or sum(g.shard_bytes for g in groups) == shard_bytes)
 
 
 def _stranger(hello: Hello) -> StepwellError:

@@ -45,7 +45,7 @@ class EngineRecalls:
         self._client = client
         self._tally = tally
         self._canaries = canaries
-        self._tails = TailSearches(shape, client)
+        self._tails = TailSearches(shape, client, live.clock)
         self._streams: dict[int, Loading] = {}  # that not all ranks have reported, by transfer
 
     def ask(self, tracked: Tracked, chain: Chain) -> None:

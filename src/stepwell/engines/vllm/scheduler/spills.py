@@ -61,11 +61,12 @@ class EngineSpills:
             upto = min(stored, first + MAX_RESERVED)
             parent = prefix_digests(chain, self._shape, first - 1, first) if first else b""
             digests = prefix_digests(chain, self._shape, first, upto)
+            places = [self._shape.place(number) for number in range(first, upto)]
             spill = self._client.reserve(parent, digests, tracked.epoch, first)
             if spill is None:
                 return
-            places = [self._shape.place(number) for number in range(first, upto)]
-            self._pend(request_id, tracked, PendingSpill(first, places, spill))
+            tracked.pending.append(PendingSpill(first, places, spill))
+            self._live.spilling[request_id] = tracked
             tracked.known = upto
         if self._shape.tail and blocks > tracked.tail_known:
             self._reserve_tail(request_id, tracked, chain, computed, blocks)
@@ -79,7 +80,8 @@ class EngineSpills:
             spill = self._client.reserve(b"", tail_digests(chain, some), tracked.epoch)
             if spill is None:
                 return
-            self._pend(request_id, tracked, PendingSpill(-1, some, spill))
+            tracked.pending.append(PendingSpill(-1, some, spill))
+            self._live.spilling[request_id] = tracked
             tracked.tail_known = some[-1][0] + 1
         tracked.tail_known = blocks
 
@@ -91,10 +93,6 @@ class EngineSpills:
         return self._shape.block_tokens // part.page * block + part.first >= first and 0 not in tracked.pages(
             place, self._shape
         )
-
-    def _pend(self, request_id: str, tracked: Tracked, pending: PendingSpill) -> None:
-        tracked.pending.append(pending)
-        self._live.spilling[request_id] = tracked
 
     def hurry_out(self, tracked: Tracked) -> None:
         """Plans saves before the next forward from pages that are the engine's again. Blocks that cannot be saved are

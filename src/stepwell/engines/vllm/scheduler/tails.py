@@ -10,7 +10,7 @@ Where a place turns out not to have all of its tail, the one before it is tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepwell.block.digest import Chain
 from stepwell.block.groups import longest, needed
@@ -20,6 +20,9 @@ from stepwell.engines.common.requests import Place, TailSearch, Tracked
 
 MAX_PLACES = 1024
 """Blocks at the end of a prefix that are looked at for a place with a tail."""
+
+LOOK_S = 0.15
+"""Longest wait for the answer that says which places have a tail, from when the prefix is known; then none has."""
 
 MAX_TRIES = 4
 """Places that are asked for, for one request."""
@@ -61,16 +64,16 @@ def wanted_tail(tracked: Tracked, shape: Shape, first: int, end: int) -> list[Pl
 
 
 class TailSearches:
-    def __init__(self, shape: Shape, client: SchedulerClient) -> None:
+    def __init__(self, shape: Shape, client: SchedulerClient, clock: Callable[[], float]) -> None:
         self._shape = shape
         self._client = client
+        self._clock = clock
         # Of a block all parts are stored together, so one tells; that of the longest reach is the last to be complete.
         reach = {part: part.span(0, 1)[1] + shape.rules[part.group].span for part in shape.tail}
-        self._telling = max(reach, key=reach.__getitem__) if reach else None
+        self._telling = max(reach, key=reach.__getitem__, default=shape.prefix[0])
 
     def begin(self, tracked: Tracked, chain: Chain) -> TailSearch:
         """Asks which places have a tail."""
-        assert self._telling is not None
         end = min(len(chain), last_place(tracked, self._shape))
         first = max(0, end - MAX_PLACES)
         digests = tail_digests(chain, [(block, self._telling) for block in range(first, end)])
@@ -82,11 +85,13 @@ class TailSearches:
         if search.blocks >= 0:
             return True
         if search.here is None:
-            if search.look is not None and search.look.here is None:
-                return False
+            search.since = search.since or self._clock()
             here = search.look.here if search.look is not None else b""
-            assert self._telling is not None and here is not None
-            search.here = frozenset((search.first + at, self._telling) for at, is_here in enumerate(here) if is_here)
+            if here is None and self._clock() - search.since < LOOK_S:
+                return False
+            search.here = frozenset(
+                (search.first + at, self._telling) for at, is_here in enumerate(here or b"") if is_here
+            )
             search.tried = min(reach, last_place(tracked, self._shape)) + 1
         while search.blocks < 0:
             if search.ask is not None:
@@ -102,9 +107,9 @@ class TailSearches:
 
     def _try_next(self, tracked: Tracked, chain: Chain, search: TailSearch, computed: int) -> None:
         """Asks for the next place. If there is none, or one needs no tail, the search has ended."""
-        shape, telling = self._shape, (self._telling,) if self._telling is not None else ()
+        shape = self._shape
         assert search.here is not None
-        search.tried = longest(shape.rules, telling, shape.block_tokens, search.tried - 1, search.here)
+        search.tried = longest(shape.rules, [self._telling], shape.block_tokens, search.tried - 1, search.here)
         search.tries += 1
         if search.tried * shape.block_tokens <= computed or search.tries > MAX_TRIES:
             search.blocks = 0
