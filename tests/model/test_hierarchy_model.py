@@ -131,6 +131,7 @@ class Engine(FakeEngine):
         self.before = before
         self.requests: dict[int, Request] = {}
         self.reserving: dict[int, tuple[int, bytes]] = {}
+        self.looks: dict[int, tuple[int, bytes]] = {}
         self.fills: list[Fill] = []
         self.dead: set[int] = set()  # ranks whose process has exited
         acknowledges = [e.session for e in before]
@@ -312,6 +313,15 @@ class Well(RuleBasedStateMachine):
         engine = self.live[k % len(self.live)]
         digests = CHAINS[chain][: 32 * n]
         engine.requests[engine.ask(digests, epoch=epoch, order=order)] = Request(digests, epoch)
+
+    @precondition(lambda self: self.live)
+    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), first=st.sampled_from([0, 0, 0, 1, 4, 7]),
+          epoch=st.sampled_from([0, 0, 0, 5]))  # fmt: skip
+    def look(self, k: int, chain: int, first: int, epoch: int) -> None:
+        engine = self.live[k % len(self.live)]
+        number, digests = engine.number(), CHAINS[chain][32 * first :]
+        engine.looks[number] = (epoch, digests)
+        engine.scheduler.say(m.Look(number, epoch, digests))
 
     def _request(self, k: int) -> tuple[Engine, int]:
         open_ = [(engine, ticket) for engine in self.live for ticket in engine.requests]
@@ -587,6 +597,7 @@ class Well(RuleBasedStateMachine):
             self.listen()  # may give way, which is news to the others
         for engine in self.live:
             had_memory = any(member.shared for member in engine.workers)
+            assert not engine.looks, "looked and never answered"
             assert had_memory or self.rig.hierarchy.slabs.next_moment, "it has no slab, and waits for none"
             for request in engine.requests.values():
                 assert request.more is not None, "asked and never answered"
@@ -652,6 +663,13 @@ class Well(RuleBasedStateMachine):
                 self._granted(engine, granted)
             for found in engine.scheduler.take(m.Found):
                 self._found(engine, found)
+            for seen in engine.scheduler.take(m.Seen):
+                epoch, digests = engine.looks.pop(seen.ticket)
+                assert len(seen.here) == len(digests) // 32
+                for n, here in enumerate(seen.here):
+                    known = (engine.kind, epoch, digests[32 * n : 32 * n + 32]) in self.published
+                    assert known or not here, "seen, and never published"
+                    self.seen[f"looked: {here}"] += 1
             for way in engine.scheduler.take(m.GiveWay):
                 self.seen["gave way"] += 1
                 if way.ticket not in engine.requests or not engine.live:
@@ -860,7 +878,7 @@ def test_long_walks_reach_what_the_model_is_there_for() -> None:
                "verified from below", "waits: staging", "waits: no_room", "ends: not_readable", "ends: tier_down",
                "tier: fail", "tier: flip", "tampered", "tier: lose", "tier: hang", "tier: skipped_gone",
                "tier: evicted_blocks", "remote: fail", "remote: hang", "remote: vanished", "remote: appeared",
-               "from level 1", "from level 2", "waits again")  # fmt: skip
+               "from level 1", "from level 2", "waits again", "looked: 0", "looked: 1")  # fmt: skip
     Well.seen.clear()
     for number in range(400):
         if number >= 24 and all(Well.seen[what] for what in reached):

@@ -196,6 +196,13 @@ def test_a_well_of_before_is_asked_for_no_look() -> None:
     assert looking(PlayedWell()).look(b"", 0) is None, "there is nothing to look for"
 
 
+def test_a_look_that_is_not_posted_does_not_count() -> None:
+    """The link has just ended, and the session not yet."""
+    client = looking(PlayedWell())
+    client.membership._outbox = None
+    assert client.look(D, 0) is None and not client._looks
+
+
 def test_looks_are_bounded_together_with_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "MAX_ASKS", 2)
     client = looking(PlayedWell())
