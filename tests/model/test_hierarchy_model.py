@@ -312,16 +312,10 @@ class Well(RuleBasedStateMachine):
     def ask(self, k: int, chain: int, n: int, order: int, epoch: int) -> None:
         engine = self.live[k % len(self.live)]
         digests = CHAINS[chain][: 32 * n]
-        engine.requests[engine.ask(digests, epoch=epoch, order=order)] = Request(digests, epoch)
-
-    @precondition(lambda self: self.live)
-    @rule(k=st.integers(0, 99), chain=st.integers(0, 2), first=st.sampled_from([0, 0, 0, 1, 4, 7]),
-          epoch=st.sampled_from([0, 0, 0, 5]))  # fmt: skip
-    def look(self, k: int, chain: int, first: int, epoch: int) -> None:
-        engine = self.live[k % len(self.live)]
-        number, digests = engine.number(), CHAINS[chain][32 * first :]
-        engine.looks[number] = (epoch, digests)
-        engine.scheduler.say(m.Look(number, epoch, digests))
+        ticket = engine.ask(digests, epoch=epoch, order=order)
+        engine.requests[ticket] = Request(digests, epoch)
+        engine.looks[ticket] = (epoch, digests)
+        engine.scheduler.say(m.Look(ticket, epoch, digests))
 
     def _request(self, k: int) -> tuple[Engine, int]:
         open_ = [(engine, ticket) for engine in self.live for ticket in engine.requests]

@@ -11,11 +11,11 @@ from stepwell.hierarchy.arena.arena import Arena
 from stepwell.hierarchy.arena.records import Slab
 from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Core
+from stepwell.hierarchy.levels.looks import Looks
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
-from stepwell.hierarchy.requests.looks import Looks
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills

@@ -26,13 +26,13 @@ from stepwell.hierarchy.arena.slab_pool import SlabPool
 from stepwell.hierarchy.core import Callback, Core, Limits, Options, System
 from stepwell.hierarchy.counters import Counters, Ghosts
 from stepwell.hierarchy.dispatch import Dispatch
+from stepwell.hierarchy.levels.looks import Looks
 from stepwell.hierarchy.levels.migration import Migration
 from stepwell.hierarchy.levels.reads import MAX_BATCH
 from stepwell.hierarchy.levels.stack import Stack
 from stepwell.hierarchy.members import Members
 from stepwell.hierarchy.operator import Operator
 from stepwell.hierarchy.pauses import Pauses
-from stepwell.hierarchy.requests.looks import Looks
 from stepwell.hierarchy.requests.planner import RecallPlanner
 from stepwell.hierarchy.requests.recalls import Recalls
 from stepwell.hierarchy.requests.spills import Spills
