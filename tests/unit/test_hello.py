@@ -126,7 +126,7 @@ def test_a_hello_that_says_too_much_is_refused_by_the_decoder_and_by_the_well(ch
     "groups",
     [
         [msgspec.structs.replace(BF16, shard_bytes=SLOT - 1)],
-        [BF16, BF16],
+        [BF16, msgspec.structs.replace(BF16, shard_bytes=SLOT // 2)],
         [msgspec.structs.replace(BF16, layers=-1)],
         [msgspec.structs.replace(BF16, shard_bytes=2 * SLOT), msgspec.structs.replace(BF16, shard_bytes=-SLOT)],
     ],

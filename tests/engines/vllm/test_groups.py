@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from .local import Engine, engine, late, open_well, prompt, setup_in
+from stepwell.block.digest import Chain
+from stepwell.engines.vllm.scheduler.tails import tail_digests
+
+from .local import engine, late, prompt
 
 PAGE = 16
 KINDS: dict[str, dict[str, Any]] = {
@@ -81,7 +84,9 @@ def test_where_prompts_part_the_second_leaves_what_the_third_needs(tmp_path: Pat
 
 def test_windows_are_stored_near_the_places_only_where_requests_may_go_on(tmp_path: Path) -> None:
     """Of six layers five keep a window: a long prompt costs little more than its one layer that keeps all."""
-    with engine(tmp_path, host="64MiB", num_pages=1025, max_model_len=8192, batch_tokens=512, **KINDS["five to one"]) as h:
+    with engine(
+        tmp_path, host="64MiB", num_pages=1025, max_model_len=8192, batch_tokens=512, **KINDS["five to one"]
+    ) as h:
         h.serve(prompt(8000), max_tokens=4)
         window = 5 * -(-33 // PAGE)
         assert 500 <= h.stat("blocks") <= 500 + window + 5
@@ -89,7 +94,9 @@ def test_windows_are_stored_near_the_places_only_where_requests_may_go_on(tmp_pa
 
 def test_preempted_requests_and_chunks_of_any_size(tmp_path: Path) -> None:
     for chunk in (16, 48, 256):
-        with engine(tmp_path / str(chunk), num_pages=129, max_model_len=256, batch_tokens=chunk, **KINDS["two spans"]) as h:
+        with engine(
+            tmp_path / str(chunk), num_pages=129, max_model_len=256, batch_tokens=chunk, **KINDS["two spans"]
+        ) as h:
             ids = [h.add(prompt(200, seed), max_tokens=20) for seed in range(3)]
             for _ in range(12):
                 h.step()
@@ -121,12 +128,14 @@ def test_a_part_that_is_missing_ends_the_search_earlier(tmp_path: Path) -> None:
     with engine(tmp_path, num_pages=257, max_model_len=400, **KINDS["two spans"]) as h:
         h.serve(prompt(200))
         longer = [*prompt(200), *prompt(100, seed=2)]
-        h.recall(longer)
-        tails = [entry for entry in h.entries() if entry.position < 0]
-        h.well.hierarchy.drop_entry(tails[-1]) if hasattr(h.well.hierarchy, "drop_entry") else h.client.forget(
-            h.client.session, b"", 0
-        )
-        assert h.right(h.recall(longer))
+        assert h.recall(longer).external == 192
+        chain, (tail, _) = Chain(PAGE), h.half._shape.tail
+        chain.extend(longer)
+        h.client.forget(h.client.session, tail_digests(chain, [(17, tail)]), 0)
+        earlier = h.recall(longer)
+        assert h.right(earlier) and earlier.external == 192
+        assert h.recall(longer).external == 288
+        h.assert_quiet()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -136,7 +145,14 @@ def test_requests_that_come_and_go_in_any_order(tmp_path: Path, kind: str, seed:
     dice = random.Random(seed)
     order = ORDERS[dice.randrange(4)]
     device = late(seed, early=seed % 2 == 0) if seed % 3 == 0 else nullcontext()
-    fields = {**KINDS[kind], **order, "max_seqs": 6, "num_pages": 401, "max_model_len": 500, "batch_tokens": dice.choice([48, 128])}
+    fields = {
+        **KINDS[kind],
+        **order,
+        "max_seqs": 6,
+        "num_pages": 401,
+        "max_model_len": 500,
+        "batch_tokens": dice.choice([48, 128]),
+    }
     with device, engine(tmp_path, host=dice.choice(["2MiB", "32MiB"]), **fields) as h:
         prompts = [prompt(dice.randrange(20, 300), seed=n) for n in range(5)]
         prompts += [[*prompts[0], *prompt(60, seed=9)]]
