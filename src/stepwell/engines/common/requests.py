@@ -90,12 +90,12 @@ class CanaryLease:
 
 @dataclass(slots=True, eq=False)
 class TailSearch:
-    """The search for one request. `here`: places that have a tail, so far as one part of it tells. `tried`: the place
-    that is asked for, and `ask` the question for its tail. `blocks`: the place that was found, 0 if none was; -1: it is
-    not known yet."""
+    """The search for the place behind which one request can go on. `looked`: parts of tails that are looked for, and
+    `here` those that are there. `tried`: the place that is asked for, `places` its tail and `ask` the question for it.
+    `blocks`: the place that was found, 0 if none was; -1: it is not known yet."""
 
     look: BlocksQuestion | None
-    first: int
+    looked: list[Place]
     here: frozenset[Place] | None = None
     tried: int = 0
     places: list[Place] = field(default_factory=list)

@@ -68,16 +68,15 @@ class TailSearches:
         self._shape = shape
         self._client = client
         self._clock = clock
-        # Of a block all parts are stored together, so one tells; that of the longest reach is the last to be complete.
-        reach = {part: part.span(0, 1)[1] + shape.rules[part.group].span for part in shape.tail}
-        self._telling = max(reach, key=reach.__getitem__, default=shape.prefix[0])
+        # Parts with the same rule are stored together: the last of them tells of all.
+        self._telling = tuple({shape.rules[part.group]: part for part in shape.tail}.values())
 
     def begin(self, tracked: Tracked, chain: Chain) -> TailSearch:
         """Asks which places have a tail."""
         end = min(len(chain), last_place(tracked, self._shape))
         first = max(0, end - MAX_PLACES)
-        digests = tail_digests(chain, [(block, self._telling) for block in range(first, end)])
-        return TailSearch(self._client.look(digests, tracked.epoch), first)
+        looked = [(block, part) for block in range(first, end) for part in self._telling]
+        return TailSearch(self._client.look(tail_digests(chain, looked), tracked.epoch), looked)
 
     def advance(self, tracked: Tracked, chain: Chain, search: TailSearch, reach: int, computed: int) -> bool:
         """Whether it is known by now behind how many blocks, of the first `reach`, the request can go on: farther than
@@ -90,7 +89,7 @@ class TailSearches:
             if here is None and self._clock() - search.since < LOOK_S:
                 return False
             search.here = frozenset(
-                (search.first + at, self._telling) for at, is_here in enumerate(here or b"") if is_here
+                place for place, is_here in zip(search.looked, here or b"", strict=False) if is_here
             )
             search.tried = min(reach, last_place(tracked, self._shape)) + 1
         while search.blocks < 0:
@@ -109,7 +108,7 @@ class TailSearches:
         """Asks for the next place. If there is none, or one needs no tail, the search has ended."""
         shape = self._shape
         assert search.here is not None
-        search.tried = longest(shape.rules, [self._telling], shape.block_tokens, search.tried - 1, search.here)
+        search.tried = longest(shape.rules, self._telling, shape.block_tokens, search.tried - 1, search.here)
         search.tries += 1
         if search.tried * shape.block_tokens <= computed or search.tries > MAX_TRIES:
             search.blocks = 0
