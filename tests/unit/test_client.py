@@ -158,15 +158,15 @@ def test_asks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.ask(D, 0, 3) is not None
 
 
-def looking(well: PlayedWell, protocol: int = m.PROTOCOL) -> SchedulerClient:
+def looking(well: PlayedWell, *flags: str) -> SchedulerClient:
     client = scheduler(well)
-    well.receivers[0].received(m.Welcome(7, protocol, "played", 0), ())
+    well.receivers[0].received(m.Welcome(7, m.PROTOCOL, "played", 0, flags=[*flags]), ())
     return client
 
 
 def test_a_look_is_answered_once_with_a_byte_for_each_block() -> None:
     well = PlayedWell()
-    client = looking(well)
+    client = looking(well, m.LOOKS)
     look, other = client.look(D + D, 5), client.look(D, 0)
     assert look is not None and other is not None
     assert well.said[-2:] == [m.Look(look.ticket, 5, D + D), m.Look(other.ticket, 0, D)]
@@ -179,7 +179,7 @@ def test_a_look_is_answered_once_with_a_byte_for_each_block() -> None:
 
 def test_a_look_that_a_lost_session_leaves_open_finds_nothing() -> None:
     well = PlayedWell()
-    client = looking(well)
+    client = looking(well, m.LOOKS)
     look = client.look(D + D, 0)
     assert look is not None and look.here is None
     well.receivers[0].lost()
@@ -190,22 +190,22 @@ def test_a_look_that_a_lost_session_leaves_open_finds_nothing() -> None:
 def test_a_well_of_before_is_asked_for_no_look() -> None:
     """It would end the session: it does not know that message."""
     well = PlayedWell()
-    client = looking(well, m.LOOK_PROTOCOL - 1)
+    client = looking(well)
     assert client.look(D, 0) is None and client.ask(D, 0, 1) is not None
     assert not any(isinstance(message, m.Look) for message in well.said)
-    assert looking(PlayedWell()).look(b"", 0) is None, "there is nothing to look for"
+    assert looking(PlayedWell(), m.LOOKS).look(b"", 0) is None, "there is nothing to look for"
 
 
 def test_a_look_that_is_not_posted_does_not_count() -> None:
     """The link has just ended, and the session not yet."""
-    client = looking(PlayedWell())
+    client = looking(PlayedWell(), m.LOOKS)
     client.membership._outbox = None
     assert client.look(D, 0) is None and not client._looks
 
 
 def test_looks_are_bounded_together_with_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "MAX_ASKS", 2)
-    client = looking(PlayedWell())
+    client = looking(PlayedWell(), m.LOOKS)
     ask, look = client.ask(D, 0, 1), client.look(D, 0)
     assert ask is not None and look is not None
     assert client.look(D, 0) is None and client.ask(D, 0, 2) is None

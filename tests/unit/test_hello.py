@@ -70,21 +70,26 @@ def differing(rig: Rig, name: str) -> list[tuple[str, str, str]]:
 
 
 class Before(FakeEngine):
-    """Speaks protocol 5, and asks for no single blocks."""
+    """Speaks protocol 4: its hellos end with `replicas`."""
 
     def scheduler_hello(self, protocol: int = m.OLDEST_PROTOCOL) -> m.Hello:
-        return super().scheduler_hello(protocol)
+        return self._before(super().scheduler_hello(protocol))
 
     def worker_hello(self, rank: int, acknowledges: Sequence[int] = ()) -> m.Hello:
-        return msgspec.structs.replace(super().worker_hello(rank, acknowledges), protocol=m.OLDEST_PROTOCOL)
+        return self._before(super().worker_hello(rank, acknowledges))
+
+    @staticmethod
+    def _before(hello: m.Hello) -> m.Hello:
+        said = msgspec.msgpack.decode(msgspec.msgpack.encode(hello))[:16]
+        return msgspec.msgpack.decode(msgspec.msgpack.encode([said[0], 4, *said[2:]]), type=m.Hello)
 
 
-def test_an_engine_of_protocol_5_shares_blocks_with_one_of_protocol_6() -> None:
+def test_an_engine_of_protocol_4_shares_blocks_with_one_of_protocol_5() -> None:
     rig = Rig(8 * SLAB, seed=1)
     model = Model(world=4, replicas=2, pins=True)
     before = Before(rig, model)
     rig.settle()
-    assert before.scheduler.member is not None and before.scheduler.member.hello.protocol == 5 == m.OLDEST_PROTOCOL
+    assert before.scheduler.member is not None and before.scheduler.member.hello.protocol == 4 == m.OLDEST_PROTOCOL
     assert before.workers[1].member is not None and before.workers[1].member.hello.pins
     assert before.spill(chain(2)) == 2
     now = Engine(rig, {"engine": "vllm 0.32"}, [BF16], model=model, name="now")

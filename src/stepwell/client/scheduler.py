@@ -66,7 +66,7 @@ class SchedulerClient:
         self._reported = 0.0
         self.tiers: tuple[str, ...] = ()  # as the well names them, the host tier first
         self._silent = False  # a request was told nothing at all for as long as it could wait
-        self._protocol = 0  # of the well
+        self._flags: frozenset[str] = frozenset()  # of the well
         self.session = 0  # 0: none, or not complete yet
         self.membership = Membership(self._hello, find, self, trouble)
         self.membership.begin(threaded=threaded)
@@ -96,7 +96,7 @@ class SchedulerClient:
         """Asks which of these blocks are there, and holds none of them; None while there is no session, when too many
         questions wait, or where the well does not know this one. The answer comes in the returned object."""
         session, waiting = self.session, len(self._asks) + len(self._looks)
-        if not session or not digests or waiting >= MAX_ASKS or self._protocol < m.LOOK_PROTOCOL:
+        if not session or not digests or waiting >= MAX_ASKS or m.LOOKS not in self._flags:
             return None
         look = BlocksQuestion(next(self._numbers), len(digests) // 32)
         with self._lock:
@@ -318,8 +318,8 @@ class SchedulerClient:
             case m.Ready(session=number):
                 self.session = number
                 self.membership.settled()
-            case m.Welcome(protocol=protocol, tiers=tiers):
-                self._protocol, self.tiers = protocol, tuple(tiers)
+            case m.Welcome(tiers=tiers, flags=flags):
+                self.tiers, self._flags = tuple(tiers), frozenset(flags)
                 self._joined(message)
             case m.Refused(code=code, what=what, why=why, fix=fix):
                 self.membership.trouble(as_error(code, what, why, fix))

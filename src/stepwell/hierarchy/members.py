@@ -68,7 +68,8 @@ class Members:
         if member.is_scheduler and self._core.pauses.spills:
             warnings.append("spills are paused by the well's operator: nothing is added to what is cached")
         host_bytes = self._core.limits.host_bytes
-        channel.send(m.Welcome(session.number, m.PROTOCOL, self._well, host_bytes, warnings, self._tiers))
+        flags = [m.LOOKS]
+        channel.send(m.Welcome(session.number, m.PROTOCOL, self._well, host_bytes, warnings, self._tiers, flags))
         if session.phase is SessionPhase.LIVE:
             self._open(session)
         return member

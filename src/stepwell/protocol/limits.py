@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-PROTOCOL = 6
-"""Version spoken here. A well accepts this one and the one before it, whose engines know no `Look`."""
+PROTOCOL = 5
+"""Version spoken here. A well accepts this one and the one before it, whose engines say nothing of KV cache groups,
+facts and flags."""
 
-OLDEST_PROTOCOL = 5
+OLDEST_PROTOCOL = 4
 
-LOOK_PROTOCOL = 6
-"""Version from which on a well knows `Look`: one that does not ends the session."""
+LOOKS = "looks"
+"""Flag of a well that knows `Look`: one that does not ends the session."""
 
 MAX_MESSAGE = 16 << 20
 """Largest message in bytes; a longer one ends the connection."""

@@ -29,7 +29,7 @@ class Ask(Message, frozen=True):
 
 class Look(Message, frozen=True):
     """Which of these blocks are there? Nothing is pinned, promoted or noted as used. `ticket`: see `Ask`. Answered by
-    one `Seen`. Since protocol 6."""
+    one `Seen`; for wells with the flag `LOOKS` only."""
 
     ticket: int
     epoch: int

@@ -7,7 +7,8 @@ from stepwell.protocol.base import Message
 
 class Welcome(Message, frozen=True):
     """The member belongs to `session`; warnings are for the engine's log. `tiers`: names of the host tier and of those
-    below it, the uppermost first."""
+    below it, the uppermost first. `flags`: optional abilities by name; an engine ignores those that it does not
+    know."""
 
     session: int
     protocol: int
@@ -15,6 +16,7 @@ class Welcome(Message, frozen=True):
     host_bytes: int
     warnings: list[str] = []
     tiers: list[str] = []
+    flags: list[str] = []
 
 
 class Refused(Message, frozen=True):

@@ -31,7 +31,13 @@ from vllm.config import (
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, resolve_kv_cache_block_sizes
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    SlidingWindowSpec,
+)
 
 try:
     from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
@@ -79,6 +85,9 @@ class Setup:
     windows: tuple[int, ...] = (0,)
     """How many of the last tokens a layer attends to (0: all), in turn by layers. Layers that differ in it are in
     different cache groups."""
+    chunks: bool = False
+    """Windows are chunks, as of chunked local attention: a layer attends to the tokens of the chunk that a token is
+    in."""
     one_group: bool = False
     """All layers are one cache group that keeps all tokens, as vLLM's hybrid KV cache manager is switched off."""
     dense: bool = False
@@ -274,14 +283,19 @@ def _data_parallel(setup: Setup) -> dict[str, Any]:
 def _specs(setup: Setup) -> dict[str, AttentionSpec]:
     """What the model's attention layers would say of one rank's KV."""
     heads = {"max_tp_shards": setup.kv_heads} if KNOWS_REPLICAS else {}
-    return {
-        f"model.layers.{layer}.self_attn.attn": (SlidingWindowSpec if setup.window_of(layer) else FullAttentionSpec)(
+    specs: dict[str, AttentionSpec] = {}
+    for layer in range(setup.layers):
+        span = setup.window_of(layer)
+        kind, spans = FullAttentionSpec, {}
+        if span:
+            kind = ChunkedLocalAttentionSpec if setup.chunks else SlidingWindowSpec
+            spans = {"attention_chunk_size" if setup.chunks else "sliding_window": span}
+        specs[f"model.layers.{layer}.self_attn.attn"] = kind(
             block_size=setup.page,
             num_kv_heads=setup.heads_per_rank,
             head_size=setup.head_size_of(layer),
             dtype=DTYPE,
-            sliding_window=setup.window_of(layer) or None,
+            **spans,
             **heads,
         )
-        for layer in range(setup.layers)
-    }
+    return specs

@@ -22,6 +22,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "five to one": {"layers": 6, "windows": (33, 33, 33, 33, 33, 0)},
     "uneven": {"layers": 7, "windows": (50, 50, 0)},
     "two spans": {"layers": 3, "windows": (20, 100, 0)},
+    "chunks": {"layers": 4, "windows": (48, 48, 48, 0), "chunks": True},
+    "other pages": {"layers": 2, "windows": (40, 0), "uneven": True},
     "mostly full": {"layers": 5, "windows": (40, 0, 0, 0, 0)},
 }
 ORDERS: list[dict[str, Any]] = [
@@ -29,8 +31,16 @@ ORDERS: list[dict[str, Any]] = [
     {"ranks": 2},
     {"runner_v2": True},
     {"async_scheduling": True},
-    {"extra": {"block_tokens": 4 * PAGE}},
+    {"page": 32},
+    {"pages_a_block": 4},
 ]
+
+
+def fields_of(kind: str, order: dict[str, Any], **more: Any) -> tuple[dict[str, Any], int]:
+    """Of `engine`; and tokens of a block. Where pages have other numbers of tokens it has to hold the largest."""
+    fields = {**KINDS[kind], **order, **more}
+    block = fields.get("page", PAGE) * fields.pop("pages_a_block", 2 if kind == "other pages" else 1)
+    return {**fields, "extra": {"block_tokens": block}}, block
 
 
 def hit_of_engine(folder: Path, first: list[int], then: list[int], answer: int, **fields: Any) -> int:
@@ -43,8 +53,7 @@ def hit_of_engine(folder: Path, first: list[int], then: list[int], answer: int, 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_comes_back_as_the_engine_would_hit_it(tmp_path: Path, kind: str, order: dict[str, Any]) -> None:
-    fields = {**KINDS[kind], **order, "max_seqs": 4, "max_model_len": 512}
-    block = order.get("extra", {}).get("block_tokens", PAGE)
+    fields, block = fields_of(kind, order, max_seqs=4, max_model_len=512)
     for length in (block, block + 1, 5 * block, 300, 411):
         folder = tmp_path / str(length)
         first = prompt(length)
@@ -145,14 +154,8 @@ def test_requests_that_come_and_go_in_any_order(tmp_path: Path, kind: str, seed:
     dice = random.Random(seed)
     order = ORDERS[dice.randrange(4)]
     device = late(seed, early=seed % 2 == 0) if seed % 3 == 0 else nullcontext()
-    fields = {
-        **KINDS[kind],
-        **order,
-        "max_seqs": 6,
-        "num_pages": 401,
-        "max_model_len": 500,
-        "batch_tokens": dice.choice([48, 128]),
-    }
+    sizes = {"max_seqs": 6, "num_pages": 401, "max_model_len": 500, "batch_tokens": dice.choice([48, 128])}
+    fields, _ = fields_of(kind, order, **sizes)
     with device, engine(tmp_path, host=dice.choice(["2MiB", "32MiB"]), **fields) as h:
         prompts = [prompt(dice.randrange(20, 300), seed=n) for n in range(5)]
         prompts += [[*prompts[0], *prompt(60, seed=9)]]

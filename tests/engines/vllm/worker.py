@@ -26,7 +26,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import AttentionMetadata
 from vllm.v1.attention.backends.utils import record_kv_cache_layout
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -113,9 +113,11 @@ class WorkerHalf:
             self.handshake = self.connector.get_handshake_metadata()
         groups = [group for name in self.kv_caches for group in kv_config.kv_cache_groups if name in group.layer_names]
         self._groups = [kv_config.kv_cache_groups.index(group) for group in groups]
-        self._windows = [
-            spec.sliding_window if isinstance(spec := group.kv_cache_spec, SlidingWindowSpec) else 1 << 62
-            for group in groups
+        specs = [group.kv_cache_spec for group in groups]
+        self._pages = [int(spec.block_size) for spec in specs]
+        self._windows = [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 1 << 62 for spec in specs]
+        self._chunks = [
+            spec.attention_chunk_size if isinstance(spec, ChunkedLocalAttentionSpec) else 1 << 62 for spec in specs
         ]
         # Every layer as 64-bit words [page, head, slot, word], sharing memory with what the connector got.
         self.words: list[Words] = [t.view(torch.int64).numpy().view(np.uint64) for t in self.kv_caches.values()]
@@ -230,8 +232,8 @@ class WorkerHalf:
         def add(request_id: str, computed: int, known: int) -> None:
             stop = computed + out.num_scheduled_tokens[request_id]
             row = self._rows[request_id]
-            pages = min(map(len, row.tables))
-            assert stop <= pages * self._setup.page, f"{request_id} has no page for its tokens"
+            pages = min(len(row.tables[group]) * page for group, page in zip(self._groups, self._pages, strict=True))
+            assert stop <= pages, f"{request_id} has no page for its tokens"
             drafted = out.scheduled_spec_decode_tokens.get(request_id, ())
             assert not drafted or stop == known + len(drafted)
             right = takewhile(lambda pair: pair[1] == row.chain.token(pair[0]), enumerate(drafted, known))
@@ -281,8 +283,8 @@ class WorkerHalf:
         return w.row.tables[self._groups[layer]]
 
     def _slots(self, w: _Work, start: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        positions = np.arange(start, w.stop)
-        return np.asarray(self._table(w, layer))[positions // self._setup.page], positions % self._setup.page
+        positions, page = np.arange(start, w.stop), self._pages[layer]
+        return np.asarray(self._table(w, layer))[positions // page], positions % page
 
     def _rows_of(self, w: _Work, start: int, layer: int) -> np.ndarray:
         rows = self.oracle.rows(w.row.chain.hashes(start, w.stop), layer, self._shard)
@@ -295,7 +297,8 @@ class WorkerHalf:
         self.words[layer][pages, :, slots] = rows ^ TAINT if tainted else rows
 
     def _check(self, w: _Work, layer: int, step: int) -> WrongKV | None:
-        first = max(0, w.start + 1 - self._windows[layer])  # that the first of the step's tokens attends to
+        chunk = self._chunks[layer]
+        first = max(w.start // chunk * chunk, w.start + 1 - self._windows[layer])  # that the step's first attends to
         pages, slots = self._slots(w, first, layer)
         held = self.words[layer][pages, :, slots]
         differs = (held != self._rows_of(w, first, layer)).any(axis=(1, 2))
@@ -304,7 +307,7 @@ class WorkerHalf:
         row = int(differs.argmax())
         found = "poison" if (held[row] == POISON).any() else "other bytes"
         at = first + row
-        index = at // self._setup.page
+        index = at // self._pages[layer]
         return WrongKV(step, w.request_id, self.rank, layer, at, index, tuple(self._table(w, layer)), found)
 
     def _token(self, w: _Work, at: int, tainted: bool) -> int:
